@@ -87,8 +87,8 @@ def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
         ledger,
         billing,
         max_body_bytes=config.max_body_bytes,
-        demand=reporter.demand,
-        freed=reporter.freed,
+        report_now=reporter.report_now,
+        report_soon=reporter.report_soon,
     )
     reporter.gateway = gateway
     return Core(

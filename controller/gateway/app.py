@@ -54,24 +54,23 @@ class Gateway:
         billing: BudgetWatch,
         *,
         max_body_bytes: int,
-        demand: Callable[[], None],
-        freed: Callable[[], None],
+        report_now: Callable[[], None],
+        report_soon: Callable[[], None],
     ) -> None:
-        """`demand` is called when the schedulers should know of a call at once, `freed` when they should know soon that
-        calls have ended."""
+        """`report_now` and `report_soon` let the schedulers know that calls wait or run, or that calls have ended."""
         self.id = gateway
         self._view = state.view
         self._billing = billing
         feasibility = FeasibilityCheck(state.view)
         wait_predictor = WaitPredictor(gateway, state.view, feasibility)
         self._router = Router(gateway, state, feasibility, wait_predictor)
-        self._recorder = CallRecorder(gateway, state.view, ledger, demand=demand, freed=freed)
+        self._recorder = CallRecorder(gateway, state.view, ledger, report_now=report_now, report_soon=report_soon)
         self._admission = AdmissionControl(
-            gateway, state.view, billing, wait_predictor, max_body_bytes=max_body_bytes, demand=demand
+            gateway, state.view, billing, wait_predictor, max_body_bytes=max_body_bytes, report_now=report_now
         )
         self._session = open_session()
         slots = SlotAcquirer(
-            demand=demand, queue_full=self._admission.queue_full, queue_timeout=self._admission.queue_timeout
+            report_now=report_now, queue_full=self._admission.queue_full, queue_timeout=self._admission.queue_timeout
         )
         self._dispatcher = Dispatcher(self._session, slots, final_status=self._router.final_status)
         self._websockets = WebSocketProxy(self._router, self._recorder, self._admission, slots, self._session, billing)

@@ -36,16 +36,16 @@ class LoadReporter:
         self._scheduled = False
         self.gateway: Gateway | None = None
 
-    def demand(self) -> None:
+    def report_now(self) -> None:
         """Reports at once: this process' scheduler sees it in this turn of the loop, others within milliseconds."""
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._report_now)
+            asyncio.get_running_loop().call_soon(self._report_here)
 
-    def freed(self) -> None:
+    def report_soon(self) -> None:
         self._wake.set()
 
-    def _report_now(self) -> None:
+    def _report_here(self) -> None:
         self._scheduled = False
         if self.gateway is not None:
             self._apply(self.gateway.report())

@@ -66,13 +66,13 @@ class AdmissionControl:
         wait_predictor: WaitPredictor,
         *,
         max_body_bytes: int,
-        demand: Callable[[], None],
+        report_now: Callable[[], None],
     ) -> None:
         self._gateway = gateway
         self._view = view
         self._billing = billing
         self._wait_predictor = wait_predictor
-        self._demand = demand
+        self._report_now = report_now
         self._max_body_bytes = max_body_bytes
         self._body_bytes = 0
         """Bodies of the calls under way."""
@@ -140,7 +140,7 @@ class AdmissionControl:
         backend.record_rejected()
         error = self._rejection(backend, predicted, allowed_s)
         if not backend.queue and not isinstance(error, QueueFull):
-            self._demand()  # waiting calls are reported already
+            self._report_now()  # waiting calls are reported already
         raise error
 
     def queue_full(self, backend: VersionBackend) -> FleetError:

@@ -38,15 +38,20 @@ class CallRecorder:
     """Opens the records of a gateway's calls, and reports when versions become busy or idle."""
 
     def __init__(
-        self, gateway: str, view: View, ledger: LedgerWriter, *, demand: Callable[[], None], freed: Callable[[], None]
+        self,
+        gateway: str,
+        view: View,
+        ledger: LedgerWriter,
+        *,
+        report_now: Callable[[], None],
+        report_soon: Callable[[], None],
     ) -> None:
-        """`demand` is called when the schedulers should know at once that there are calls, `freed` when they should
-        know soon that calls have ended."""
-        self.demand = demand
+        """`report_now` and `report_soon` let the schedulers know of calls of an idle version, or of ended ones."""
+        self.report_now = report_now
         self.view = view
         self.ledger = ledger
         self._gateway = gateway
-        self._freed = freed
+        self._report_soon = report_soon
 
     def open(self, backend: VersionBackend, call: Call) -> CallRecord:
         backend.arrived += 1
@@ -66,7 +71,7 @@ class CallRecorder:
     def closed(self, backend: VersionBackend) -> None:
         """A call of the version has ended."""
         if len(self.view.gateways) > 1:
-            self._freed()
+            self._report_soon()
         if backend.idle and not backend.idle_report_pending:
             self._report_idle_soon(backend)
 
@@ -81,7 +86,7 @@ class CallRecorder:
             return
         if backend.peak:  # this report still counts the calls that there were, the next that they have ended
             self._report_idle_soon(backend)
-        self._freed()
+        self._report_soon()
 
 
 class CallRecord:
@@ -121,7 +126,7 @@ class CallRecord:
         if not self.backend.reported_busy:
             # The next periodic report may come after the keep-alive, and a WebSocket's worker would be drained.
             self.backend.reported_busy = True
-            self._recorder.demand()
+            self._recorder.report_now()
 
     def release_for_retry(self, attempt: Attempt, backoff_ns: int) -> None:
         """Frees the slot of an attempt that failed; its worker gets no calls for a while."""

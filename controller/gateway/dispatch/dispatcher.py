@@ -56,11 +56,11 @@ class SlotAcquirer:
     def __init__(
         self,
         *,
-        demand: Callable[[], None],
+        report_now: Callable[[], None],
         queue_full: Callable[[VersionBackend], FleetError],
         queue_timeout: Callable[[VersionBackend, Call], FleetError],
     ) -> None:
-        self._demand = demand
+        self._report_now = report_now
         self._queue_full = queue_full
         self._queue_timeout = queue_timeout
 
@@ -80,7 +80,7 @@ class SlotAcquirer:
         queued = backend.requeue(call) if again else backend.enqueue(call)
         if queued is None:
             raise self._queue_full(backend)
-        self._demand()
+        self._report_now()
         wait_s = (call.queue_ends_ns - time.monotonic_ns()) / 1e9 if call.queue_ends_ns and not again else None
         try:
             async with asyncio.timeout(wait_s):

@@ -68,7 +68,7 @@ class CallQueue(Generic[Entry]):
 
 
 class ServiceTime:
-    """How long calls of a version keep their slot: a moving average in which the last SERVICE_CALLS or so count."""
+    """Mean service time of a version's calls: a moving average over the last SERVICE_CALLS or so."""
 
     def __init__(self) -> None:
         self._mean = MovingAverage()

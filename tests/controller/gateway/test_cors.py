@@ -1,4 +1,4 @@
-"""Calls from pages of other origins: preflights, answers that pages may read, and functions that want none of it."""
+"""CORS: preflights, responses that pages may read, and functions without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a WebSocket's end is told apart from its deadline, when both come at the same moment."""
+"""WebSocket sessions: the close code when the worker's end and the deadline come at the same moment."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Upstream:
 
 
 def close_of(left_s: float, message: aiohttp.WSMessage | None, *, drained: bool) -> SocketClose:
-    """How a session ends whose worker does this so long before the deadline."""
+    """The end of a session whose worker ends `left_s` before the deadline."""
 
     async def run() -> SocketClose:
         now_ns = time.monotonic_ns()

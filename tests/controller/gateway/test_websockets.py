@@ -1,4 +1,4 @@
-"""How WebSockets end that nobody closes, at a real controller that waits a second instead of minutes for a word."""
+"""WebSockets that neither side closes, at a real controller with an idle timeout of a second."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def echo(impatient: ControllerProcess, node: HandNode) -> Echo:
 
 
 def ended_by(controller: ControllerProcess, *texts: str) -> tuple[int, str]:
-    """How a socket ends on which these are said. Pings say nothing: they keep the connection, not the conversation."""
+    """The end of a WebSocket on which these texts are sent. Pings are no messages: they do not end its idle time."""
     url = controller.url.replace("http://", "ws://") + "/fn/echo"
     with connect(url, proxy=None, ping_interval=0.1, additional_headers={"fs-timeout-s": "30"}) as socket:
         for text in texts:

@@ -1,4 +1,4 @@
-"""Which answers of functions a browser must keep apart from our own pages."""
+"""Sandbox headers: responses of functions that a browser must keep apart from our own pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What went on lately, as sums of the ledger's rows."""
+"""The activity window, as sums of the ledger's rows."""
 
 from __future__ import annotations
 

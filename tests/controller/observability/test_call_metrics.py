@@ -1,4 +1,4 @@
-"""Calls as they are counted: each once, failed ones too, in a bounded number of series."""
+"""Call metrics: each call is counted once, failed ones too, in a bounded number of series."""
 
 from __future__ import annotations
 

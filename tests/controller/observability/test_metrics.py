@@ -112,7 +112,7 @@ def test_a_callers_strings_make_no_series(served: ControllerProcess) -> None:
 
 
 def test_a_controllers_counters_begin_with_it(redis_url: str, tmp_path: Path, redis_server: RedisServer) -> None:
-    """What a dead one had answered is in the ledger, and was in its own counters."""
+    """Responses of a dead controller are in the ledger, and were in its own counters."""
     process = ControllerProcess(tmp_path / "home", redis_url).start()
     node = HandNode(redis_server).start()
     try:

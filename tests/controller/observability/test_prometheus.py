@@ -1,4 +1,4 @@
-"""What is written for Prometheus is what its own parser reads, whatever the labels are."""
+"""The Prometheus text format: the client library's parser reads what is written, whatever the labels are."""
 
 from __future__ import annotations
 

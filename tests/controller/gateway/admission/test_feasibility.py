@@ -1,4 +1,4 @@
-"""Who may wait on, and who is told at once that nothing will come."""
+"""Feasibility: waiting calls that may wait on, and those that are failed at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DAY = 24 * 3600 * 1_000_000_000
 
 
 def deployed(cluster: Cluster, memory_mib: int = 64, layer_mib: int = 0, **fields: Any) -> VersionBackend:
-    """With weights of eight layers, if they weigh anything."""
+    """A deployed version, with weights of eight layers unless `layer_mib` is 0."""
     weights: dict[str, Any] = {"weights": CHAT, "llm": LLMSettings()} if layer_mib else {}
     spec = cluster.deploy(memory_bytes=memory_mib * MIB, **weights, **fields)
     layout = LayerLayout(0, [layer_mib * MIB] * 8, [(layer, layer + 1) for layer in range(8)]) if layer_mib else None
@@ -83,7 +83,7 @@ def test_a_model_too_large_for_every_node_waits_if_a_pipeline_holds_it() -> None
 
 
 def test_a_part_of_a_segment_is_not_the_whole() -> None:
-    """What is missing of it needs room, and there is none: not now, but once others have gone."""
+    """Its missing bytes need room, and there is none until others have gone."""
     cluster = Cluster(memory_mib=1024)
     backend, feasibility = deployed(cluster, layer_mib=100), FeasibilityCheck(cluster.view)
     seen = cluster.view.nodes[NodeId("n0")]

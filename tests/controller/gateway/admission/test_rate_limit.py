@@ -1,4 +1,4 @@
-"""A function's own limits: how gateways share them."""
+"""A function's own limits, shared among gateways."""
 
 from __future__ import annotations
 

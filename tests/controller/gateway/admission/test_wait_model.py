@@ -1,4 +1,4 @@
-"""When a call will have its turn, against a line that is walked through call by call."""
+"""The wait model, against a queue that is simulated call by call."""
 
 from __future__ import annotations
 

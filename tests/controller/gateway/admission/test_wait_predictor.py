@@ -1,4 +1,4 @@
-"""The wait that is predicted from a gateway's backend and view: lines, loads under way, plans."""
+"""The predicted wait from a gateway's backend and view: queues, pending starts, plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway's memory of one version: slots, turns, and who is passed over."""
+"""Backends of versions: slots, the order of the queue, backoff of workers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MS = 1_000_000
 def test_placing_ends_when_the_start_was_decided_whenever_its_order_was_written_last(
     decided_ms: int, placed_ms: list[float]
 ) -> None:
-    """Of a scheduler that does not say when, the last order counts. A start from before the call was not for it."""
+    """Without a time of decision the order's time counts. A start from before the call is not on its timeline."""
     unix_ns = 1_000_000 * MS
     accepted, timeline = call("a", accepted_unix_ns=unix_ns), Timeline()
     order = WorkerOrder(
@@ -38,7 +38,7 @@ def test_the_first_call_of_a_version_that_was_reported_idle_is_reported_at_once(
     """Else its worker could be drained under a call: periodic reports are further apart than a short keep-alive."""
     demands: list[str] = []
     ledger = cast(LedgerWriter, SimpleNamespace(opened=lambda _: None))
-    recorder = CallRecorder("gw", View(), ledger, demand=lambda: demands.append("now"), freed=lambda: None)
+    recorder = CallRecorder("gw", View(), ledger, report_now=lambda: demands.append("now"), report_soon=lambda: None)
     version = backend(concurrency=4)
     version.on_status(status("a"), 0)
 

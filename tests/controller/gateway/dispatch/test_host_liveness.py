@@ -1,4 +1,4 @@
-"""A silent worker is waited for as long as its host answers; one whose host does not is given up, and nothing else."""
+"""Host liveness: a silent worker is waited for as long as its host answers probes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def listening() -> Iterator[socket.socket]:
 
 @contextmanager
 def deaf() -> Iterator[socket.socket]:
-    """What knocks there is lost, as if the host were gone: its backlog is full."""
+    """An address that does not answer, as if the host were gone: its backlog is full."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

@@ -1,4 +1,4 @@
-"""The waiting line: order, limit, deadlines, and what the turned away are told."""
+"""The queue: order, limit and deadlines; the mean service time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams whose worker dies, through a real controller: marked ones go on at another one, as one stream."""
+"""Streams whose worker dies, through a real controller: those with resume markers continue at another worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNTED = "".join(f"data: {number}\n\n" for number in range(10)) + "data: [DONE]
 
 
 def closing(text: str) -> dict[str, Any]:
-    """What the platform says at the end."""
+    """The data of the closing event."""
     head, _, data = text.rpartition("event: fleetstart\ndata: ")
     assert head
     return dict(json.loads(data))

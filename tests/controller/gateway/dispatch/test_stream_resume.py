@@ -1,4 +1,4 @@
-"""What the client gets of a marked stream, in whatever pieces it comes: all of it once, wherever it is cut."""
+"""Resume markers: the client gets each event once, in whatever pieces the stream comes and wherever it is cut."""
 
 from __future__ import annotations
 
