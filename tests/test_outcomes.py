@@ -88,7 +88,7 @@ def outcomes_of(folder: Path, source: str, *options: str, ci: bool = False) -> d
         env=env | ({"CI": "true"} if ci else {}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     last = done.stdout.splitlines()[-1]
     return {name: int(count) for count, name in re.findall(r"(\d+) (left out|\w+)", last.split(" in ")[0])}
