@@ -21,14 +21,13 @@ from ..http.request_body import ClientDisconnected, header, read_body, reject_un
 from ..schemas.invocations import InvocationInfo
 from ..state.redis_client import REDIS_ERRORS
 from . import request_options as preferences
-from .envelopes import envelope_of, fingerprint_of, identity_of
 from .idempotency.middleware import IdempotentCall
 from .idempotency.response_recorder import send_answer
 from .request_options import RequestOptions
 from .request_retention import RequestRetention
 from .store.invocations import InvocationStore, StoredInvocation
 from .store.payloads import REQUEST_MAX_BYTES, PayloadStore
-from .submit import AsyncSubmitter
+from .submit import AsyncSubmitter, envelope_of, fingerprint_of, identity_of
 
 BODY_S = 60.0
 """Timeout for receiving the body of an async or idempotent call."""

@@ -21,13 +21,13 @@ from ..http.request_body import declared_bytes, header
 from ..state.invocation_records import Envelope
 from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
-from .envelopes import envelope_of
 from .idempotency.response_recorder import ResponseRecorder
 from .request_options import RequestOptions
 from .store import lifecycle
 from .store.invocations import InvocationStore
 from .store.lifecycle import RunOutcome
 from .store.payloads import REQUEST_MAX_BYTES, PayloadStore
+from .submit import envelope_of
 
 log = logging.getLogger(__name__)
 
