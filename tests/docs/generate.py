@@ -21,7 +21,13 @@ _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def verbs() -> str:
     """The help of each verb and of each verb's own commands."""
-    root = click.Context(click.Group("fs"), info_name="fs", terminal_width=WIDTH, max_content_width=WIDTH)
+    root = click.Context(
+        click.Group("fs"),
+        info_name="fs",
+        help_option_names=["-h", "--help"],
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+    )
     parts = []
     for verb in VERBS:
         command: click.Command = import_module(f"fleetstart.controller.cli.commands.{verb}").command

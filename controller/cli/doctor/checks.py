@@ -165,7 +165,7 @@ def check_access(home: Path) -> Finding:
     if not layout.key.exists():
         return Finding(check="access", verdict="ok", found="the next `fs up` creates the first key, for this user only")
     return Finding(
-        check="access", verdict="ok", found=f"the key of the local fs is in {layout.key}, readable by its owner only"
+        check="access", verdict="ok", found=f"the local fs' key is in {layout.key}, readable by its owner only"
     )
 
 

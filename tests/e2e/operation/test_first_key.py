@@ -125,7 +125,7 @@ def test_open_is_chosen_and_stays_until_a_key_is_made(system: System) -> None:
     assert not system.layout.key.exists()
     assert "open: programs on this machine need no key" in up.stderr
     assert "access   open: programs on this machine" in system.fs("status").stdout
-    assert "open, as it was chosen" in system.fs("doctor", "--no-measure", code=None).stdout
+    assert "open, as chosen" in system.fs("doctor", "--no-measure", code=None).stdout
     assert system.fs("dashboard").stdout.strip().endswith("/ui/")
     assert "there are no keys, so none is lost" in system.fs("key", "recover", code=3).stderr
     system.down()
