@@ -26,6 +26,8 @@ from fleetstart.runtime.contract.process.log_format import LogFormat
 from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.store_url import is_s3
 
+from .sources.http_settings import HttpSettings, http_settings
+
 PROFILES = {"python": None, "torch": "torch"}
 """Worker profile → module that must be installed for it. The daemon looks for the module and never imports it."""
 RUNSC = "runsc"
@@ -55,16 +57,6 @@ WORKER_ENV = (
     ),
 )
 """Prefixes of the environment variables that workers inherit: those of Python, its libraries and the network."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpSettings:
-    """Proxies and certificates of the connections to an object store."""
-
-    proxies: Mapping[str, str] = field(default_factory=dict)
-    """URL of the proxy by scheme; `no` lists the hosts that are reached directly."""
-    ca_bundle: str | None = None
-    """File of trusted certificates; None for the system's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +121,6 @@ def config_from(env: Mapping[str, str]) -> Config:
         region=_region(env.get("FS_REGION", "")),
         log_format=read_log_format(env),
         fetch_threads=read_int(env, "FS_FETCH_THREADS", default_fetch_threads(cpus), least=1, most=64),
-    )
-
-
-def http_settings(env: Mapping[str, str]) -> HttpSettings:
-    """Reads http_proxy, https_proxy and no_proxy, lower case first as curl does; AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE."""
-    proxies = {
-        name.lower().removesuffix("_proxy"): value
-        for name, value in sorted(env.items())  # lower case comes last
-        if name.lower().endswith("_proxy") and (value or name.islower())
-    }
-    return HttpSettings(
-        proxies={scheme: value for scheme, value in proxies.items() if value},
-        ca_bundle=env.get("AWS_CA_BUNDLE") or env.get("REQUESTS_CA_BUNDLE") or None,
     )
 
 

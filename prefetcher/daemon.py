@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
 from fleetstart.runtime.contract.store_url import parse_store
 
+from .concurrency.threads import IoThread
 from .config import Config
 from .control.lease import NodeLease
 from .control.orders import OrderReconciler
@@ -43,7 +44,6 @@ from .segments.disk_cache import DiskCache
 from .segments.store import SegmentStore
 from .sources.base import Source
 from .stage_links.relay import open_relays
-from .threads import IoThread
 from .workers.bundles import BundleCache
 from .workers.call_latency import CallLatencies
 from .workers.memory_watchdog import watch

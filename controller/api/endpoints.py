@@ -56,13 +56,13 @@ from ..shell.service import ShellService
 from ..state.access_records import DEFAULT
 from ..state.records import ScaleOverride
 from .billing import BillingApi
-from .endpoint import Endpoint
 from .functions import FunctionsApi
 from .invocations import LIMIT as ASYNC_LIMIT
 from .invocations import InvocationsApi
 from .keys import KeysApi
 from .metrics import ObservabilityApi
 from .objects import BYTES, ObjectsApi
+from .openapi.endpoint import Endpoint
 from .projects import ProjectsApi
 from .secrets import SecretsApi
 from .system import AUDIT_ROWS, SystemApi

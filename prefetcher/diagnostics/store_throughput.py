@@ -8,8 +8,8 @@ from statistics import median
 from fleetstart import native
 from fleetstart.runtime.contract.store_url import S3Url
 
-from ..config import HttpSettings
 from ..sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, ReadCancelled, SourceError
+from ..sources.http_settings import HttpSettings
 from ..sources.s3 import S3Source
 from ..sources.s3_client import open_client
 from .rounds import Rounds

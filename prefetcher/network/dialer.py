@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fleetstart.runtime.contract.function.public_addresses import Address
 
-from ..threads import in_thread
+from ..concurrency.threads import in_thread
 
 ADDRESSES_MOST = 4
 """Addresses of a host that are tried; each gets its share of the time."""

@@ -22,7 +22,7 @@ from typing import Any
 from fleetstart.runtime.contract.function.egress_policy import Rule, decide, must_look_up, parse_rules
 from fleetstart.runtime.contract.function.public_addresses import literal
 
-from ..threads import IoThread
+from ..concurrency.threads import IoThread
 from .acceptor import Acceptor
 from .dialer import ConnectFailed, connect, resolve
 from .proxy_request import END, HEAD_MAX_BYTES, BadProxyRequest, ProxyRequest, parse_request

@@ -13,7 +13,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from ..threads import IoThread
+from ..concurrency.threads import IoThread
 from .acceptor import Acceptor
 from .tunnel import carry
 

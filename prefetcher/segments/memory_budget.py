@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from fleetstart.runtime.contract.errors import CheckpointInvalid, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
 
-from ..threads import in_thread
+from ..concurrency.threads import in_thread
 from .eviction import EvictionCandidate, choose_evictions
 from .segment import Segment
 from .slab_memory import SegmentMemory

@@ -23,13 +23,13 @@ from fleetstart.runtime.contract.weights.manifest import (
     read_manifest,
 )
 
+from ..concurrency.threads import in_thread
 from ..fetch.bandwidth import FetchedBytes
 from ..fetch.chunk_sources import FetchSource, StoreChunks
 from ..fetch.errors import with_retries
 from ..fetch.fetcher import Fetch
 from ..sources.base import DISK_THREADS, ObjectMissing, Source
 from ..sources.throttle import BackgroundThrottle
-from ..threads import in_thread
 from .disk_cache import DiskCache, DiskImage
 from .segment import Segment
 

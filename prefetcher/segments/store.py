@@ -22,11 +22,11 @@ from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.object_keys import is_digest
 
+from ..concurrency.threads import in_thread
 from ..fetch.bandwidth import Bandwidths
 from ..fetch.chunk_sources import StoreChunks
 from ..sources.base import Source
 from ..sources.throttle import BackgroundThrottle
-from ..threads import in_thread
 from .disk_cache import DiskCache
 from .memory_budget import MemoryBudget
 from .opener import SegmentOpener

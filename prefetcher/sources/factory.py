@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
-from ..config import HttpSettings
 from .base import FileSource, Source
+from .http_settings import HttpSettings
 from .s3 import S3Source
 
 

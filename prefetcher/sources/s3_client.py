@@ -12,7 +12,7 @@ import threading
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..config import HttpSettings
+from .http_settings import HttpSettings
 
 READ_TIMEOUT_S = 10.0
 """Timeout without a single byte. The longest that a cancelled read can hold its memory."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
-from ..config import HttpSettings
+from ..sources.http_settings import HttpSettings
 from .relay_messages import RelayLink
 from .relay_receiver import RelayReceiver
 from .relay_sender import RelaySender

@@ -11,8 +11,8 @@ import http.client
 import socket
 import threading
 
-from ..config import HttpSettings
 from ..sources.base import ObjectMissing, SourceError, check_key
+from ..sources.http_settings import HttpSettings
 from ..sources.s3_client import STALE_ERRORS, URL_LIVES_S, ConnectionPool, open_client
 
 REQUEST_S = 0.5

@@ -22,9 +22,9 @@ from fleetstart.runtime.contract.ids import BundleId
 from fleetstart.runtime.contract.object_keys import bundle_key, is_digest
 from fleetstart.runtime.contract.sizes import MIB
 
+from ..concurrency.threads import in_thread
 from ..fetch.errors import with_retries
 from ..sources.base import ObjectMissing, Source
-from ..threads import in_thread
 
 BUNDLE_MAX_BYTES = 256 * MIB
 """Limit of a packed bundle. Code only: weights are loaded from checkpoints."""

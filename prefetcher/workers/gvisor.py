@@ -18,9 +18,9 @@ from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign, ClientConnection
 from fleetstart.runtime.contract.sizes import MIB
 
+from ..concurrency.threads import in_thread
 from ..drivers.forked_process import ForkedProcess
 from ..segments.store import Segment
-from ..threads import in_thread
 from .bundles import pack_tar
 from .node_services import NodeServices
 from .worker_process import WorkerProcess

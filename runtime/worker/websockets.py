@@ -45,11 +45,11 @@ async def serve(app: App, scope: Scope, receive: Receive, send: Send, timeout_s:
         async with limit:
             await app(scope, receive, sending)
     except Exception as error:
-        if limit.expired():
-            close["code"], close["reason"] = SOCKET_LATE
-        else:
+        if not limit.expired():
             user_errors.log(error, f"socket {request or '-'} failed:")
             close |= {"code": INTERNAL_ERROR, "reason": "the handler raised; its traceback is in the function's log"}
+    if limit.expired():  # also for an app that swallowed its cancellation and returned
+        close["code"], close["reason"] = SOCKET_LATE
     if state != "closed":
         await _close(send, close)
 

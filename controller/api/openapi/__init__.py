@@ -1,1 +1,1 @@
-"""OpenAPI documents: of the management API (`document`), and of one function's calls (`invoke_document`)."""
+"""How endpoints are described, and the OpenAPI documents: of the management API, and of one function's calls."""

@@ -10,7 +10,7 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorBody
 
-from ..endpoint import JSON, Endpoint
+from .endpoint import JSON, Endpoint
 
 REF = "#/components/schemas/{name}"
 _PLAIN: dict[type, dict[str, Any]] = {

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from starlette.routing import Match, Route, WebSocketRoute
 
 from fleetstart.controller.api.app import build_app
-from fleetstart.controller.api.endpoint import Endpoint
 from fleetstart.controller.api.endpoints import ENDPOINTS, endpoints, markdown_table, route_rules, routes_of
 from fleetstart.controller.api.openapi.document import document
+from fleetstart.controller.api.openapi.endpoint import Endpoint
 from fleetstart.controller.auth.route_rules import SOCKET, RouteRules
 
 WORDS = {"{name}": "chat", "{key:path}": "bundles/0", "{id}": "x1", "{alias}": "prod", "{month}": "2026-11",

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from fleetstart.prefetcher.concurrency.threads import IoThread
 from fleetstart.prefetcher.network.egress_proxy import LOGGED_REJECTIONS_MOST, EgressLimits, NodeEgress, egress_limits
-from fleetstart.prefetcher.threads import IoThread
 from tests.prefetcher.peer import Peer
 from tests.servers import wait_until
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fleetstart.prefetcher.concurrency.threads import IoThread
 from fleetstart.prefetcher.network.ingress_proxy import NodeIngress
-from fleetstart.prefetcher.threads import IoThread
 from tests.servers import wait_until
 
 DEADLINE_S = 20

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from fleetstart.prefetcher.config import HttpSettings, http_settings
 from fleetstart.prefetcher.sources import s3
 from fleetstart.prefetcher.sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, SourceError
+from fleetstart.prefetcher.sources.http_settings import HttpSettings, http_settings
 from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.prefetcher.sources.s3_body import READ_BYTES
 from fleetstart.prefetcher.sources.s3_client import ConnectionPool

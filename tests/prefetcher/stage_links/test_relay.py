@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.config import HttpSettings
+from fleetstart.prefetcher.sources.http_settings import HttpSettings
 from fleetstart.prefetcher.stage_links import relay_sender as relay_out
 from fleetstart.prefetcher.stage_links.relay import Relays, open_relays
 from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, InvalidRelayObject, RelayLink

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from ..auth.route_rules import SOCKET, Kind, Permission, RouteRule
+from ...auth.route_rules import SOCKET, Kind, Permission, RouteRule
 
 JSON = "application/json"
 

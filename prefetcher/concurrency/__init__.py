@@ -1,0 +1,1 @@
+"""Threads beside the event loop: blocking calls, and a second loop for I/O."""
