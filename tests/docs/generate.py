@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from copy import copy
 from importlib import import_module
 
 import click
@@ -37,6 +38,8 @@ def verbs() -> str:
 
 
 def _helps(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    command = copy(command)
+    command._help_option = None  # click remembers the one of an earlier context, which may have had other names
     context = click.Context(command, info_name=name, parent=parent)
     lines = command.get_help(context).splitlines()
     yield "\n".join(line.rstrip() for line in lines)
