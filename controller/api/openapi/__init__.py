@@ -1,1 +1,1 @@
-"""How endpoints are described, and the OpenAPI documents: of the management API, and of one function's calls."""
+"""Endpoint descriptions, and the OpenAPI documents: of the management API, and of one function's calls."""

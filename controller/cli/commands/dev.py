@@ -133,7 +133,7 @@ class _Work:
         self._followed: set[str] = set()
 
     def go_on(self, file: Path) -> None:
-        """Until ctrl-C."""
+        """Deploys again at each change, until ctrl-C."""
         with suppress(KeyboardInterrupt):
             saves = ChangeDetector(file_stamps(file.parent))
             enter = _enter() if self._cold_probe is not None else threading.Event()

@@ -48,8 +48,8 @@ def functions_table(functions: Iterable[FunctionInfo], *, now_s: float) -> str:
 
 
 def _workers(info: FunctionInfo) -> str:
-    """Describes workers: "2 ready, 1 starting"; "asleep" without any, "broken" after too many failed starts."""
+    """Describes workers: "2 ready, 1 starting"; "scaled to zero" without any, "broken" after too many failed starts."""
     if info.broken is not None:
         return f"broken: {info.broken.code}"
     states = Counter(worker.state for worker in info.workers if worker.state not in ("gone", "failed"))
-    return ", ".join(f"{count} {state}" for state, count in states.items()) or "asleep"
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or "scaled to zero"
