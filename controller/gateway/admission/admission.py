@@ -1,7 +1,7 @@
 """Admission control. Rejects a request before its body is read, so that a rejection is cheap.
 
-Reasons are budgets, broken versions, the function's own limits, bodies that are too large, and predicted waits that are
-too long. A rejection says when to come back, and a call that is admitted is answered within its time.
+Reasons are budgets, broken versions, the function's own limits (`limits`), bodies that are too large, and predicted
+waits that are too long. A rejection carries Retry-After, and a call that is admitted is answered within its time.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fleetstart.runtime.contract.errors import FleetError, QueueFull, RateLimited
+from fleetstart.runtime.contract.errors import FleetError, QueueFull
 from fleetstart.runtime.contract.function.spec import Limits
 from fleetstart.runtime.contract.ids import FunctionName
-from fleetstart.runtime.contract.process.token_bucket import take_token
 
 from ...billing.budget_watch import BudgetWatch
 from ...http.asgi import Scope
@@ -24,24 +23,13 @@ from ...state.view import View
 from ..dispatch.backend import Call, VersionBackend
 from ..dispatch.queue import BODY_BUDGET_FACTOR
 from .feasibility import start_failure
-from .rate_limit import NO_LIMITS, burst_of, gateway_share
+from .limits import NO_LIMITS, LimitUsage, gateway_share
 from .rejections import queue_timeout, rejection, retry_after_s
 from .wait_predictor import WaitPrediction, WaitPredictor
 
 SAFE_WAIT_SHARE = 0.7
 """A call is admitted only if its predicted wait is below this share of what it may wait: service times vary, and a call
 that is admitted and then times out has both waited and failed."""
-
-
-class LimitUsage:
-    """Usage of one function's limits at this gateway."""
-
-    __slots__ = ("calls", "due_s")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        """Under way."""
-        self.due_s = 0.0
 
 
 class AdmissionLimits(NamedTuple):
@@ -51,7 +39,7 @@ class AdmissionLimits(NamedTuple):
     queue_s: float | None
     """Its wait for a worker at most; None: until its deadline."""
     max_body_bytes: int
-    used: LimitUsage | None = None
+    usage: LimitUsage | None = None
     """Counts the call, if the function has limits."""
 
 
@@ -76,7 +64,7 @@ class AdmissionControl:
         self._max_body_bytes = max_body_bytes
         self._body_bytes = 0
         """Bodies of the calls under way."""
-        self._used: dict[FunctionName, LimitUsage] = {}
+        self._usage: dict[FunctionName, LimitUsage] = {}
 
     def admit(self, backend: VersionBackend, scope: Scope) -> AdmissionLimits:
         """Admits a request and returns its limits. Errors: FleetError if it is rejected."""
@@ -97,10 +85,12 @@ class AdmissionControl:
                 f"this gateway holds {self._body_bytes} bytes of bodies of calls under way and takes no more",
                 retry_after_s=retry_after_s(predicted.wait),
             )
-        limits = self._limits(backend)
-        if limits is not NO_LIMITS:
-            return granted._replace(used=self._count_call(backend, limits, now_ns))
-        return granted
+        limits = self._gateway_limits(backend)
+        if limits is NO_LIMITS:
+            return granted
+        usage = self._usage.setdefault(backend.key.name, LimitUsage())
+        usage.add_call(backend.key.name, limits, service_s=backend.service_time.mean_s, now_s=now_ns / 1e9)
+        return granted._replace(usage=usage)
 
     def check(self, backend: VersionBackend, body_bytes: int, max_body_bytes: int | None = None) -> None:
         """Checks body size, budget and the version's starts, but not the wait. Errors: FleetError if it is rejected."""
@@ -120,8 +110,8 @@ class AdmissionControl:
     def release(self, granted: AdmissionLimits, body_bytes: int) -> None:
         """Ends an admitted call: its body and its place are free again."""
         self._body_bytes -= body_bytes
-        if granted.used is not None:
-            granted.used.calls -= 1
+        if granted.usage is not None:
+            granted.usage.calls -= 1
 
     # ── the wait ───────────────────────────────────────────────────────────────────────────────────
 
@@ -160,37 +150,11 @@ class AdmissionControl:
     def _predict(self, backend: VersionBackend, now_ns: int) -> WaitPrediction:
         return self._wait_predictor.predict(backend, now_ns, time.time_ns())
 
-    # ── the function's own limits ──────────────────────────────────────────────────────────────────
-
-    def _limits(self, backend: VersionBackend) -> Limits:
+    def _gateway_limits(self, backend: VersionBackend) -> Limits:
         """This gateway's share of the function's limits."""
         limits = limits_of(self._view.functions.get(backend.key.name), backend.spec)
         if limits == NO_LIMITS:
-            self._used.pop(backend.key.name, None)
+            self._usage.pop(backend.key.name, None)
             return NO_LIMITS
         gateways = sorted({*self._view.gateways, self._gateway})
         return gateway_share(limits, len(gateways), gateways.index(self._gateway))
-
-    def _count_call(self, backend: VersionBackend, limits: Limits, now_ns: int) -> LimitUsage:
-        """Errors: RateLimited."""
-        name = backend.key.name
-        used = self._used.setdefault(name, LimitUsage())
-        if limits.concurrent and used.calls >= limits.concurrent:
-            after_s = max(0.05, backend.service_time.mean_s / limits.concurrent)
-            raise RateLimited(
-                f"function {name}: {used.calls} calls are under way, its limit here is {limits.concurrent}; "
-                f"one ends about every {after_s:.3g} s",
-                hint=f"try again after Retry-After seconds, or raise it: fs scale {name} --concurrent",
-                retry_after_s=after_s,
-            )
-        if limits.rate:
-            used.due_s, wait_s = take_token(used.due_s, per_s=limits.rate, burst=burst_of(limits), now_s=now_ns / 1e9)
-            if wait_s:
-                raise RateLimited(
-                    f"function {name}: its limit here is {limits.rate:g} calls a second; the next may come in "
-                    f"{wait_s:.3g} s",
-                    hint=f"try again after Retry-After seconds, or raise it: fs scale {name} --rate",
-                    retry_after_s=wait_s,
-                )
-        used.calls += 1
-        return used

@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.gateway.admission.rate_limit import (
-    NO_LIMITS,
-    burst_of,
-    gateway_share,
-)
-from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.controller.gateway.admission.limits import NO_LIMITS, LimitUsage, burst_of, gateway_share
+from fleetstart.runtime.contract.errors import InvalidSpec, RateLimited
 from fleetstart.runtime.contract.function.spec import Limits
+from fleetstart.runtime.contract.ids import FunctionName
 
 rates = st.floats(0.01, 1000)
 
@@ -37,3 +34,17 @@ def test_no_limits_are_none_at_any_number_of_gateways() -> None:
 def test_limits_that_mean_nothing_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(InvalidSpec, match="limits"):
         Limits(**fields)  # type: ignore[arg-type]
+
+
+def test_a_429_says_when_the_next_token_or_place_is_free() -> None:
+    name = FunctionName("f")
+    usage = LimitUsage()
+    usage.add_call(name, Limits(rate=2, burst=1), service_s=1.0, now_s=10.0)
+    with pytest.raises(RateLimited) as caught:
+        usage.add_call(name, Limits(rate=2, burst=1), service_s=1.0, now_s=10.1)
+    assert caught.value.retry_after_s == pytest.approx(0.4)
+    usage.add_call(name, Limits(rate=2, burst=1), service_s=1.0, now_s=10.5)
+    with pytest.raises(RateLimited) as caught:
+        usage.add_call(name, Limits(concurrent=2), service_s=3.0, now_s=11.0)
+    assert caught.value.retry_after_s == pytest.approx(1.5)
+    assert usage.calls == 2
