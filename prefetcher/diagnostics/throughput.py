@@ -30,7 +30,7 @@ from fleetstart.runtime.contract.store_url import S3Url, parse_store
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 
 from ..segments.slab_memory import KINDS, Pages, open_pool
-from ..sources.base import DISK_THREADS
+from ..sources.folder import DISK_THREADS
 from ..sources.http_settings import HttpSettings, http_settings
 from .rounds import Rounds
 

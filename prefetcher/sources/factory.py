@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
-from .base import FileSource, Source
+from .base import Source
+from .folder import FolderSource
 from .http_settings import HttpSettings
 from .s3 import S3Source
 
@@ -14,4 +15,4 @@ def open_source(url: str, http: HttpSettings | None = None) -> Source:
     store = parse_store(url)
     if isinstance(store, S3Url):
         return S3Source(bucket=store.bucket, prefix=store.prefix, http_settings=http)
-    return FileSource(store)
+    return FolderSource(store)

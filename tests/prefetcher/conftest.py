@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetstart.prefetcher.fetch import fetcher as fetch
-from fleetstart.prefetcher.sources.base import FileSource, Source
+from fleetstart.prefetcher.sources.base import Source
+from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.prefetcher.stage_links import relay_sender as relay_out
 from fleetstart.prefetcher.stage_links.relay import Relays
 from tests.prefetcher.nodes import Node, S3Server, Store
@@ -54,7 +55,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> None:
 def source(request: pytest.FixtureRequest, store: Store) -> Source:
     """The same store through each implementation."""
     if request.param == "file":
-        return FileSource(store.folder)
+        return FolderSource(store.folder)
     server: S3Server = request.getfixturevalue("s3_server")
     request.getfixturevalue("aws")
     monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")

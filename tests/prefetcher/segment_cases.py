@@ -15,7 +15,8 @@ import pytest
 from fleetstart import native
 from fleetstart.prefetcher.segments.slab_memory import slab_size
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
-from fleetstart.prefetcher.sources.base import FileSource, ObjectRange, ReadCancelled, Source
+from fleetstart.prefetcher.sources.base import ObjectRange, ReadCancelled, Source
+from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from tests.prefetcher.nodes import Store
@@ -79,7 +80,7 @@ def part_path(store: Store, checkpoint: CheckpointId, number: int = 0) -> Path:
 # ── the right bytes ────────────────────────────────────────────────────────────────────────────────
 
 
-class CountingSource(FileSource):
+class CountingSource(FolderSource):
     """A source that counts chunks, yields them one by one, and can hold them at a gate."""
 
     run_bytes = 1

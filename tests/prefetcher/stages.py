@@ -13,7 +13,8 @@ from fleetstart import native
 from fleetstart.prefetcher.segments.disk_cache import DiskCache
 from fleetstart.prefetcher.segments.slab_memory import slab_size
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
-from fleetstart.prefetcher.sources.base import FileSource, ObjectRange, ReadCancelled, Source, SourceError
+from fleetstart.prefetcher.sources.base import ObjectRange, ReadCancelled, Source, SourceError
+from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
@@ -61,7 +62,7 @@ class Model:
         return set(range(len(self.manifest.chunks)))
 
 
-class Gated(FileSource):
+class Gated(FolderSource):
     """A source that counts its reads, fails on demand, or waits at a gate. Yields chunks one by one."""
 
     run_bytes = 1

@@ -19,7 +19,8 @@ from fleetstart import native
 from fleetstart.prefetcher.segments import disk_cache as disk
 from fleetstart.prefetcher.segments.disk_cache import IMAGE, DiskCache, DiskImage
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
-from fleetstart.prefetcher.sources.base import FileSource, ObjectRange, Piece, SourceError
+from fleetstart.prefetcher.sources.base import ObjectRange, Piece, SourceError
+from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.errors import StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.weights.manifest import chunk_ranges, read_manifest
@@ -31,7 +32,7 @@ GIB = 1 << 30
 Scenario = Callable[[SegmentStore], Coroutine[Any, Any, None]]
 
 
-class Network(FileSource):
+class Network(FolderSource):
     """A folder that counts as a remote store, and can be made to fail."""
 
     def __init__(self, root: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from fleetstart import native
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
-from fleetstart.prefetcher.sources.base import FileSource, ObjectRange, Source, SourceError
+from fleetstart.prefetcher.sources.base import ObjectRange, Source, SourceError
+from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId
 from tests.prefetcher.nodes import CHUNK_BYTES, S3Server, Store
@@ -141,7 +142,7 @@ def test_memory_of_a_failed_segment_is_free_once_its_workers_are_gone(store: Sto
         segments.release(segment, ONE)
         assert segments.budget.used_bytes == 0
 
-    run(FileSource(store.folder), scenario)
+    run(FolderSource(store.folder), scenario)
 
 
 def test_a_store_that_dies_midway_fails_the_segment_and_wakes_its_waiters(

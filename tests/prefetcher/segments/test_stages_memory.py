@@ -10,7 +10,7 @@ import pytest
 from fleetstart import native
 from fleetstart.prefetcher.segments.disk_cache import DiskCache
 from fleetstart.prefetcher.segments.store import SegmentStore
-from fleetstart.prefetcher.sources.base import FileSource
+from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.weights.manifest import read_manifest
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
@@ -32,7 +32,7 @@ def test_a_stage_takes_memory_for_its_own_chunks_alone(large: Model, store: Stor
         assert len(segment.descriptors()) == 1 + 4
         assert right(segment, large, large.chunks(2, 3))
 
-    run(FileSource(store.folder), scenario, memory_bytes=2 * SLAB_BYTES)
+    run(FolderSource(store.folder), scenario, memory_bytes=2 * SLAB_BYTES)
 
 
 def test_what_cannot_grow_for_lack_of_memory_says_so_and_goes_on_as_it_is(large: Model, store: Store) -> None:
@@ -54,7 +54,7 @@ def test_what_cannot_grow_for_lack_of_memory_says_so_and_goes_on_as_it_is(large:
         assert isinstance(segment.error, Unavailable), "who waits for it is told"
         assert right(segment, large, large.chunks(2, 3))
 
-    run(FileSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES)
+    run(FolderSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES)
 
 
 def test_growth_makes_room_and_its_bytes_appear_where_workers_attached(store: Store, large: Model) -> None:
@@ -73,7 +73,7 @@ def test_growth_makes_room_and_its_bytes_appear_where_workers_attached(store: St
         assert segments.budget.evictions == 1
         assert segments.budget.used_bytes == segments.budget.memory.used_bytes == 4 * SLAB_BYTES
 
-    run(FileSource(store.folder), scenario, memory_bytes=5 * SLAB_BYTES)
+    run(FolderSource(store.folder), scenario, memory_bytes=5 * SLAB_BYTES)
 
 
 def test_a_stage_is_kept_on_the_disk_and_what_is_told_of_it_is_true(

@@ -9,7 +9,8 @@ import pytest
 
 from fleetstart import native
 from fleetstart.prefetcher.segments.store import SegmentStore
-from fleetstart.prefetcher.sources.base import FileSource, Source
+from fleetstart.prefetcher.sources.base import Source
+from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
@@ -98,7 +99,7 @@ def test_what_cannot_fit_is_refused_with_the_figures(store: Store) -> None:
             assert f"{figure:,}" in caught.value.message
         assert segments.budget.used_bytes == segments.budget.memory.used_bytes == 0
 
-    run(FileSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES, workers_bytes=SLAB_BYTES + 1)
+    run(FolderSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES, workers_bytes=SLAB_BYTES + 1)
 
 
 def test_what_the_pool_can_never_hold_is_refused_though_nobody_uses_it(store: Store) -> None:
@@ -108,7 +109,7 @@ def test_what_the_pool_can_never_hold_is_refused_though_nobody_uses_it(store: St
         with pytest.raises(Unavailable, match=f"{2 * SLAB_BYTES:,} bytes of memory for weights"):
             await segments.acquire(checkpoint, ONE)
 
-    run(FileSource(store.folder), scenario, memory_bytes=SLAB_BYTES)
+    run(FolderSource(store.folder), scenario, memory_bytes=SLAB_BYTES)
 
 
 def test_an_unused_segment_gives_way_and_a_used_one_does_not(store: Store) -> None:
@@ -132,7 +133,7 @@ def test_an_unused_segment_gives_way_and_a_used_one_does_not(store: Store) -> No
         assert reading(other, len(data)) == data
         assert reading(other, 2 * SLAB_BYTES - CHUNK_BYTES)[len(data) :].count(0) == SLAB_BYTES - 3 * CHUNK_BYTES
 
-    run(FileSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES)
+    run(FolderSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES)
 
 
 def test_a_waiter_that_gives_up_leaves_no_pin(store: Store) -> None:
@@ -147,7 +148,7 @@ def test_a_waiter_that_gives_up_leaves_no_pin(store: Store) -> None:
         assert segment.pins == {TWO}
         await segment.filled.wait()
 
-    run(FileSource(store.folder), scenario)
+    run(FolderSource(store.folder), scenario)
 
 
 def test_where_idle_weights_are_not_kept_they_go_with_their_last_worker(store: Store) -> None:
@@ -167,4 +168,4 @@ def test_where_idle_weights_are_not_kept_they_go_with_their_last_worker(store: S
         await again.filled.wait()
         assert again.error is None
 
-    run(FileSource(store.folder), scenario, keep_idle=False)
+    run(FolderSource(store.folder), scenario, keep_idle=False)

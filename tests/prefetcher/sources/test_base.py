@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.sources.base import (
-    FileSource,
     ObjectMissing,
     ObjectRange,
     ObjectSizeMismatch,
@@ -21,6 +20,7 @@ from fleetstart.prefetcher.sources.base import (
     check_key,
 )
 from fleetstart.prefetcher.sources.factory import open_source
+from fleetstart.prefetcher.sources.folder import FolderSource
 from tests.prefetcher.nodes import Store
 
 
@@ -104,7 +104,7 @@ def test_a_key_that_passes_has_no_special_parts(key: str) -> None:
 
 
 def test_the_store_setting_chooses_the_source(store: Store, aws: None) -> None:
-    assert isinstance(open_source(str(store.folder)), FileSource)
+    assert isinstance(open_source(str(store.folder)), FolderSource)
     assert type(open_source("s3://bucket/some/prefix")).__name__ == "S3Source"
 
 

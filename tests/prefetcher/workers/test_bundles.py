@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.sources.base import FileSource, Source
+from fleetstart.prefetcher.sources.base import Source
+from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.prefetcher.workers import bundles as module
 from fleetstart.prefetcher.workers.bundles import BundleCache, unpack
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidSpec, NotFound, TooLarge
@@ -41,16 +42,16 @@ def test_a_bundle_is_fetched_checked_and_unpacked(source: Source, store: Store, 
 
 def test_an_unpacked_bundle_is_used_again_without_the_store(store: Store, tmp_path: Path) -> None:
     bundle = store.put_bundle({"handler.py": ""})
-    fetch(FileSource(store.folder), tmp_path / "bundles", bundle)
+    fetch(FolderSource(store.folder), tmp_path / "bundles", bundle)
     store.path(f"bundles/{bundle}").unlink()
 
-    assert fetch(FileSource(store.folder), tmp_path / "bundles", bundle).is_dir()
+    assert fetch(FolderSource(store.folder), tmp_path / "bundles", bundle).is_dir()
 
 
 def test_ten_callers_fetch_once(store: Store, tmp_path: Path) -> None:
     bundle = store.put_bundle({"handler.py": ""})
 
-    class Counting(FileSource):
+    class Counting(FolderSource):
         reads = 0
 
         def read_object(self, key: str, limit_bytes: int) -> bytes:
@@ -77,7 +78,7 @@ def test_half_a_bundle_of_a_dead_daemon_is_removed(store: Store, tmp_path: Path)
     leftover = tmp_path / "bundles" / ".new-1234"
     leftover.mkdir(parents=True)
 
-    BundleCache(folder=tmp_path / "bundles", source=FileSource(store.folder))
+    BundleCache(folder=tmp_path / "bundles", source=FolderSource(store.folder))
 
     assert not leftover.exists()
 
@@ -90,14 +91,14 @@ def test_a_bundle_that_is_not_there_is_refused(
     store: Store, tmp_path: Path, bundle: str, error: type[FleetError]
 ) -> None:
     with pytest.raises(error):
-        fetch(FileSource(store.folder), tmp_path / "bundles", BundleId(bundle))
+        fetch(FolderSource(store.folder), tmp_path / "bundles", BundleId(bundle))
 
 
 def test_bytes_of_another_digest_are_refused(store: Store, tmp_path: Path) -> None:
     store.put("bundles/" + "1" * 64, tar_of({"handler.py": b""}))
 
     with pytest.raises(ChecksumMismatch):
-        fetch(FileSource(store.folder), tmp_path / "bundles", BundleId("1" * 64))
+        fetch(FolderSource(store.folder), tmp_path / "bundles", BundleId("1" * 64))
 
 
 HOSTILE = {
@@ -128,7 +129,7 @@ def test_a_hostile_bundle_leaves_nothing(store: Store, tmp_path: Path, name: str
     folder = tmp_path / "home" / "bundles"
 
     with pytest.raises(InvalidSpec):
-        fetch(FileSource(store.folder), folder, bundle)
+        fetch(FolderSource(store.folder), folder, bundle)
 
     assert list(folder.iterdir()) == []
     assert not list(tmp_path.rglob("evil"))
