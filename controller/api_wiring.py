@@ -34,7 +34,7 @@ from .billing.compactor import Compactor
 from .billing.ledger_reader import LedgerReader
 from .config import Config
 from .core_wiring import Core
-from .dependencies import open_store
+from .external_services import open_store
 from .observability.call_metrics import CallMetrics
 from .observability.process_metrics import LoopLag, ProcessMetrics
 from .registry.checkpoints import Checkpoints

@@ -14,11 +14,11 @@ from fleetstart.runtime.contract.process.tasks import end_tasks
 from .api_wiring import build_management
 from .auth.bootstrap_key import BootstrapKey
 from .auth.middleware import AuthMiddleware, is_loopback
-from .auth.owner_key import FILE
+from .auth.owner_key_file import FILE
 from .background import run_with_restarts
 from .config import Config
 from .core_wiring import build_core
-from .dependencies import open_secret_cipher, open_traces
+from .external_services import open_secret_cipher, open_traces
 from .gateway.cors import Cors
 from .http.asgi import Receive, Scope, Send
 from .http.invoke_url import PREFIX

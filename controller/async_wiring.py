@@ -16,7 +16,7 @@ from .async_invocations.idempotency.middleware import IdempotentCall
 from .async_invocations.idempotency.store import IdempotencyKeys
 from .async_invocations.middleware import AsyncMiddleware
 from .async_invocations.presenter import InvocationPresenter
-from .async_invocations.request_retention import RequestRetention
+from .async_invocations.replay_recorder import ReplayRecorder
 from .async_invocations.retention import RetentionSweeper
 from .async_invocations.runner import InvocationRunner
 from .async_invocations.store.invocations import InvocationStore
@@ -39,14 +39,14 @@ class AsyncInvocations:
     api: InvocationsApi
     parts: tuple[BackgroundTask, ...]
     runner: InvocationRunner
-    retention: RequestRetention
+    replay_recorder: ReplayRecorder
     webhook_delivery: WebhookDelivery
 
     async def hand_back(self) -> None:
         """Ends running invocations and queues them for other gateways; to be called before the last ledger rows are
         written."""
         await self.runner.hand_back()
-        await self.retention.close()
+        await self.replay_recorder.close()
 
     async def close(self) -> None:
         await self.webhook_delivery.close()
@@ -78,13 +78,13 @@ def build_async_invocations(
     runner = InvocationRunner(
         gateway_id, client, view, invocations, payloads, webhook_delivery, gateway, trace=history.trace
     )
-    retention = RequestRetention(gateway, view, invocations, payloads)
+    replay_recorder = ReplayRecorder(gateway, view, invocations, payloads)
     schedules = CronScheduler(client, view, submitter, fence)
     layer = AsyncMiddleware(
         gateway,
         submitter,
         IdempotentCall(gateway, claims),
-        retention,
+        replay_recorder,
         invocations,
         payloads,
         presenter.briefly,
@@ -101,6 +101,6 @@ def build_async_invocations(
         api=api,
         parts=(invocations, runner, schedules, RetentionSweeper(client, invocations, payloads, claims, fence)),
         runner=runner,
-        retention=retention,
+        replay_recorder=replay_recorder,
         webhook_delivery=webhook_delivery,
     )

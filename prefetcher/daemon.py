@@ -30,16 +30,16 @@ from .control.orders import OrderReconciler
 from .control.outbox import Outbox, retries
 from .control.redis_state import REDIS_ERRORS, NodeState
 from .control.status_publisher import StatusPublisher
-from .drivers.cgroup_setup import open_cgroups, read_hierarchies
-from .drivers.cgroups import Cgroups
-from .drivers.epoch import epoch_is_alive, new_epoch
-from .drivers.forkserver import ForkServer
-from .drivers.prefork_policy import is_unsandboxed
-from .drivers.prefork_pool import PreforkPool
-from .drivers.worker_logs import LogBuffer
 from .network.egress_proxy import NodeEgress, egress_limits
 from .network.ingress_proxy import NodeIngress
 from .node_report import report_of
+from .processes.cgroup_setup import open_cgroups, read_hierarchies
+from .processes.cgroups import Cgroups
+from .processes.epoch import epoch_is_alive, new_epoch
+from .processes.forkserver import ForkServer
+from .processes.prefork_policy import is_unsandboxed
+from .processes.prefork_pool import PreforkPool
+from .processes.worker_logs import LogBuffer
 from .segments.disk_cache import DiskCache
 from .segments.store import SegmentStore
 from .sources.base import Source

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from fleetstart.runtime.contract.node.reports import NodeReport
 
 from .config import Config
-from .drivers.cgroups import Cgroups
-from .drivers.forkserver import ForkServer
 from .network.egress_proxy import EgressTraffic
+from .processes.cgroups import Cgroups
+from .processes.forkserver import ForkServer
 from .segments.store import SegmentStore
 from .workers.call_latency import CallLatencies
 from .workers.meter import LedgerBuffer

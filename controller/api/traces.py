@@ -24,8 +24,8 @@ from ..auth.request_context import caller_of
 from ..billing.ledger_reader import LedgerReader
 from ..http.json_api import json_response, query_function, query_int
 from ..planner import Plan
+from ..planner.accuracy_report import ObservedStart, explain
 from ..planner.latency_model import cost_gib_s
-from ..planner.report import ObservedStart, explain
 from ..schemas.functions import Prediction
 from ..schemas.planning import InvocationPlan
 from ..state.records import VersionKey

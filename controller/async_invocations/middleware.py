@@ -23,8 +23,8 @@ from ..state.redis_client import REDIS_ERRORS
 from . import request_options as preferences
 from .idempotency.middleware import IdempotentCall
 from .idempotency.response_recorder import send_answer
+from .replay_recorder import ReplayRecorder
 from .request_options import RequestOptions
-from .request_retention import RequestRetention
 from .store.invocations import InvocationStore, StoredInvocation
 from .store.payloads import REQUEST_MAX_BYTES, PayloadStore
 from .submit import AsyncSubmitter, envelope_of, fingerprint_of, identity_of
@@ -40,7 +40,7 @@ class AsyncMiddleware:
         gateway: App,
         submitter: AsyncSubmitter,
         idempotent: IdempotentCall,
-        retention: RequestRetention,
+        replay_recorder: ReplayRecorder,
         invocations: InvocationStore,
         payloads: PayloadStore,
         info: Callable[[StoredInvocation], InvocationInfo],
@@ -52,7 +52,7 @@ class AsyncMiddleware:
         self._gateway = gateway
         self._submitter = submitter
         self._idempotent = idempotent
-        self._retention = retention
+        self._replay_recorder = replay_recorder
         self._invocations = invocations
         self._payloads = payloads
         self._info = info
@@ -65,8 +65,8 @@ class AsyncMiddleware:
             await self._gateway(scope, receive, send)
         elif preferences.has_options(scope["headers"]):
             await self._asking(scope, receive, send)
-        elif self._retention.functions and self._retention.wanted(scope["path"]):
-            await self._retention.run(scope, receive, send)
+        elif self._replay_recorder.functions and self._replay_recorder.wanted(scope["path"]):
+            await self._replay_recorder.run(scope, receive, send)
         else:
             await self._gateway(scope, receive, send)
 

@@ -21,7 +21,7 @@ from ..state.cas_hash import CasHash
 from ..state.redis_client import REDIS_ERRORS
 from ..state.sync import StateSync
 from .audit_log import AuditLog
-from .owner_key import NAME, load_or_create, owner_key_record
+from .owner_key_file import NAME, load_or_create, owner_key_record
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from fleetstart.runtime.contract.errors import (
     error_from,
 )
 
-from ..auth.owner_key import read_key_file
+from ..auth.owner_key_file import read_key_file
 from ..schemas.functions import FunctionInfo
 from .home import HomeLayout
 from .output import ConnectionCut, Unreachable

@@ -86,7 +86,7 @@ class HomeLayout:
 
     @property
     def key(self) -> Path:
-        """File of the owner's API key, which the local `fs` sends (`auth.owner_key`)."""
+        """File of the owner's API key, which the local `fs` sends (`auth.owner_key_file`)."""
         return self.home / "key"
 
     @property

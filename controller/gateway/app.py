@@ -29,10 +29,10 @@ from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
 from .admission.feasibility import FeasibilityCheck
 from .admission.wait_predictor import WaitPredictor
-from .dispatch.backend import Call
 from .dispatch.call_record import CallRecord, CallRecorder
 from .dispatch.dispatcher import Dispatcher, SlotAcquirer
 from .dispatch.errors import ResponseTruncated
+from .dispatch.version_backend import Call
 from .router import Router
 from .websockets import WebSocketProxy
 

@@ -24,7 +24,7 @@ from ..state.sync import StateSync
 from ..state.traffic import version_for_call
 from .admission.feasibility import FeasibilityCheck
 from .admission.wait_predictor import WaitPredictor
-from .dispatch.backend import VersionBackend
+from .dispatch.version_backend import VersionBackend
 
 FINAL_STATUS_TIMEOUT_S = 1.0
 """Timeout for a dead worker's final status, with its cause, from the node."""

@@ -12,8 +12,8 @@ from fleetstart.runtime.contract.errors import DeadlineExceeded, WorkerLost
 from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 
 from ..http.asgi import Receive, Scope, Send
-from .dispatch.backend import Attempt
 from .dispatch.call_record import CallRecord
+from .dispatch.version_backend import Attempt
 
 IDLE_S = 300.0
 CLOSE_S = 2.0

@@ -35,9 +35,9 @@ from ..http.invoke_url import parse_target
 from ..http.request_body import header
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from .admission.admission import AdmissionControl
-from .dispatch.backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
 from .dispatch.call_record import CallRecorder
 from .dispatch.dispatcher import DEATHS_ALLOWED, SlotAcquirer
+from .dispatch.version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
 from .router import Router
 from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, cancel_and_wait, sendable
 

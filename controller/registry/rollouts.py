@@ -25,7 +25,7 @@ from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, DEADLINE
 
 from ..http.client import open_session
 from ..scheduler.loop import Scheduler
-from ..scheduler.planning import UNPLACED_NS
+from ..scheduler.start_orders import UNPLACED_NS
 from ..scheduler.worker_pool import broken
 from ..state import traffic as versions
 from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord

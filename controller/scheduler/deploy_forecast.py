@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from fleetstart.runtime.contract.ids import Version
 
-from ..planner.report import ObservedStart, explain
+from ..planner.accuracy_report import ObservedStart, explain
 from ..schemas.planning import Forecast, Proposal
 from ..state.records import VersionKey, VersionRecord
 from ..state.view import View
-from .planning import cluster_of, plan_start, request_of
+from .start_orders import cluster_of, plan_start, request_of
 
 
 def forecast(view: View, proposal: Proposal, *, now_ns: int, now_unix_ns: int) -> Forecast:

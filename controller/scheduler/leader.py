@@ -26,7 +26,7 @@ class LeaderLease:
         self._client = client
         self._writes = writes
         self._lease = Script(client, "leader_lease")
-        self._apply = Script(client, "apply_step")
+        self._apply = Script(client, "apply_scheduler_step")
 
     async def acquire_or_renew(self, gateway: str, fence: int) -> int:
         """Acquires or renews the lease. Returns the fencing token for writes, 0 if another controller schedules."""

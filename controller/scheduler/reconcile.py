@@ -30,7 +30,7 @@ from ..state.traffic import tracked_versions as needed_of
 from ..state.view import View
 from .autoscaler import ArrivalWindow, KeepAliveWindow, consolidation_count, workers_needed
 from .pipelines import consolidation_orders, update_pipelines
-from .planning import NEW_IDS, IdSource, cluster_of, orders_of, plan_start, request_of, reserve
+from .start_orders import NEW_IDS, IdSource, cluster_of, orders_of, plan_start, request_of, reserve
 from .worker_pool import Decision, Member, decide
 
 NO_LOAD = FunctionLoad(0, 0)

@@ -10,7 +10,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import Version
 from fleetstart.runtime.contract.weights.stage import LayerLayout
 
-from ..planner.report import Explanation
+from ..planner.accuracy_report import Explanation
 from .functions import Prediction
 
 SIZE_MAX_BYTES = 1 << 50

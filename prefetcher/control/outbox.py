@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 
-from ..drivers.worker_logs import LogBuffer
+from ..processes.worker_logs import LogBuffer
 from ..workers.meter import LedgerBuffer
 from .redis_state import REDIS_ERRORS, NodeState
 

@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.node.messages import Consolidate, Peers
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
-from ..drivers.forked_process import ForkedProcess
+from ..processes.forked_process import ForkedProcess
 from ..segments.store import Segment, SegmentStore
 from .relay import Relays
 from .relay_messages import RelayLink

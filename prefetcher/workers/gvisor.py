@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.node.messages import Assign, ClientConnection
 from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.threads import in_thread
-from ..drivers.forked_process import ForkedProcess
+from ..processes.forked_process import ForkedProcess
 from ..segments.store import Segment
 from .bundles import pack_tar
 from .node_services import NodeServices

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 
-from ..drivers.prefork_pool import PreforkPool
-from ..drivers.worker_logs import LogBuffer
 from ..network.egress_proxy import NodeEgress
 from ..network.ingress_proxy import NodeIngress
+from ..processes.prefork_pool import PreforkPool
+from ..processes.worker_logs import LogBuffer
 from ..segments.store import SegmentStore
 from ..stage_links.relay import Relays
 from .bundles import BundleCache

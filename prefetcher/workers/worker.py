@@ -32,7 +32,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, Wo
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
-from ..drivers.forked_process import ChannelEnded, ProcessExited
+from ..processes.forked_process import ChannelEnded, ProcessExited
 from ..stage_links.stage_links import PipelineMembership
 from .node_services import NodeServices
 from .worker_process import WorkerProcess

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node import exit_codes as exits
 
-from ..drivers.forked_process import ForkedProcess, ProcessEvent, ProcessExited
-from ..drivers.prefork_pool import PreforkPool
+from ..processes.forked_process import ForkedProcess, ProcessEvent, ProcessExited
+from ..processes.prefork_pool import PreforkPool
 from .exit_reasons import describe_status, exit_error
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
-from ..drivers.worker_logs import Stream, parse_tagged_line
+from ..processes.worker_logs import Stream, parse_tagged_line
 from .meter import WorkerMeter
 from .node_services import NodeServices
 

@@ -20,7 +20,7 @@ from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
-from ..drivers.forked_process import ForkedProcess
+from ..processes.forked_process import ForkedProcess
 from ..segments.store import Segment
 from ..stage_links.stage_links import PipelineMembership
 from .exit_reasons import out_of_memory

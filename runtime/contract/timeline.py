@@ -17,7 +17,7 @@ import msgspec
 PhaseName = Literal[
     "queue",  # gateway: accepted, waiting for a slot on a worker
     "place",  # scheduler: demand seen, node chosen, order written
-    "start",  # node: order seen, until the process of the worker runs our shim (fork, namespaces, limits)
+    "start",  # node: order seen, until the worker process runs our code (fork, namespaces, limits)
     "fetch",  # node: bytes of the checkpoint on their way into the segment
     "device",  # worker: device initialised
     "import",  # worker: libraries and the user's module

@@ -60,10 +60,10 @@ class ForkLauncher:
                 os._exit(exit_codes.ORPHANED)  # the fork server died before die_with_parent took effect
             self._set_up(request, control_fd, log_fd)
             from ..isolation.worker_environment import NodeEnvironment
-            from ..worker import shim
+            from ..worker import lifecycle
 
             environment = NodeEnvironment(confined=bool(self._granted.namespaces), steps=self._steps)
-            shim.run(socket.socket(fileno=CONTROL_FD), environment)
+            lifecycle.run(socket.socket(fileno=CONTROL_FD), environment)
         except BaseException as error:
             # Standard error is the worker's log by then, or, if not even that worked, the daemon's.
             os.write(2, f"worker {request.worker} did not start: {type(error).__name__}: {error}\n".encode())

@@ -52,9 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     native.attach_across_kernels()
     warm_up(options.profile)
-    from ..worker import shim  # late, as in the fork server: the profile imports it
+    from ..worker import lifecycle  # late, as in the fork server: the profile imports it
 
-    shim.run(socket(fileno=CONTROL_FD), GVisorEnvironment(machine_origin_ns() - options.origin))
+    lifecycle.run(socket(fileno=CONTROL_FD), GVisorEnvironment(machine_origin_ns() - options.origin))
 
 
 if __name__ == "__main__":

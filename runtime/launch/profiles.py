@@ -12,7 +12,7 @@ INHERITED = (
 """Variables of the daemon that a worker inherits. All others may be secrets."""
 
 PROFILES = {
-    "python": ("httptools", "starlette.applications", "uvloop", "fleetstart.runtime.worker.shim"),
+    "python": ("httptools", "starlette.applications", "uvloop", "fleetstart.runtime.worker.lifecycle"),
     "torch": (
         "torch",
         "tokenizers",

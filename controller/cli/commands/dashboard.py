@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from ...auth.owner_key import write_key_file
+from ...auth.owner_key_file import write_key_file
 from ...schemas.functions import SystemStatus
 from .. import output
 from ..api_client import ApiClient, find_server

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from ...planner.report import format_explanation
+from ...planner.accuracy_report import format_explanation
 from ...schemas.planning import InvocationPlan
 from .. import output
 from ..api_client import ApiClient, find_server

@@ -8,7 +8,7 @@ from typing import cast
 
 import click
 
-from ...auth import owner_key as own_key
+from ...auth import owner_key_file as own_key
 from ...schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ...state.access_records import RIGHTS, Right
 from .. import output

@@ -7,7 +7,7 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import PRICE_NUSD_PER_GIB_S, cost_nusd, dollars
 from fleetstart.runtime.contract.ids import FunctionName
 
-from ...planner.report import format_explanation
+from ...planner.accuracy_report import format_explanation
 from ...schemas.planning import Forecast
 from .. import output
 

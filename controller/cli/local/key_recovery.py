@@ -12,7 +12,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, Unauthorized
 
 from ...auth.api_key import new_key_text, parse_key
-from ...auth.owner_key import NAME, owner_key_record, write_key_file
+from ...auth.owner_key_file import NAME, owner_key_record, write_key_file
 from ...schemas.access import AuditEvent, KeyInfo
 from ...state.access_records import LOCAL, digest
 from ..api_client import Address, ApiClient

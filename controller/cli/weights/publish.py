@@ -25,7 +25,7 @@ from fleetstart.runtime.contract.object_keys import checkpoint_key
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_OBJECT, checkpoint_id, manifest_bytes, read_manifest
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
-from .layout import PART_MAX_BYTES, CheckpointPlan, PartPlan, plan_checkpoint
+from .publish_layout import PART_MAX_BYTES, CheckpointPlan, PartPlan, plan_checkpoint
 from .source import Source, read_source
 from .source_layout import LAYOUT_OBJECT, encode_layout
 from .tied_tensors import find_tied

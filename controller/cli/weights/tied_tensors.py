@@ -15,8 +15,8 @@ import xxhash
 
 from fleetstart.runtime.contract.sizes import MIB
 
-from .layout import in_order_of_use
 from .local_files import read_at
+from .publish_layout import in_order_of_use
 from .safetensors_header import StoredTensor
 
 TIED_MIN_BYTES = MIB

@@ -20,8 +20,8 @@ from ...http.headers import queue_timeout_s, timeout_s
 from ...http.request_body import declared_bytes, header, too_large
 from ...state.traffic import limits_of, scale_of
 from ...state.view import View
-from ..dispatch.backend import Call, VersionBackend
 from ..dispatch.queue import BODY_BUDGET_FACTOR
+from ..dispatch.version_backend import Call, VersionBackend
 from .feasibility import start_failure
 from .limits import NO_LIMITS, LimitUsage, gateway_share
 from .rejections import queue_timeout, rejection, retry_after_s

@@ -14,10 +14,10 @@ from fleetstart.runtime.contract.ids import CheckpointId
 
 from ...planner import CheckpointLayout, Cluster, NodeState, PlanRequest, make_plan
 from ...planner.constraints import admits
-from ...scheduler.planning import UNPLACED_NS, cluster_of, request_of
+from ...scheduler.start_orders import UNPLACED_NS, cluster_of, request_of
 from ...scheduler.worker_pool import broken
 from ...state.view import View
-from ..dispatch.backend import VersionBackend
+from ..dispatch.version_backend import VersionBackend
 
 NODE_STATES_KEPT_NS = 250_000_000
 """Lifetime of the nodes' cached states: changes come in hundreds a second, and each checks each function."""

@@ -21,10 +21,10 @@ from fleetstart.runtime.contract.node.reports import SegmentReport
 from ...planner import CheckpointLayout, Cluster, NodeState, OrderState
 from ...planner.estimates import NodeMeasures, VersionMeasures
 from ...planner.node_state import pending_bytes
-from ...scheduler.planning import layout_in, measures_of, plan_start, request_of
+from ...scheduler.start_orders import layout_in, measures_of, plan_start, request_of
 from ...state.records import VersionKey
 from ...state.view import View
-from ..dispatch.backend import VersionBackend
+from ..dispatch.version_backend import VersionBackend
 from .feasibility import FeasibilityCheck
 from .wait_model import UNKNOWN_S, FillRate, QueueState, predicted_wait_s, remaining_fetch_s, remaining_start_s
 

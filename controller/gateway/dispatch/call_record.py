@@ -28,7 +28,7 @@ from ...http.asgi import Bill, RawHeaders, Send, bill_headers, closing_event, er
 from ...http.request_context import TRACE
 from ...state.records import StartOutcome
 from ...state.view import View
-from .backend import Attempt, Call, VersionBackend
+from .version_backend import Attempt, Call, VersionBackend
 
 IDLE_REPORT_DELAY_S = 0.1
 """Between a version's last call and the report that it is idle: another call may be about to come."""

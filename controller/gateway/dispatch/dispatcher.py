@@ -32,11 +32,11 @@ from fleetstart.runtime.contract.worker_headers import (
 
 from ...http.asgi import Send
 from ...http.headers import response_headers
-from .backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend
 from .call_record import CallRecord
 from .errors import HostSilent, UpstreamBusy, UpstreamDisconnected, UpstreamUnreachable
 from .host_liveness import HostLiveness
 from .stream_relay import StreamRelay
+from .version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend
 
 SILENT_BACKOFF_NS = 2_000_000_000
 """Backoff of a worker whose host is silent: by then another one may be ready, or the host back."""

@@ -20,11 +20,11 @@ from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, ERROR_HE
 
 from ...http.asgi import Send
 from ...http.headers import response_headers
-from .backend import Attempt
 from .call_record import CallRecord
 from .errors import HostSilent, ResponseTruncated, UpstreamDisconnected, UpstreamUnreachable
 from .host_liveness import HostLiveness
 from .stream_resume import ResumeMarkers
+from .version_backend import Attempt
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import msgspec
 
 from fleetstart.controller import __main__ as controller
 from fleetstart.controller.planner import selection as choice
-from fleetstart.controller.scheduler import planning as starts
 from fleetstart.controller.scheduler import reconcile
+from fleetstart.controller.scheduler import start_orders as starts
 
 CHANGES = ("stay", "single")
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from fleetstart.controller.auth.owner_key import read_key_file
+from fleetstart.controller.auth.owner_key_file import read_key_file
 from fleetstart.controller.cli.home import HomeLayout
 from tests.bench.harness.samples import ROOT
 from tests.bench.harness.wire import Connection

@@ -11,8 +11,8 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from fleetstart.controller.gateway.dispatch.backend import Attempt, Call
 from fleetstart.controller.gateway.dispatch.call_record import CallRecord
+from fleetstart.controller.gateway.dispatch.version_backend import Attempt, Call
 from fleetstart.controller.gateway.websocket_session import (
     DEADLINE_SLACK_S,
     GOING_AWAY,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, make_plan
+from fleetstart.controller.planner.accuracy_report import ObservedStart, explain, format_explanation
 from fleetstart.controller.planner.constraints import (
     NO_CONSTRAINTS,
     PlacementConstraints,
@@ -18,7 +19,6 @@ from fleetstart.controller.planner.constraints import (
     unmet_constraint,
 )
 from fleetstart.controller.planner.node_state import NodeState
-from fleetstart.controller.planner.report import ObservedStart, explain, format_explanation
 from fleetstart.runtime.contract.function.spec import SLO, Isolation
 from tests.controller.planner.worlds import clusters, measured, names, node, request
 

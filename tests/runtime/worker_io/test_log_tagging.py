@@ -10,7 +10,7 @@ from contextvars import copy_context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.drivers.worker_logs import LineSplitter, TaggedLine, parse_tagged_line
+from fleetstart.prefetcher.processes.worker_logs import LineSplitter, TaggedLine, parse_tagged_line
 from fleetstart.runtime.worker_io.log_tagging import CURRENT_REQUEST_ID, TaggedStream
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\x1e\x1f"), max_size=12)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleetstart.runtime.sdk.context import context
-from fleetstart.runtime.worker.entrypoint import import_entry
+from fleetstart.runtime.worker.entry_import import import_entry
 from fleetstart.runtime.worker_io import user_errors as blame
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 
-from ...weights.layout import layer_numbers
+from ...weights.publish_layout import layer_numbers
 from ...weights.source import Source
 from .constants import dotted
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller.gateway.admission.feasibility import FeasibilityCheck, start_failure
-from fleetstart.controller.gateway.dispatch.backend import VersionBackend
-from fleetstart.controller.scheduler.planning import UNPLACED_NS
+from fleetstart.controller.gateway.dispatch.version_backend import VersionBackend
+from fleetstart.controller.scheduler.start_orders import UNPLACED_NS
 from fleetstart.controller.state.records import Failure, VersionKey, VersionRecord
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import ErrorInfo, NotFound
@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import LayerLayout
-from tests.controller.gateway.dispatch.test_backend import status
+from tests.controller.gateway.dispatch.test_version_backend import status
 from tests.controller.scheduler.test_reconcile import Cluster, F
 
 KEY = VersionKey(F, Version(1))

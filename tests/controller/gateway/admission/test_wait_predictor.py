@@ -8,7 +8,7 @@ import pytest
 from fleetstart.controller.gateway.admission.feasibility import FeasibilityCheck
 from fleetstart.controller.gateway.admission.rejections import rejection
 from fleetstart.controller.gateway.admission.wait_predictor import WaitPrediction, WaitPredictor
-from fleetstart.controller.gateway.dispatch.backend import VersionBackend
+from fleetstart.controller.gateway.dispatch.version_backend import VersionBackend
 from fleetstart.controller.planner.estimates import VersionMeasures
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import Overloaded, QueueFull
@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.gateway.admission.test_feasibility import CHAT, KEY, deployed
-from tests.controller.gateway.dispatch.test_backend import call, queued, status
+from tests.controller.gateway.dispatch.test_version_backend import call, queued, status
 from tests.controller.scheduler.test_reconcile import Cluster
 
 TEST_MEASURES = VersionMeasures(

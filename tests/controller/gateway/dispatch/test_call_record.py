@@ -13,7 +13,7 @@ from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.ids import NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
-from tests.controller.gateway.dispatch.test_backend import backend, call, status
+from tests.controller.gateway.dispatch.test_version_backend import backend, call, status
 from tests.controller.scheduler.test_autoscaler import spec
 
 MS = 1_000_000

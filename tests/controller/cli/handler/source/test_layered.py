@@ -14,8 +14,8 @@ from fleetstart.controller.cli.handler.source.declarations import LAYERED_SETTIN
 from fleetstart.controller.cli.handler.source.layered import with_layer_names
 from fleetstart.controller.cli.handler.spec import LAYERED_CONCURRENCY, build_spec
 from fleetstart.controller.cli.handler.spec import layer_pattern_of as pattern_of
-from fleetstart.controller.cli.weights.layout import layer_numbers, layer_of_tensors, plan_checkpoint
 from fleetstart.controller.cli.weights.publish import publish_source
+from fleetstart.controller.cli.weights.publish_layout import layer_numbers, layer_of_tensors, plan_checkpoint
 from fleetstart.controller.cli.weights.source import Source, read_source
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId

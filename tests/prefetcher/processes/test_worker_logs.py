@@ -9,7 +9,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.drivers.worker_logs import EARLY_LINES, LineSplitter, LogBuffer, LogPipe
+from fleetstart.prefetcher.processes.worker_logs import EARLY_LINES, LineSplitter, LogBuffer, LogPipe
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 
 

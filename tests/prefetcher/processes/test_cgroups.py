@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.drivers.cgroup_setup import Hierarchy, open_cgroups, read_hierarchies
-from fleetstart.prefetcher.drivers.cgroups import PREFIX, CgroupsV1, CgroupsV2
-from fleetstart.prefetcher.drivers.epoch import epoch_is_alive, new_epoch
+from fleetstart.prefetcher.processes.cgroup_setup import Hierarchy, open_cgroups, read_hierarchies
+from fleetstart.prefetcher.processes.cgroups import PREFIX, CgroupsV1, CgroupsV2
+from fleetstart.prefetcher.processes.epoch import epoch_is_alive, new_epoch
 from fleetstart.prefetcher.workers.memory_watchdog import private_bytes
 from tests.servers import spawn, wait_until
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 def test_an_epoch_knows_whether_its_daemon_lives() -> None:
     mine = new_epoch("token")
     process = subprocess.Popen(
-        [sys.executable, "-c", "from fleetstart.prefetcher.drivers.cgroups import new_epoch; print(new_epoch('x'))"],
+        [sys.executable, "-c", "from fleetstart.prefetcher.processes.cgroups import new_epoch; print(new_epoch('x'))"],
         stdout=subprocess.PIPE,
     )
     theirs = process.communicate()[0].decode().strip()
@@ -36,7 +36,7 @@ def test_an_epoch_knows_whether_its_daemon_lives() -> None:
 
 def test_a_daemon_that_nobody_waited_for_is_dead() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from fleetstart.prefetcher.drivers.cgroups import new_epoch; print(new_epoch('x'))"],
+        [sys.executable, "-c", "from fleetstart.prefetcher.processes.cgroups import new_epoch; print(new_epoch('x'))"],
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None

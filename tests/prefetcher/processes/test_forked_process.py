@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fleetstart.prefetcher.drivers.forked_process import (
+from fleetstart.prefetcher.processes.forked_process import (
     READS_AT_ONCE,
     ChannelEnded,
     ForkedProcess,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.prefetcher.drivers.prefork_policy import FAILURE_PAUSES_S, SETTLE_S, PoolState, choose_pool, pause_s
+from fleetstart.prefetcher.processes.prefork_policy import FAILURE_PAUSES_S, SETTLE_S, PoolState, choose_pool, pause_s
 
 EMPTY = PoolState(warm=True, waiting=0, forking=0)
 FULL = PoolState(warm=True, waiting=1, forking=0)

@@ -1,4 +1,4 @@
-"""Request retention: stores synchronous calls of functions with `keep_requests`, for `fs replay`.
+"""Replay recorder: stores synchronous calls of functions with `keep_requests`, so that `fs replay` can repeat them.
 
 The response goes out first; request and response are stored afterwards, as an invocation that has ended.
 """
@@ -38,7 +38,7 @@ WRITING_MAX = 64
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class RequestRetention:
+class ReplayRecorder:
     def __init__(self, gateway: App, view: View, invocations: InvocationStore, payloads: PayloadStore) -> None:
         self._gateway = gateway
         self._view = view

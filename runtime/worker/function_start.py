@@ -35,7 +35,7 @@ from ..sdk.declarations import LLM, Layered
 from ..worker_io import user_errors
 from ..worker_io.asgi import App
 from .device_init import DeviceInit
-from .entrypoint import import_entry
+from .entry_import import import_entry
 
 if TYPE_CHECKING:
     from ..contract.function.spec import LLMSettings

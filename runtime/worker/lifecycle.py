@@ -2,7 +2,7 @@
 
 Forked by the fork server, a worker sends `Pooled` and waits. Everything that does not depend on the function happens
 before that (imports, the event loop), so that `Assign` to `Ready` is short: confine the process (`isolation`), start
-the function (`start`), serve it (`call_gate`, `server`). It ends with its control socket.
+the function (`function_start`), serve it (`call_gate`, `server`). It ends with its control socket.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from ..pipeline.node_messages import NodeMessages
 from . import watchdog
 from .call_gate import CallGate, Meter, redact_errors
 from .egress_socket import open_egress_socket
+from .function_start import StartContext, StartedApp, start
 from .server import WorkerServer
-from .start import StartContext, StartedApp, start
 
 USAGE_EVERY_S = 1.0
 SPARE_AFTER_S = 0.05

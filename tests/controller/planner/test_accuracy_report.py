@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from fleetstart.controller.planner import Cluster, make_plan
+from fleetstart.controller.planner.accuracy_report import Explanation, ObservedStart, explain, format_explanation
 from fleetstart.controller.planner.error_margins import Margins
-from fleetstart.controller.planner.report import Explanation, ObservedStart, explain, format_explanation
 from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import measured, node, request
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from fleetstart.controller.gateway.dispatch.backend import Attempt, Call, QueuedCall, VersionBackend
 from fleetstart.controller.gateway.dispatch.queue import CallQueue
+from fleetstart.controller.gateway.dispatch.version_backend import Attempt, Call, QueuedCall, VersionBackend
 from fleetstart.controller.state.records import VersionKey, VersionRecord
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId

@@ -10,7 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import deserialize
 
-from fleetstart.controller.cli.weights.layout import (
+from fleetstart.controller.cli.weights.local_files import LocalFile
+from fleetstart.controller.cli.weights.publish import checksums, read_data
+from fleetstart.controller.cli.weights.publish_layout import (
     CHUNK_LEAST_BYTES,
     CHUNKS_LEAST,
     PAD_PREFIX,
@@ -19,8 +21,6 @@ from fleetstart.controller.cli.weights.layout import (
     layer_of_tensors,
     plan_checkpoint,
 )
-from fleetstart.controller.cli.weights.local_files import LocalFile
-from fleetstart.controller.cli.weights.publish import checksums, read_data
 from fleetstart.controller.cli.weights.safetensors_header import StoredTensor, read_file
 from fleetstart.controller.cli.weights.source import SmallFile, Source
 from fleetstart.runtime.contract.errors import CheckpointInvalid
