@@ -1,4 +1,4 @@
-"""Splits progress events from the response that a worker sent in the same stream (PROGRESS_HEADER). Pure.
+"""Splits a worker's stream (PROGRESS_HEADER) into progress events and the response proper. Pure.
 
 Readers of events get the progress and the items of a stream; the response is stored as it would have been without
 progress. Any other event counts as an item: it is the handler's own.

@@ -1,4 +1,4 @@
-"""The owner's key file: an admin key in FS_HOME, readable by its user alone. The local `fs` sends it.
+"""The owner's key file: reads and writes FS_HOME/key, the admin key that the local `fs` sends.
 
 The owner of the home owns the system: its Redis, its store, its master key. So the key is an admin's.
 """

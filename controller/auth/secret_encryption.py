@@ -1,4 +1,4 @@
-"""Secrets at rest: AES-256-GCM under a master key that Redis never sees.
+"""Encryption of secrets at rest: AES-256-GCM under a master key that Redis never sees.
 
 The master key is FS_MASTER_KEY (32 bytes in base64; then, separated by commas, older keys for older ciphertexts), or
 else a file in FS_HOME that is created with the first secret, readable by its owner alone. Each ciphertext names its

@@ -1,4 +1,4 @@
-"""The format of a segment: some thousand rows of the ledger, immutable, each segment naming the one before it.
+"""The format of an archived ledger segment: some thousand rows, immutable, chained by checksums.
 
     header     one line of JSON: SegmentHeader
     body       zlib; then a line a row: the entry's id, a space, the row's JSON as it was written

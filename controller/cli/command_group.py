@@ -1,4 +1,4 @@
-"""A group of verbs under one of `fs`, which suggests the nearest name as `fs` itself does."""
+"""Command group for verbs with subcommands (`fs weights push`). Suggests the nearest name for an unknown subcommand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports to the schedulers what waits and runs at this gateway, under a lease of its own.
+"""Reports the numbers of waiting and running calls of this gateway to the schedulers, under a lease.
 
 A call that found no free slot is reported at once; other changes are gathered. The scheduler in this process gets the
 report without Redis in between, so its orders go out while the report is still on its way to others.

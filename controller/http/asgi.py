@@ -1,4 +1,4 @@
-"""ASGI responses that the gateway makes itself: errors, and the headers and closing event that tell the bill."""
+"""ASGI types, and responses of the gateway itself: errors, the bill's response headers, a stream's closing event."""
 
 from __future__ import annotations
 

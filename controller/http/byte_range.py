@@ -1,4 +1,4 @@
-"""One range of an object, as a Range header asks for it (RFC 9110 section 14)."""
+"""Parser of the Range header: one range of an object (RFC 9110 section 14)."""
 
 from __future__ import annotations
 

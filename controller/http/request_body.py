@@ -1,4 +1,4 @@
-"""Reads a request's body into memory, never more than is allowed.
+"""Reads a request's body into memory, up to the size limit.
 
 A body that is too large is rejected before it is read if its Content-Length says so, else as soon as it is. Its sender
 is still writing then: the response goes out first, and what follows is discarded for a moment, because closing at once

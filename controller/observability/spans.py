@@ -1,4 +1,4 @@
-"""An invocation's one timeline as the spans of a trace. Pure: no second clock, no second instrument.
+"""Converts an invocation's timeline to the spans of a trace. Pure: no second clock, no second instrument.
 
 invoke NAME                      gateway, under the caller's span if there is one
 ├── queue                        gateway

@@ -1,7 +1,7 @@
 """The layout of a checkpoint for the planner: size and layers of each stage of each cut.
 
 Sets of layers are integers, one bit a layer, so that "what does this node lack" is one operation. The first layer's
-bit stands for both ends of the model too, as in `contract.stage`. A checkpoint without numbered layers has one.
+bit stands for both ends of the model too, as in `contract.weights.stage`. A checkpoint without numbered layers has one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contention of cold starts on a node's link: whether one more fetch would break the deadlines of the others.
+"""Contention of cold starts on a node's link: decides if one more fetch would break the deadlines of the others.
 
 HydraServe section 4.2, eq. 3 and 4. All fetches on a link get equal shares. The pending bytes of each are known from
 the

@@ -1,4 +1,4 @@
-"""Keeps a deploy and a removal of the same checkpoint apart, over all controllers, with one mark a checkpoint.
+"""Deletion guard: a mark in Redis excludes a deploy and a removal of the same checkpoint at the same time.
 
 The race: a deploy finds its weights in the store, a removal finds that they are unused, and both go on. So a removal
 first writes a mark and only then looks for uses; a deploy reads the mark before it looks into the store, and its last

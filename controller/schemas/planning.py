@@ -1,4 +1,4 @@
-"""Structs of the management API: the forecast of a deploy, and the placement decision behind an invocation."""
+"""Structs of the management API: the forecast of a deploy, and the placement decision of a cold start."""
 
 from __future__ import annotations
 

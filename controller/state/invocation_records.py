@@ -1,4 +1,4 @@
-"""Records of stored invocations, those that outlive their connection.
+"""Records of stored invocations (async, scheduled, replayed, or kept for replay) in Redis and in the object store.
 
 An `Envelope` is the call as it was accepted and never changes; `Progress` is its state so far. Both lie in Redis, the
 envelope also at the head of the request in the object store, so that it can be restored to a Redis that lost its last

@@ -1,4 +1,4 @@
-"""The object store of the control plane: its protocol, uploads, and checks that bundles and checkpoints are complete.
+"""The object store's protocol, uploads, and checks that bundles and checkpoints are complete.
 
 Callers of the API may name only bundles and checkpoints (`contract.object_keys`), never the `ledger/`. The digests of
 bundles and manifests are checked before the object is published; parts are checked chunk by chunk by the node that

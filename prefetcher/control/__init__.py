@@ -1,1 +1,1 @@
-"""The node's side of Redis: orders in, statuses, logs, ledger rows and the node's lease out."""
+"""Exchange with the controller through Redis: reads orders; writes statuses, logs, ledger rows and the node's lease."""

@@ -1,4 +1,4 @@
-"""Publishes the statuses of this node's workers, each from its order until the controller has seen its end."""
+"""Publishes the statuses of this node's workers, from a worker's order until the controller has seen its end."""
 
 from __future__ import annotations
 

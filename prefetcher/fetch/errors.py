@@ -1,4 +1,4 @@
-"""Errors of fetches, in words for the user; and retries of small reads."""
+"""Errors of fetches with messages for the user, and retries of small reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accepts connections on a listening socket and ends everything it started with it."""
+"""Accept loop of a listening socket. Closing it cancels the tasks of its connections."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Worker processes: fork server, prefork pool, control groups, log pipes."""
+"""Worker processes as the daemon sees them: fork server, prefork pool, control groups, log pipes."""

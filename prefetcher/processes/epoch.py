@@ -1,4 +1,4 @@
-"""Epochs: names of a node daemon's starts, by which others can check whether that daemon is alive."""
+"""Epochs: an epoch identifies one run of a node daemon (pid, start time, token), so others can check if it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def new_epoch(token: str) -> str:
-    """A new epoch, which names its process, so that others can check whether it is alive."""
+    """Returns a new epoch of this process."""
     return f"{os.getpid()}.{_started_ticks(os.getpid())}.{token}"
 
 

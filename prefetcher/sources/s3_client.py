@@ -1,4 +1,4 @@
-"""S3 clients and HTTP connections of this room.
+"""S3 clients and pooled HTTP connections to a bucket.
 
 boto3 finds bucket and credentials, signs URLs and lists; the bytes of objects go over plain connections to the signed
 URLs, kept open between requests, through the proxy and with the certificates that the configuration names.

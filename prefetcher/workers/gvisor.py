@@ -1,4 +1,4 @@
-"""Bundle, segments and connections of a worker inside gVisor, which receives them in another form than others.
+"""Hands bundle, segments and connections to a worker inside gVisor, which cannot mount folders or map writable memory.
 
 Folders cannot be mounted into a running sandbox, so the bundle is sent as a tar in memory. Writable memory is
 useless to it, so segments are sent as read-only descriptors. Its sockets are its own, so the node listens for it

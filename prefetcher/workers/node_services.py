@@ -1,4 +1,4 @@
-"""The node's services for its workers, bundled."""
+"""Container of the node's components that starting and serving a worker needs, passed to every `Worker`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .secrets import SecretDecryptor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeServices:
-    """Everything of the node that a worker uses."""
+    """Components of the node that each worker uses."""
 
     node: NodeId
     address: str

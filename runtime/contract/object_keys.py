@@ -1,4 +1,4 @@
-"""Keys of objects in the object store, and the rule that each of them keeps.
+"""Keys of objects in the object store, and the check that a key is valid.
 
 | key | holds | written by |
 | --- | --- | --- |

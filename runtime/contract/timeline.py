@@ -1,6 +1,6 @@
 """The timeline of an invocation: phases with monotonic timestamps that travel with it.
 
-Response headers, `fs trace`, metrics and the ledger all read this record (DESIGN section 5, step 7).
+Response headers, `fs trace`, metrics and the ledger all read this record.
 Monotonic clocks of two machines do not compare, so a timeline carries its own origin and is shifted
 when it joins another.
 """

@@ -1,4 +1,4 @@
-"""Profiles of pooled workers: modules imported ahead of an assignment, and the environment they inherit."""
+"""Profiles of pooled workers: modules imported ahead of an assignment, and inherited environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protocol of a later stage: it reports that it is loaded, that a peer is lost, and ends when it is dismissed."""
+"""Protocol between a later stage and the first one: "loaded", "peer lost", and the dismissal that ends the stage."""
 
 from __future__ import annotations
 

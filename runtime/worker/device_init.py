@@ -1,4 +1,4 @@
-"""Device initialisation of a worker, which ends before its handler is built."""
+"""Device initialisation (CUDA) of a worker, complete before its handler is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry point: imports the object that a version's entry names from its bundle."""
+"""Imports the handler object (`module:attribute`) of a version from its bundle."""
 
 from __future__ import annotations
 

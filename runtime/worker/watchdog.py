@@ -1,4 +1,5 @@
-"""Watchdog thread: ends a worker that cannot end itself.
+"""Watchdog thread: ends the worker process if a call overruns its deadline, or if the node is gone and the main
+thread is busy.
 
 Either a call overran its deadline and keeps its slot (the gateway has answered 504; a Python thread cannot be stopped
 from outside), or the control socket was closed while the main thread was busy in user code. The thread needs no event

@@ -1,4 +1,4 @@
-"""OpenAPI document of one function's calls, made from the interface that its deploy read: starts and bills nothing.
+"""Builds the OpenAPI document of one function from its stored interface. No worker is started for it.
 
 An ASGI app describes itself at a path of its own, to which the document links.
 """

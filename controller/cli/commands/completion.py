@@ -1,4 +1,4 @@
-"""`fs completion`: prints the script with which a shell completes verbs and options."""
+"""`fs completion`: prints a shell's completion script for verbs and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fs invoice`: a month's ledger rows, added up by function, version, phase and price."""
+"""`fs invoice`: sums of a month's ledger rows by function, version, phase and price."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fs invoke`: calls a function; its answer goes to stdout as it arrives, start, time and cost to stderr."""
+"""`fs invoke`: calls a function. Prints the response to stdout as it arrives, and start, time and cost to stderr."""
 
 from __future__ import annotations
 

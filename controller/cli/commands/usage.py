@@ -1,4 +1,4 @@
-"""`fs usage`: sums of the ledger's rows, by whatever they are asked for."""
+"""`fs usage`: sums of the ledger's rows, grouped by function, version, phase, key, project, tag or day."""
 
 from __future__ import annotations
 

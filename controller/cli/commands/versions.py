@@ -1,4 +1,4 @@
-"""`fs versions`: all versions of a function, and which of them calls go to."""
+"""`fs versions`: all versions of a function, and their share of its calls."""
 
 from __future__ import annotations
 

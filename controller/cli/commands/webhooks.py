@@ -1,4 +1,4 @@
-"""`fs webhooks`: the secret that they are signed with, and deliveries that are to be made again."""
+"""`fs webhooks`: shows and rotates the signing secret, and repeats deliveries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fs weights`: checkpoints in the store: sent, listed, checked, taken out again, removed."""
+"""`fs weights`: publishes, lists, verifies, exports and removes checkpoints in the store."""
 
 from __future__ import annotations
 

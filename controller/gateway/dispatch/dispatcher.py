@@ -1,4 +1,4 @@
-"""Sends a call to a worker and its response to the client; tries again on another worker what did not begin to answer.
+"""Sends a call to a worker and its response to the client; retries a call on another worker if no response had begun.
 
 A worker that was full or draining ran nothing. One that disconnected under the call may have run it, and a third
 disconnect is the call's own doing. Small responses are buffered, so that the bill stands in their headers and a

@@ -1,4 +1,4 @@
-"""Errors of an attempt at a worker, besides errors of the function's own.
+"""Errors of an attempt at a worker that are not errors of the function itself.
 
 UpstreamError
 ├── UpstreamUnreachable    no connection: the worker never saw the call

@@ -1,4 +1,4 @@
-"""One version as this gateway sees it: its ready workers, the calls on them, and the calls that wait for a slot.
+"""Backend of one version at this gateway: its ready workers, the calls on them, and the calls that wait for a slot.
 
 A call takes a free slot at once, without a task or a future. Only if there is none does it wait in the queue, and the
 schedulers learn of it. Slots come free when calls end, and appear when a worker's status says ready. Does no I/O:

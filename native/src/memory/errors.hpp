@@ -1,4 +1,4 @@
-// The ways in which this room fails. bind.cpp turns each into one Python exception.
+// Exceptions of the memory package. bind.cpp turns each into one Python exception.
 #pragma once
 
 #include <stdexcept>

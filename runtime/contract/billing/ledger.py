@@ -1,8 +1,8 @@
-"""The ledger: one row an invocation, one a phase of a worker's life; integers only.
+"""The ledger's rows: one for each invocation, one for each phase of a worker's life; integers only.
 
 Money is in nano-dollars. Execution is billed, and the idle time of workers that the user asked to have kept (`min`);
 start, fetch, load, other idle time and failed starts stand in the ledger at rate 0, so that everybody sees what was
-waived (DESIGN section 9). A row has an id that follows from what it records, and the ledger takes an id once: a
+waived. A row has an id that follows from what it records, and the ledger takes an id once: a
 writer that is not sure may write again, at any time. `ledger.lua` says how that is known without keeping all ids.
 """
 

@@ -1,4 +1,4 @@
-"""Public internet addresses, in whatever notation: the only ones that a caller's name or URL may lead to.
+"""Decides whether an address is public on the internet, and parses addresses in every notation.
 
 Used where the platform connects on a caller's behalf (webhooks, workers' egress), against server-side request forgery.
 Pure, and strict where Python's `is_global` is not.

@@ -1,7 +1,7 @@
-"""Rules from a handler's signature to the form of its requests and answers.
+"""Derives the form of requests and responses (JSON, form, bytes, stream) from a handler's signature.
 
-The worker applies them to the types of the handler that it runs. A deploy applies them to stand-ins for these types,
-which it makes from the source's syntax tree without running it. So the schema that a deploy publishes describes what
+The worker applies these rules to the types of the handler that it runs. A deploy applies them to stand-ins for these
+types, which it makes from the source's syntax tree without running it. So the schema that a deploy publishes describes what
 the worker will accept.
 """
 

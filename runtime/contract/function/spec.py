@@ -1,4 +1,4 @@
-"""The function spec: everything that a deploy says of one version, which never changes afterwards."""
+"""The function spec: all settings of one deployed version, immutable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task groups that end although a cancellation is lost.
+"""Ends asyncio tasks: cancels them again until they have ended, since Python 3.11 can lose a cancellation.
 
 `anyio` also delivers a cancellation again, but the contract imports no third library, and anyio ends only tasks of its
 own group: callers end tasks that they started themselves, and get the first error itself, not an ExceptionGroup.

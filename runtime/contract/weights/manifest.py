@@ -1,11 +1,11 @@
-"""The manifest: where each weight byte lies, in the store and in a segment, and what it must check to.
+"""The manifest of a checkpoint: place of each tensor in store and segment, and the checksum of each chunk.
 
 A checkpoint is a few *parts*, each a valid safetensors file that any tool opens. Their data sections,
 laid one after the other and each begun at a multiple of the chunk size, are the *segment*: offsets of
 tensors are offsets in it. A *chunk* is one fixed-size piece of the segment; it lies in exactly one
-part, so that it is one range of one object. The digest of the manifest's bytes names the checkpoint
-(DESIGN section 4). Tensors lie in the order in which layers run, so a stage is one contiguous range
-(ServerlessLLM section 4.1; HydraServe section 4.1).
+part, so that it is one range of one object. The digest of the manifest's bytes is the checkpoint's id.
+Tensors lie in the order in which layers run, so a stage is one contiguous range (ServerlessLLM
+section 4.1; HydraServe section 4.1).
 
 Small files that belong to a model (config.json, tokenizer.json) travel in the first part, as U8
 tensors named by file: one path and one checksum for everything.

@@ -1,4 +1,4 @@
-"""The token table: a tokenizer in the form in which a worker uses it, made once, when weights are published.
+"""The token table: a tokenizer in binary form, built once at publish, used in place by workers.
 
 tokenizer.json is text: to parse it costs each worker a tenth of a second and tens of megabytes before its first
 token. Byte-level BPE needs little of it, so a publisher lays that out as arrays, which a worker reads in place:

@@ -44,7 +44,7 @@ class StageWeights:
 def gather(weights: ModelWeights, config: LlamaConfig, first: int, end: int) -> StageWeights:
     """Gathers layers `first .. end - 1`, waiting for their tensors in the order in which they run.
 
-    The first stage has both ends of the model (`contract.stage` says why), so that tied ones are one tensor.
+    The first stage has both ends of the model (`contract.weights.stage` says why), so that tied ones are one tensor.
 
     Errors: CheckpointInvalid, naming the tensor that is missing or has another shape.
     """
