@@ -1,4 +1,4 @@
-"""Fixtures for every room: a real Redis. The servers themselves are in tests/servers.py.
+"""Fixtures for all tests: a real Redis. The servers themselves are in tests/servers.py.
 
 `redis_server` can be killed and started again with its data; `redis_url` is its URL, for code that only connects.
 

@@ -1,8 +1,8 @@
 """Derives the form of requests and responses (JSON, form, bytes, stream) from a handler's signature.
 
 The worker applies these rules to the types of the handler that it runs. A deploy applies them to stand-ins for these
-types, which it makes from the source's syntax tree without running it. So the schema that a deploy publishes describes what
-the worker will accept.
+types, which it makes from the source's syntax tree without running it. So the schema that a deploy publishes describes
+what the worker will accept.
 """
 
 from __future__ import annotations
