@@ -36,7 +36,7 @@ from .node_report import report_of
 from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
 from .processes.epoch import epoch_is_alive, new_epoch
-from .processes.forkserver import ForkServer
+from .processes.forkserver_client import ForkServer
 from .processes.prefork_policy import is_unsandboxed
 from .processes.prefork_pool import PreforkPool
 from .processes.worker_logs import LogBuffer

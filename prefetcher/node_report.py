@@ -10,7 +10,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from .config import Config
 from .network.egress_proxy import EgressTraffic
 from .processes.cgroups import Cgroups
-from .processes.forkserver import ForkServer
+from .processes.forkserver_client import ForkServer
 from .segments.store import SegmentStore
 from .workers.call_latency import CallLatencies
 from .workers.meter import LedgerBuffer

@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.node.messages import Pooled
 
 from .cgroups import Cgroup, Cgroups
 from .forked_process import ChannelEnded, ForkedProcess, ProcessEvent, ProcessExited
-from .forkserver import ForkServer
+from .forkserver_client import ForkServer
 from .prefork_policy import SETTLE_S, PoolState, choose_pool, is_unsandboxed
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ def command(home: Path, *, name: str, yes: bool, url: str | None, as_json: bool)
         info = server.get(path, FunctionInfo)
         if not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError(f"fs rm {name} asks for confirmation; give --yes where nobody can answer")
+                raise click.UsageError(f"fs rm {name} asks for confirmation; give --yes if stdin is not a terminal")
             click.confirm(f"Remove {info.name}, version {info.version}, with {len(info.workers)} workers?", abort=True)
         info = server.delete(path, FunctionInfo)
     output.message(f"{info.name} removed")

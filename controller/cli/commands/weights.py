@@ -163,7 +163,7 @@ def rm(home: Path, *, name: str, yes: bool, url: str | None, as_json: bool) -> N
         if not yes and not info.used_by:
             if not sys.stdin.isatty():
                 raise click.UsageError(
-                    f"fs weights rm {name} asks for confirmation; give --yes where nobody can answer"
+                    f"fs weights rm {name} asks for confirmation; give --yes if stdin is not a terminal"
                 )
             click.confirm(f"Remove {info.id[:SHORT]}, {output.format_size(info.object_bytes)}?", abort=True)
         info = server.delete(f"/api/v1/checkpoints/{info.id}", CheckpointInfo)
