@@ -262,7 +262,7 @@ def test_rows_wait_for_redis_and_are_written_once(redis_server: RedisServer, cap
         writer.opened(_call("while-away"))
         writer.ended(_trace("while-away"))
         writer.ended(_trace("while-away", status=500))
-        await until(lambda: "ledger rows wait for redis" in caplog.text)
+        await until(lambda: "ledger rows cannot be written: redis is unavailable" in caplog.text)
         assert writer.pending
         await asyncio.to_thread(redis_server.start)
         await until(lambda: not writer.pending)
