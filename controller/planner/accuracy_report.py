@@ -91,19 +91,39 @@ def _stages(stages: list[StagePlan]) -> list[list[str]]:
 
 def _outcome(compared: list[Comparison]) -> list[list[str]]:
     rows = [["", "predicted", "observed", "error"]]
-    for one in compared:
-        observed = "–" if one.observed is None else f"{one.observed:.3f}"
-        rows.append([one.what, f"{one.predicted:.3f}", observed, "–" if one.error is None else f"{one.error:.0%}"])
+    for comparison in compared:
+        observed = "–" if comparison.observed is None else f"{comparison.observed:.3f}"
+        rows.append(
+            [
+                comparison.what,
+                f"{comparison.predicted:.3f}",
+                observed,
+                "–" if comparison.error is None else f"{comparison.error:.0%}",
+            ]
+        )
     return rows
 
 
 def _candidates(considered: list[CandidateReport]) -> list[list[str]]:
     rows = [["stages", "whole", "TTFT, s", "margin", "TPOT, s", "GiB·s", "nodes", "why not"]]
-    for one in considered:
+    for candidate in considered:
         figures = ["–"] * 4
-        if one.nodes:
-            figures = [f"{one.ttft_s:.2f}", f"× {one.margin:.2f}", f"{one.tpot_s:.3f}", f"{one.cost_gib_s:.1f}"]
-        rows.append([str(one.stages), str(one.full), *figures, " ".join(one.nodes), one.why_not or "taken"])
+        if candidate.nodes:
+            figures = [
+                f"{candidate.ttft_s:.2f}",
+                f"× {candidate.margin:.2f}",
+                f"{candidate.tpot_s:.3f}",
+                f"{candidate.cost_gib_s:.1f}",
+            ]
+        rows.append(
+            [
+                str(candidate.stages),
+                str(candidate.full),
+                *figures,
+                " ".join(candidate.nodes),
+                candidate.why_not or "taken",
+            ]
+        )
     return rows
 
 

@@ -30,10 +30,12 @@ SHARING = 2.0
 
 
 class Candidate(NamedTuple):
+    """A way to start: a node, a fetch and a reservation for each stage, with predictions."""
+
     cuts: tuple[Cut, ...]
     full: int
     """The first so many stages have a whole worker's memory."""
-    seats: list[CandidateNode]
+    nodes: list[CandidateNode]
     fetches: list[Fetch]
     reserved_bytes: list[int]
     ttft_s: float
@@ -49,199 +51,219 @@ class Candidate(NamedTuple):
     """Cost including the effect on other workers, by which candidates are compared."""
 
 
-def _margin(request: PlanRequest, stages: int, fetching: bool) -> float:
-    if not fetching:
-        return request.margins.warm
-    return request.margins.group if stages > 1 else request.margins.alone
-
-
 class TooFewNodes(NamedTuple):
     """A group size for which there are not enough nodes."""
 
     stages: int
     full: int
-    found: int
+    available: int
+
+
+class HolderPlacement(NamedTuple):
+    """The placement of a stage on a node that holds layers of it; sorted, the best comes first."""
+
+    fetch_s: float
+    stages_suited: int
+    """Number of stages that the node suits: a node that holds one stage gets it before a node that holds them all."""
+    stage: int
+    node_index: int
 
 
 class Search:
     """The search for candidates of one request over its nodes at one time. Hot: most of a decision's time is spent
     here."""
 
-    def __init__(self, request: PlanRequest, seats: Sequence[CandidateNode], now_s: float) -> None:
+    def __init__(self, request: PlanRequest, nodes: Sequence[CandidateNode], now_s: float) -> None:
         self._request = request
         self._now_s = now_s
-        self._weigh = request.segment_bytes > 0
-        free = [seat for seat in seats if not seat.shared]
-        self._variants = [free, list(seats)] if free and len(free) < len(seats) else [list(seats)]
-        self._any_held = any(seat.held is not None for seat in seats)
+        self._has_weights = request.segment_bytes > 0
+        free = [node for node in nodes if not node.shared]
+        self._variants = [free, list(nodes)] if free and len(free) < len(nodes) else [list(nodes)]
+        self._any_held = any(node.held is not None for node in nodes)
 
     def least_ttft_s(self, size: int) -> float:
         """Lower bound on the TTFT of this group size: every worker whole, each with the fastest node's link."""
-        known, seats = self._request.measures, self._variants[-1]
-        if not seats:
+        measures, nodes = self._request.measures, self._variants[-1]
+        if not nodes:
             return float("inf")
-        largest_bytes = (
-            0 if self._any_held or not self._weigh else max(c.size_bytes for c in self._request.shape.cuts(size))
-        )
+        largest_bytes = 0
+        if self._has_weights and not self._any_held:
+            largest_bytes = max(cut.size_bytes for cut in self._request.layout.cuts(size))
         ready_s = max(
-            min(seat.state.start_s for seat in seats) + known.library_s.value,
-            largest_bytes / max(seat.bytes_per_s for seat in seats),
+            min(node.state.start_s for node in nodes) + measures.library_s.value,
+            largest_bytes / max(node.bytes_per_s for node in nodes),
         )
         return ttft_s(
-            ready_s + known.rest_s.value,
-            prefill_s=known.prefill_s.value, hop_s=known.hop_s.value, stages=size, work=1.0,
+            ready_s + measures.rest_s.value,
+            prefill_s=measures.prefill_s.value, hop_s=measures.hop_s.value, stages=size, work=1.0,
         )  # fmt: skip
 
     def candidates(self, sizes: Iterable[int]) -> Iterator[Candidate | TooFewNodes]:
         """Yields candidates in order of size and number of whole workers. A single worker has no low-memory variant."""
         for size in sizes:
-            cuts = self._request.shape.cuts(size)
-            kept = [self._kept(cuts, variant) if self._any_held else [] for variant in self._variants]
+            cuts = self._request.layout.cuts(size)
+            placements = [self._holder_placements(cuts, nodes) if self._any_held else [] for nodes in self._variants]
             for full in range(0 if size > 1 else 1, size + 1):
-                yield from self._of(cuts, full, kept)
+                yield from self._variant_candidates(cuts, full, placements)
 
-    def _of(
-        self, cuts: tuple[Cut, ...], full: int, kept: Sequence[list[tuple[float, int, int, int]]]
+    def _variant_candidates(
+        self, cuts: tuple[Cut, ...], full: int, placements: Sequence[list[HolderPlacement]]
     ) -> Iterator[Candidate | TooFewNodes]:
-        before: list[CandidateNode] | None = None
-        for variant, pairs in zip(self._variants, kept, strict=True):
-            chosen = self._choose(cuts, full, variant, pairs)
-            if isinstance(chosen, TooFewNodes) and pairs:
-                chosen = self._choose(cuts, full, variant, [])  # holders took the room of another stage
-            if isinstance(chosen, TooFewNodes):
-                if variant is self._variants[-1]:
-                    yield chosen
-            elif chosen != before:
-                before = chosen
-                yield self._predicted(cuts, full, chosen)
+        """Yields one candidate on free devices and one on any, if they differ."""
+        previous: list[CandidateNode] | None = None
+        for nodes, on_holders in zip(self._variants, placements, strict=True):
+            assigned = self._assign(cuts, full, nodes, on_holders)
+            if isinstance(assigned, TooFewNodes) and on_holders:
+                assigned = self._assign(cuts, full, nodes, [])  # holders took the node that another stage needs
+            if isinstance(assigned, TooFewNodes):
+                if nodes is self._variants[-1]:
+                    yield assigned
+            elif assigned != previous:
+                previous = assigned
+                yield self._predict(cuts, full, assigned)
 
-    def _choose(
+    def _assign(
         self,
         cuts: tuple[Cut, ...],
         full: int,
-        seats: Sequence[CandidateNode],
-        pairs: Sequence[tuple[float, int, int, int]],
+        nodes: Sequence[CandidateNode],
+        on_holders: Sequence[HolderPlacement],
     ) -> list[CandidateNode] | TooFewNodes:
-        chosen: dict[int, CandidateNode] = {}
+        """Assigns a node to each stage: holders first, then each remaining stage to the fastest node that fits it."""
+        assigned: dict[int, CandidateNode] = {}
         used: set[int] = set()
-        for _, _, stage, place in pairs:
-            seat = seats[place]
-            if stage not in chosen and place not in used and self._fits(cuts[stage], seat, stage < full):
-                chosen[stage] = seat
-                used.add(place)
+        for _, _, stage, index in on_holders:
+            node = nodes[index]
+            if stage not in assigned and index not in used and self._fits(cuts[stage], node, stage < full):
+                assigned[stage] = node
+                used.add(index)
         # Whole workers first, then by size: a node with room for the larger has room for the smaller, none is wasted.
         order = [*range(full), *sorted(range(full, len(cuts)), key=lambda stage: -cuts[stage].size_bytes)]
         for stage in order:
-            if stage in chosen:
+            if stage in assigned:
                 continue
             cut = cuts[stage]
-            for place, seat in enumerate(seats):
+            for index, node in enumerate(nodes):
                 if (
-                    place not in used
-                    and self._opens(cut, seat)
-                    and (seat.fits_whole or self._fits(cut, seat, stage < full))
+                    index not in used
+                    and self._link_accepts(cut, node)
+                    and (node.fits_whole or self._fits(cut, node, stage < full))
                 ):
-                    chosen[stage] = seat
-                    used.add(place)
+                    assigned[stage] = node
+                    used.add(index)
                     break
             else:
-                return TooFewNodes(len(cuts), full, len(chosen))
-        return [chosen[stage] for stage in range(len(cuts))]
+                return TooFewNodes(len(cuts), full, len(assigned))
+        return [assigned[stage] for stage in range(len(cuts))]
 
-    def _fits(self, cut: Cut, seat: CandidateNode, full: bool) -> bool:
-        if full or seat.fits_whole:
-            return seat.fits_whole
+    def _fits(self, cut: Cut, node: CandidateNode, full: bool) -> bool:
+        """Whether the node has memory for the stage, and for a whole worker if it is to become one (`full`)."""
+        if full or node.fits_whole:
+            return node.fits_whole
         request = self._request
-        size_bytes = cut.size_bytes if self._weigh else 0
-        need = request.own_bytes(cut, full=False) + missing_bytes(seat.held, cut.layers, size_bytes, request.shape)
-        return seat.state.free_bytes >= need
+        size_bytes = cut.size_bytes if self._has_weights else 0
+        segment_growth = missing_bytes(node.held, cut.layers, size_bytes, request.layout)
+        return node.state.free_bytes >= request.own_bytes(cut, full=False) + segment_growth
 
-    def _kept(self, cuts: tuple[Cut, ...], seats: Sequence[CandidateNode]) -> list[tuple[float, int, int, int]]:
-        """Placements on nodes that hold layers: (fetch seconds, number of stages the node suits, stage, node), best
-        first.
-
-        Where layers that are there make a stage quicker than fetching it on the quickest node. Greedy, but a node that
-        holds one stage takes it before a node that holds them all.
-        """
-        pairs: list[tuple[float, int, int]] = []
-        uses: Counter[int] = Counter()
+    def _holder_placements(self, cuts: tuple[Cut, ...], nodes: Sequence[CandidateNode]) -> list[HolderPlacement]:
+        """Placements on nodes whose layers make a stage quicker than its fetch on the quickest node, best first.
+        Greedy."""
+        useful: list[tuple[float, int, int]] = []
+        stages_suited: Counter[int] = Counter()
         for stage, cut in enumerate(cuts):
-            quickest = next((seat for seat in seats if self._opens(cut, seat) and self._fits(cut, seat, False)), None)
+            quickest = next(
+                (node for node in nodes if self._link_accepts(cut, node) and self._fits(cut, node, False)), None
+            )
             elsewhere_s = quickest.link.fetch_s(cut.size_bytes, self._now_s) if quickest is not None else float("inf")
-            for place, seat in enumerate(seats):
-                if seat.held is None:
+            for index, node in enumerate(nodes):
+                if node.held is None:
                     continue
-                fetch = self._fetch(cut, seat)
-                if fetch.seconds < elsewhere_s and self._opens(cut, seat):
-                    pairs.append((fetch.seconds, stage, place))
-                    uses[place] += 1
-        return sorted((seconds, uses[place], stage, place) for seconds, stage, place in pairs)
+                fetch = self._fetch(cut, node)
+                if fetch.seconds < elsewhere_s and self._link_accepts(cut, node):
+                    useful.append((fetch.seconds, stage, index))
+                    stages_suited[index] += 1
+        return sorted(HolderPlacement(seconds, stages_suited[index], stage, index) for seconds, stage, index in useful)
 
-    def _fetch(self, cut: Cut, seat: CandidateNode) -> Fetch:
-        known = seat.fetches.get(cut)
-        if known is None:
-            known = seat.fetches[cut] = self._fetched(cut, seat)
-        return known
+    def _fetch(self, cut: Cut, node: CandidateNode) -> Fetch:
+        cached = node.fetches.get(cut)
+        if cached is None:
+            cached = node.fetches[cut] = self._predict_fetch(cut, node)
+        return cached
 
-    def _fetched(self, cut: Cut, seat: CandidateNode) -> Fetch:
-        """The fetch of a stage on a node. Host memory is free, disk and store are read in parallel at their own
-        rates."""
-        held, size_bytes = seat.held, cut.size_bytes
-        if not self._weigh:
+    def _predict_fetch(self, cut: Cut, node: CandidateNode) -> Fetch:
+        """Predicts the fetch of a stage on a node. Host memory is free, disk and store are read in parallel at their
+        own rates."""
+        held, size_bytes = node.held, cut.size_bytes
+        if not self._has_weights:
             return Fetch(0, 0, 0.0)
         if held is None:
-            return Fetch(size_bytes, size_bytes, self._from_store_s(size_bytes, seat))
+            return Fetch(size_bytes, size_bytes, self._from_store_s(size_bytes, node))
         missing = cut.layers & ~(held.host | held.coming)
-        store_bytes = self._request.shape.size_bytes(missing & ~held.disk)
-        lacking_bytes = self._request.shape.size_bytes(missing)
-        seconds = max(
-            self._from_store_s(store_bytes, seat), (lacking_bytes - store_bytes) / seat.state.disk_bytes_per_s
-        )
+        store_bytes = self._request.layout.size_bytes(missing & ~held.disk)
+        fetch_bytes = self._request.layout.size_bytes(missing)
+        seconds = max(self._from_store_s(store_bytes, node), (fetch_bytes - store_bytes) / node.state.disk_bytes_per_s)
         if cut.layers & held.coming & ~held.host:
-            seconds = max(seconds, seat.coming_s)
-        return Fetch(lacking_bytes, store_bytes, seconds)
+            seconds = max(seconds, node.coming_s)
+        return Fetch(fetch_bytes, store_bytes, seconds)
 
-    def _from_store_s(self, size_bytes: int, seat: CandidateNode) -> float:
-        return seat.link.fetch_s(size_bytes, self._now_s) if seat.link.fetches else size_bytes / seat.bytes_per_s
+    def _from_store_s(self, size_bytes: int, node: CandidateNode) -> float:
+        return node.link.fetch_s(size_bytes, self._now_s) if node.link.fetches else size_bytes / node.bytes_per_s
 
-    def _opens(self, cut: Cut, seat: CandidateNode) -> bool:
+    def _link_accepts(self, cut: Cut, node: CandidateNode) -> bool:
         """Whether the node's link accepts the stage's fetch without breaking the deadlines of others."""
-        return not seat.link.fetches or seat.link.accepts(self._fetch(cut, seat).store_bytes, self._now_s)
+        return not node.link.fetches or node.link.accepts(self._fetch(cut, node).store_bytes, self._now_s)
 
-    def _predicted(self, cuts: tuple[Cut, ...], full: int, seats: list[CandidateNode]) -> Candidate:
-        request, known, stages = self._request, self._request.measures, len(cuts)
-        library_s, hop_s = known.library_s.value, known.hop_s.value
-        growing = max(1, min(full, request.workers))
+    def _predict(self, cuts: tuple[Cut, ...], full: int, nodes: list[CandidateNode]) -> Candidate:
+        """Predicts times and cost of the group on these nodes."""
+        request, measures, stages = self._request, self._request.measures, len(cuts)
+        library_s, hop_s = measures.library_s.value, measures.hop_s.value
+        becoming_whole = max(1, min(full, request.workers))
         fetches: list[Fetch] = []
         times: list[StageTimes] = []
         reserved: list[int] = []
-        weighted = whole_s = own_share = 0.0
-        own, fetching = 0, False
-        for stage, (cut, seat) in enumerate(zip(cuts, seats, strict=True)):
-            fetch = self._fetch(cut, seat)
-            load_s = cut.size_bytes / seat.state.device_bytes_per_s if self._weigh else 0.0
+        weighted_bytes = whole_s = undisturbed_share = 0.0
+        undisturbed, fetching = 0, False
+        for stage, (cut, node) in enumerate(zip(cuts, nodes, strict=True)):
+            fetch = self._fetch(cut, node)
+            load_s = cut.size_bytes / node.state.device_bytes_per_s if self._has_weights else 0.0
             fetching = fetching or fetch.seconds > 0
-            if stage < full or not seat.shared:
-                own, own_share = own + 1, own_share + cut.share
+            if stage < full or not node.shared:
+                undisturbed, undisturbed_share = undisturbed + 1, undisturbed_share + cut.share
             fetches.append(fetch)
-            times.append(StageTimes(seat.state.start_s, library_s, fetch.seconds, load_s))
+            times.append(StageTimes(node.state.start_s, library_s, fetch.seconds, load_s))
             least_bytes = request.own_bytes(cut, full=False) + fetch.missing_bytes
-            size_bytes = request.memory_bytes + seat.missing_bytes if stage < full else least_bytes
-            if stage < growing:
-                whole_s = max(whole_s, (seat.missing_bytes - fetch.missing_bytes) / seat.bytes_per_s)
+            size_bytes = request.memory_bytes + node.missing_bytes if stage < full else least_bytes
+            if stage < becoming_whole:
+                whole_s = max(whole_s, (node.missing_bytes - fetch.missing_bytes) / node.bytes_per_s)
             reserved.append(size_bytes)
-            if seat.shared:
-                weighted += size_bytes * SHARING
+            if node.shared:
+                weighted_bytes += size_bytes * SHARING
             else:
-                weighted += least_bytes if request.workers <= stage < request.most else size_bytes
-        ready_s, unhidden_s = ready_overlapped_s(times), ready_sequential_s(times)
-        done = work(stages, own, own_share)
+                weighted_bytes += least_bytes if request.workers <= stage < request.most else size_bytes
+        ready_s, sequential_s = ready_overlapped_s(times), ready_sequential_s(times)
+        token_work = work(stages, undisturbed, undisturbed_share)
         first_s = ttft_s(
-            ready_s + known.rest_s.value, prefill_s=known.prefill_s.value, hop_s=hop_s, stages=stages, work=done
-        )
-        return Candidate(
-            cuts, full, seats, fetches, reserved, first_s, _margin(request, stages, fetching),
-            tpot_s(decode_s=known.decode_s.value, hop_s=hop_s, stages=stages, work=done), whole_s, ready_s,
-            unhidden_s - ready_s,
-            cost_gib_s(sum(reserved), first_s, whole_s), cost_gib_s(weighted, first_s, whole_s),
+            ready_s + measures.rest_s.value,
+            prefill_s=measures.prefill_s.value, hop_s=hop_s, stages=stages, work=token_work,
         )  # fmt: skip
+        return Candidate(
+            cuts=cuts,
+            full=full,
+            nodes=nodes,
+            fetches=fetches,
+            reserved_bytes=reserved,
+            ttft_s=first_s,
+            margin=_margin(request, stages, fetching),
+            tpot_s=tpot_s(decode_s=measures.decode_s.value, hop_s=hop_s, stages=stages, work=token_work),
+            whole_s=whole_s,
+            ready_s=ready_s,
+            hidden_s=sequential_s - ready_s,
+            cost_gib_s=cost_gib_s(sum(reserved), first_s, whole_s),
+            weight=cost_gib_s(weighted_bytes, first_s, whole_s),
+        )
+
+
+def _margin(request: PlanRequest, stages: int, fetching: bool) -> float:
+    if not fetching:
+        return request.margins.warm
+    return request.margins.group if stages > 1 else request.margins.alone

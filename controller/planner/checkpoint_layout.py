@@ -59,27 +59,27 @@ class CheckpointLayout:
         chunks = self._layout.layer_chunks
         if not chunks or not ranges:
             return 0
-        there = sorted(ranges)
-        found = sum(1 << layer for layer, own in enumerate(chunks) if _inside(own, there))
-        ends = all(_inside(own, there) for own in self._layout.ends_chunks)
-        return found if ends else found & ~1
+        ordered = sorted(ranges)
+        complete = sum(1 << layer for layer, chunks_of_layer in enumerate(chunks) if _inside(chunks_of_layer, ordered))
+        ends = all(_inside(chunks_of_layer, ordered) for chunks_of_layer in self._layout.ends_chunks)
+        return complete if ends else complete & ~1
 
     def size_bytes(self, layers: int) -> int:
         """Size of a set of layers: a sum over its runs, of which there are few."""
         layers &= self._every
-        found = 0
+        total_bytes = 0
         while layers:
             first = (layers & -layers).bit_length() - 1
             above = (layers >> first) + 1
             end = first + (above & -above).bit_length() - 1
-            found += self._before_bytes[end] - self._before_bytes[first]
+            total_bytes += self._before_bytes[end] - self._before_bytes[first]
             layers &= -1 << end
-        return found
+        return total_bytes
 
 
-def _inside(own: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
+def _inside(chunks: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
     """Whether disjoint, ordered ranges, which may touch, cover a range."""
-    at, end = own
+    at, end = chunks
     for begin, stop in ranges:
         if at >= end or begin > at:
             break

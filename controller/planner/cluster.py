@@ -112,15 +112,15 @@ class Cluster:
         and the most to be fetched: a link that accepts the most accepts all. Nodes that accept only less are returned
         too, but not counted. The second list has nodes with room whose link accepts not even the least.
         """
-        found: list[NodeSnapshot] = []
+        usable: list[NodeSnapshot] = []
         refused: list[NodeSnapshot] = []
         least_fetch, most_fetch = fetch_bytes
-        states, least_bytes, chosen = self._states, needs_bytes[-1], wanted != NO_CONSTRAINTS
+        states, least_bytes, constrained = self._states, needs_bytes[-1], wanted != NO_CONSTRAINTS
         for ranks in (self._free, self._shared):
             counts, partial = [0] * len(needs_bytes), 0
             for _, node in ranks:
                 state = states[node]
-                if state.free_bytes < least_bytes or (chosen and not admits(wanted, state)):
+                if state.free_bytes < least_bytes or (constrained and not admits(wanted, state)):
                     continue
                 kind = next(index for index, need in enumerate(needs_bytes) if state.free_bytes >= need)
                 if counts[kind] >= enough:
@@ -131,14 +131,14 @@ class Cluster:
                         refused.append(NodeSnapshot(state, link))
                     elif partial < enough:
                         partial += 1
-                        found.append(NodeSnapshot(state, link))
+                        usable.append(NodeSnapshot(state, link))
                     continue
-                found.append(NodeSnapshot(state, link))
+                usable.append(NodeSnapshot(state, link))
                 for index in range(kind, len(counts)):
                     counts[index] += 1
                 if counts[0] >= enough:
                     break
-        return found, refused
+        return usable, refused
 
 
 def _holder_rank(held: HeldLayers, rank: Rank) -> Rank:

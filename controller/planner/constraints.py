@@ -46,18 +46,18 @@ def admits(wanted: PlacementConstraints, node: NodeTraits) -> bool:
 
 def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) -> tuple[str, str]:
     """The reason why no node satisfies the constraints, and a hint; empty if one does, or if there is no node."""
-    found = list(nodes)
-    if not found or any(admits(wanted, node) for node in found):
+    known = list(nodes)
+    if not known or any(admits(wanted, node) for node in known):
         return "", ""
     regions, isolation = wanted
-    there = [node for node in found if not regions or node.region in regions]
-    if not there:
+    in_region = [node for node in known if not regions or node.region in regions]
+    if not in_region:
         return (
-            f"it may run in {_either(regions)}, and no node is there: {region_counts(node.region for node in found)}",
+            f"it may run in {_either(regions)}, and no node is there: {region_counts(node.region for node in known)}",
             "start a node there (`fs up --region`, or FS_REGION), or deploy with another `region`",
         )
     place = f" in {_either(regions)}" if regions else ""
-    count = f"none of {len(there)} nodes{place} has" if len(there) > 1 else f"the node{place} has not"
+    count = f"none of {len(in_region)} nodes{place} has" if len(in_region) > 1 else f"the node{place} has not"
     return (
         f"it asks for isolation {isolation}, which {count}",
         "install gVisor there (Debian: apt install runsc) and restart the node, whose log has the reason; "

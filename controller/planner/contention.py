@@ -49,7 +49,7 @@ class Link:
             share = self.bytes_per_s / len(left)
             least = min(fetch.pending_bytes for fetch in left)
             step_s = min(least / share, now_s - since_s)
-            left = [PendingFetch(one[0], one[1], one[2] - share * step_s, one[3]) for one in left]
+            left = [PendingFetch(fetch[0], fetch[1], fetch[2] - share * step_s, fetch[3]) for fetch in left]
             since_s += step_s
             if since_s >= now_s:
                 break
@@ -75,7 +75,7 @@ class Link:
         """Time until the pending bytes of that checkpoint are fetched, if nothing else changes."""
         link = self.at(now_s)
         return max(
-            [link._left_s(one.pending_bytes) for one in link.fetches if one.checkpoint == checkpoint], default=0.0
+            [link._left_s(fetch.pending_bytes) for fetch in link.fetches if fetch.checkpoint == checkpoint], default=0.0
         )
 
     def ends_s(self, now_s: float) -> list[float]:

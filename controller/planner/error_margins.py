@@ -40,7 +40,7 @@ PRIOR_MARGINS = Margins()
 
 
 def with_ratio(known: Ratios, kind: Kind, ratio: float) -> dict[Kind, list[float]]:
-    return {**{one: list(ratios) for one, ratios in known.items()}, kind: [*known.get(kind, ()), ratio][-KEPT:]}
+    return {**{name: list(ratios) for name, ratios in known.items()}, kind: [*known.get(kind, ()), ratio][-KEPT:]}
 
 
 def pooled_margins(versions: Iterable[Ratios]) -> Margins:

@@ -99,7 +99,7 @@ def node_prior(known: list[NodeMeasures]) -> NodeMeasures:
     """Estimates of a node without starts: the median of the other nodes, by measure."""
     fields: dict[str, MovingAverage] = {}
     for name in NodeMeasures.__struct_fields__:
-        values = sorted(getattr(one, name).value for one in known if getattr(one, name).count)
+        values = sorted(getattr(measures, name).value for measures in known if getattr(measures, name).count)
         if values:
             fields[name] = MovingAverage(values[len(values) // 2])
     return NodeMeasures(**fields)

@@ -18,8 +18,8 @@ class CandidateNode:
         "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "link", "missing_bytes", "ratio", "shared", "state",
     )  # fmt: skip
 
-    def __init__(self, now: NodeSnapshot, request: PlanRequest, now_s: float) -> None:
-        state, link = now
+    def __init__(self, snapshot: NodeSnapshot, request: PlanRequest, now_s: float) -> None:
+        state, link = snapshot
         self.state = state
         self.link = link
         self.bytes_per_s = link.bytes_per_s
@@ -32,7 +32,7 @@ class CandidateNode:
             self.coming_s = link.pending_s(request.checkpoint, now_s)
         self.fetches: dict[Cut, Fetch] = {}
         """Cached fetches of the stages considered for this node."""
-        self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.shape)
+        self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.layout)
         self.fits_whole = state.free_bytes >= request.memory_bytes + self.missing_bytes
 
 
@@ -44,26 +44,28 @@ class Fetch(NamedTuple):
     seconds: float
 
 
-def missing_bytes(held: HeldLayers | None, layers: int, size_bytes: int, shape: CheckpointLayout) -> int:
+def missing_bytes(held: HeldLayers | None, layers: int, size_bytes: int, layout: CheckpointLayout) -> int:
     """Size of those layers, of `size_bytes` in all, that are neither in the node's memory nor being fetched."""
-    return size_bytes if held is None or not size_bytes else shape.size_bytes(layers & ~(held.host | held.coming))
+    return size_bytes if held is None or not size_bytes else layout.size_bytes(layers & ~(held.host | held.coming))
 
 
 def find_candidate_nodes(
     request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float
 ) -> tuple[list[CandidateNode], list[NodeSnapshot]]:
     """The nodes that groups of these sizes may use, fastest first, and those whose links are committed to others."""
-    weigh = request.segment_bytes > 0
+    has_weights = request.segment_bytes > 0
     needs = {request.memory_bytes + request.segment_bytes}
     for size in sizes:
-        needs.update(request.own_bytes(cut, full=False) + cut.size_bytes * weigh for cut in request.shape.cuts(size))
-    least_fetch = min(cut.size_bytes for cut in request.shape.cuts(max(sizes))) if weigh else 0
+        needs.update(
+            request.own_bytes(cut, full=False) + cut.size_bytes * has_weights for cut in request.layout.cuts(size)
+        )
+    least_fetch = min(cut.size_bytes for cut in request.layout.cuts(max(sizes))) if has_weights else 0
     fetch_bytes = (least_fetch, request.segment_bytes)
     states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.wanted)
-    known = {now.state.node for now in states}
-    least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.shape.cuts(size))
+    examined = {snapshot.state.node for snapshot in states}
+    least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.layout.cuts(size))
     holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
-    seats = [CandidateNode(now, request, now_s) for now in states]
-    seats += [CandidateNode(now, request, now_s) for now in holders if now.state.node not in known]
-    seats.sort(key=lambda seat: (seat.ratio, seat.state.node))
-    return seats, refused
+    nodes = [CandidateNode(snapshot, request, now_s) for snapshot in states]
+    nodes += [CandidateNode(snapshot, request, now_s) for snapshot in holders if snapshot.state.node not in examined]
+    nodes.sort(key=lambda node: (node.ratio, node.state.node))
+    return nodes, refused

@@ -57,18 +57,18 @@ class OrderState:
 
     order: WorkerOrder
     status: WorkerStatus | None
-    shape: CheckpointLayout
+    layout: CheckpointLayout
 
     @property
     def layers(self) -> int:
         stage = self.order.stage
-        return EVERY_LAYER if stage is None else self.shape.stage(stage.first, stage.end).layers
+        return EVERY_LAYER if stage is None else self.layout.stage(stage.first, stage.end).layers
 
     @property
     def size_bytes(self) -> int:
         """Size of the weights that it needs before it is ready."""
         stage = self.order.stage
-        return self.shape.total_bytes if stage is None else self.shape.stage(stage.first, stage.end).size_bytes
+        return self.layout.total_bytes if stage is None else self.layout.stage(stage.first, stage.end).size_bytes
 
     @property
     def starting(self) -> bool:
@@ -77,15 +77,15 @@ class OrderState:
 
 def node_state(
     report: NodeReport,
-    seen: Sequence[OrderState],
+    orders: Sequence[OrderState],
     measures: NodeMeasures,
     *,
-    shapes: Mapping[CheckpointId, CheckpointLayout],
+    layouts: Mapping[CheckpointId, CheckpointLayout],
     now_s: float,
     now_unix_ns: int,
 ) -> NodeState:
-    """Derives a node's state. `shapes`: layouts of the deployed checkpoints; others are ignored. `seen`: its orders."""
-    alive = [one for one in seen if one.status is None or one.status.state not in FINAL]
+    """Derives a node's state. `layouts`: layouts of the deployed checkpoints; others are ignored."""
+    alive = [ordered for ordered in orders if ordered.status is None or ordered.status.state not in FINAL]
     store = measures.store_bytes_per_s
     disk = measures.disk_bytes_per_s
     segments = {segment.checkpoint: segment for segment in report.segments if segment.state != "failed"}
@@ -104,7 +104,7 @@ def node_state(
         disk_bytes_per_s=max(1.0, disk.value if disk.count else report.bytes_per_s.get("disk", disk.value)),
         device_bytes_per_s=measures.device_bytes_per_s.value,
         start_s=measures.start_s.value + measures.device_s.value,
-        held=_held(report, alive, segments, shapes),
+        held=_held(report, alive, segments, layouts),
         region=report.region,
         isolations=frozenset(report.isolations),
     )
@@ -131,13 +131,13 @@ def _promised_bytes(alive: Sequence[OrderState], segments: Mapping[CheckpointId,
     """Memory reserved for unanswered orders: the workers' own, and that of segments not opened yet."""
     fetched: dict[CheckpointId, int] = {}
     own_bytes = 0
-    for one in alive:
-        if one.status is not None:
+    for ordered in alive:
+        if ordered.status is not None:
             continue
-        own_bytes += one.order.spec.memory_bytes
-        checkpoint = one.order.spec.weights
+        own_bytes += ordered.order.spec.memory_bytes
+        checkpoint = ordered.order.spec.weights
         if checkpoint is not None and checkpoint not in segments:
-            fetched[checkpoint] = max(fetched.get(checkpoint, 0), one.size_bytes)
+            fetched[checkpoint] = max(fetched.get(checkpoint, 0), ordered.size_bytes)
     return own_bytes + sum(fetched.values())
 
 
@@ -152,64 +152,64 @@ def _fetches(
 
     A report is a second old or two, as long as a stage may take to fetch: eq. 4 tells what has come since.
     """
-    found: dict[CheckpointId, PendingFetch] = {}
+    fetches: dict[CheckpointId, PendingFetch] = {}
     counted_unix_ns: dict[CheckpointId, int] = {}
-    for one in alive:
-        order, checkpoint = one.order, one.order.spec.weights
-        if checkpoint is None or not one.starting:
+    for ordered in alive:
+        order, checkpoint = ordered.order, ordered.order.spec.weights
+        if checkpoint is None or not ordered.starting:
             continue
         segment = segments.get(checkpoint)
-        missing_bytes = pending_bytes(one, segment)
+        missing_bytes = pending_bytes(ordered, segment)
         if not missing_bytes:
             continue
         since_unix_ns = max(order.decided_unix_ns, segment.counted_unix_ns if segment is not None else 0)
         deadline_s = now_s + (order.fetch_by_unix_ns - now_unix_ns) / 1e9 if order.fetch_by_unix_ns else NEVER
-        known = found.get(checkpoint)
+        known = fetches.get(checkpoint)
         if known is not None:
             missing_bytes = max(missing_bytes, round(known.pending_bytes))
             deadline_s = min(deadline_s, known.deadline_s)
             since_unix_ns = max(since_unix_ns, counted_unix_ns[checkpoint])
-        found[checkpoint] = PendingFetch(order.worker, checkpoint, missing_bytes, deadline_s)
+        fetches[checkpoint] = PendingFetch(order.worker, checkpoint, missing_bytes, deadline_s)
         counted_unix_ns[checkpoint] = since_unix_ns or now_unix_ns
-    share = bytes_per_s / max(1, len(found))
+    share = bytes_per_s / max(1, len(fetches))
     left = [
         fetch._replace(pending_bytes=fetch.pending_bytes - share * (now_unix_ns - counted_unix_ns[checkpoint]) / 1e9)
-        for checkpoint, fetch in found.items()
+        for checkpoint, fetch in fetches.items()
     ]
     return tuple(fetch for fetch in left if fetch.pending_bytes > 0)
 
 
-def pending_bytes(one: OrderState, segment: SegmentReport | None) -> int:
+def pending_bytes(ordered: OrderState, segment: SegmentReport | None) -> int:
     """Bytes still to be fetched before the worker is ready, by the node's last count."""
     if segment is None:
-        return one.size_bytes
+        return ordered.size_bytes
     if segment.state == "ready":
         return 0
-    if one.order.stage is None or not segment.ranges:
-        return max(0, one.size_bytes - segment.ready_bytes)
-    return one.shape.size_bytes(one.layers & ~one.shape.layers_in(segment.ranges))
+    if ordered.order.stage is None or not segment.ranges:
+        return max(0, ordered.size_bytes - segment.ready_bytes)
+    return ordered.layout.size_bytes(ordered.layers & ~ordered.layout.layers_in(segment.ranges))
 
 
 def _held(
     report: NodeReport,
     alive: Sequence[OrderState],
     segments: Mapping[CheckpointId, SegmentReport],
-    shapes: Mapping[CheckpointId, CheckpointLayout],
+    layouts: Mapping[CheckpointId, CheckpointLayout],
 ) -> dict[CheckpointId, HeldLayers]:
     """Held layers: in memory and on disk by the report, chunk by chunk; being fetched by the orders of starting
     workers."""
     held: dict[CheckpointId, HeldLayers] = {}
     for checkpoint in segments.keys() | report.disk.keys():
-        shape = shapes.get(checkpoint)
-        if shape is None:
+        layout = layouts.get(checkpoint)
+        if layout is None:
             continue
         segment, host = segments.get(checkpoint), 0
         if segment is not None:
-            host = EVERY_LAYER if segment.state == "ready" else shape.layers_in(segment.ranges)
-        held[checkpoint] = HeldLayers(host=host, disk=shape.layers_in(report.disk.get(checkpoint, [])))
-    for one in alive:
-        weights = one.order.spec.weights
-        if weights is not None and one.starting:
+            host = EVERY_LAYER if segment.state == "ready" else layout.layers_in(segment.ranges)
+        held[checkpoint] = HeldLayers(host=host, disk=layout.layers_in(report.disk.get(checkpoint, [])))
+    for ordered in alive:
+        weights = ordered.order.spec.weights
+        if weights is not None and ordered.starting:
             known = held.get(weights, HeldLayers())
-            held[weights] = replace(known, coming=(known.coming | one.layers) & ~known.host)
+            held[weights] = replace(known, coming=(known.coming | ordered.layers) & ~known.host)
     return held

@@ -99,7 +99,7 @@ class PlanRequest:
     """A request for workers of one version."""
 
     function: FunctionName
-    shape: CheckpointLayout
+    layout: CheckpointLayout
     memory_bytes: int
     """A whole worker's own, weights not counted."""
     checkpoint: CheckpointId | None = None
@@ -121,7 +121,7 @@ class PlanRequest:
 
     @property
     def segment_bytes(self) -> int:
-        return self.shape.total_bytes if self.checkpoint is not None else 0
+        return self.layout.total_bytes if self.checkpoint is not None else 0
 
     def own_bytes(self, cut: Cut, *, full: bool) -> int:
         """A worker's own memory; a low-memory worker has no KV cache for the layers of other stages."""

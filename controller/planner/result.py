@@ -17,9 +17,9 @@ from .plan import CandidateReport, Plan, PlanRequest, StagePlan
 
 
 class Choice(NamedTuple):
-    """The candidate that was taken, and the reason."""
+    """The chosen candidate, and the reason."""
 
-    taken: Candidate
+    candidate: Candidate
     reason: str
     meets_slo: bool
     sure: bool = True
@@ -27,18 +27,18 @@ class Choice(NamedTuple):
 
 
 def plan_of(request: PlanRequest, choice: Choice, considered: list[CandidateReport]) -> Plan:
-    taken = choice.taken
+    chosen = choice.candidate
     return Plan(
         stages=_stages(request, choice),
         regions=list(request.wanted.regions),
         isolation=request.wanted.isolation,
-        ttft_s=taken.ttft_s,
-        margin=taken.margin,
-        ready_s=taken.ready_s,
-        sequential_ttft_s=taken.ttft_s + taken.hidden_s,
-        tpot_s=taken.tpot_s,
-        cost_gib_s=taken.cost_gib_s,
-        whole_s=taken.whole_s,
+        ttft_s=chosen.ttft_s,
+        margin=chosen.margin,
+        ready_s=chosen.ready_s,
+        sequential_ttft_s=chosen.ttft_s + chosen.hidden_s,
+        tpot_s=chosen.tpot_s,
+        cost_gib_s=chosen.cost_gib_s,
+        whole_s=chosen.whole_s,
         meets_slo=choice.meets_slo,
         reason=choice.reason,
         considered=considered,
@@ -46,36 +46,36 @@ def plan_of(request: PlanRequest, choice: Choice, considered: list[CandidateRepo
 
 
 def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
-    taken = choice.taken
+    chosen = choice.candidate
     within_s = _fetch_within_s(request, choice)
     return [
         StagePlan(
-            node=seat.state.node,
-            region=seat.state.region,
-            epoch=seat.state.epoch,
+            node=node.state.node,
+            region=node.state.region,
+            epoch=node.state.epoch,
             first=cut.first,
             end=cut.end,
-            full=stage < taken.full,
-            memory_bytes=request.own_bytes(cut, full=stage < taken.full),
+            full=stage < chosen.full,
+            memory_bytes=request.own_bytes(cut, full=stage < chosen.full),
             reserved_bytes=reserved,
             missing_bytes=fetch.missing_bytes,
             store_bytes=fetch.store_bytes,
             fetch_s=fetch.seconds,
             fetch_within_s=within_s if within_s < NEVER else None,
         )
-        for stage, (cut, seat, fetch, reserved) in enumerate(
-            zip(taken.cuts, taken.seats, taken.fetches, taken.reserved_bytes, strict=True)
+        for stage, (cut, node, fetch, reserved) in enumerate(
+            zip(chosen.cuts, chosen.nodes, chosen.fetches, chosen.reserved_bytes, strict=True)
         )
     ]
 
 
 def _fetch_within_s(request: PlanRequest, choice: Choice) -> float:
     """Deadline of a stage's fetch after its order, so that the promised TTFT is kept (D_i of eq. 3)."""
-    slo, taken = request.slo, choice.taken
+    slo, chosen = request.slo, choice.candidate
     if slo is None or slo.ttft_s is None or not choice.meets_slo:
         return NEVER
-    first_within_s = (slo.ttft_s - request.waited_s) / (taken.margin if choice.sure else 1.0)
-    return first_within_s - (taken.ttft_s - taken.ready_s)
+    first_within_s = (slo.ttft_s - request.waited_s) / (chosen.margin if choice.sure else 1.0)
+    return first_within_s - (chosen.ttft_s - chosen.ready_s)
 
 
 def postponed(request: PlanRequest, wait_s: float) -> Plan:
@@ -86,7 +86,9 @@ def postponed(request: PlanRequest, wait_s: float) -> Plan:
     return Plan(stages=[], meets_slo=False, reason=error.message, wait_s=wait_s, error=error.info())
 
 
-def no_plan(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | TooFewNodes], refused: int) -> Plan:
+def no_plan(
+    request: PlanRequest, cluster: Cluster, candidates: Sequence[Candidate | TooFewNodes], refused: int
+) -> Plan:
     why = unmet_constraint(request.wanted, cluster)
     need_mib = (request.memory_bytes + request.segment_bytes) // MIB
     if refused:
@@ -121,9 +123,11 @@ def no_plan(request: PlanRequest, cluster: Cluster, found: Sequence[Candidate | 
         regions=list(request.wanted.regions),
         isolation=request.wanted.isolation,
         considered=[
-            CandidateReport(stages=one.stages, full=one.full, nodes=[], why_not=f"{one.found} nodes have room")
-            for one in found
-            if isinstance(one, TooFewNodes)
+            CandidateReport(
+                stages=candidate.stages, full=candidate.full, nodes=[], why_not=f"{candidate.available} nodes have room"
+            )
+            for candidate in candidates
+            if isinstance(candidate, TooFewNodes)
         ],
         error=error.info(),
     )

@@ -63,7 +63,7 @@ class Reconciler:
     def __init__(self, ids: IdSource = NEW_IDS) -> None:
         self._windows: dict[VersionKey, KeepAliveWindow] = {}
         self._arrivals: dict[VersionKey, ArrivalWindow] = {}
-        self._shapes: dict[CheckpointId, CheckpointLayout] = {}
+        self._layouts: dict[CheckpointId, CheckpointLayout] = {}
         self._ids = ids
 
     def step(self, view: View, *, now_ns: int, now_unix_ns: int) -> Step:
@@ -72,7 +72,7 @@ class Reconciler:
         orders: dict[VersionKey, list[WorkerOrder]] = defaultdict(list)
         for order in view.orders.values():
             orders[VersionKey(order.spec.name, order.version)].append(order)
-        room = _Room(view, lambda: cluster_of(view, self._shapes, now_ns, now_unix_ns))
+        room = _Room(view, lambda: cluster_of(view, self._layouts, now_ns, now_unix_ns))
         keys = {VersionKey(name, version) for name, record in view.functions.items() for version in needed_of(record)}
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
         for key in sorted(keys | called | orders.keys(), key=lambda key: _start_order(key, loads)):

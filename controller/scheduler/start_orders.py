@@ -71,7 +71,7 @@ def request_of(
     measures = with_fleet_measures(measures_of(view, key, record), others)
     return PlanRequest(
         function=key.name,
-        shape=checkpoint_layout(record.layout if spec.in_layers else None, record.segment_bytes),
+        layout=checkpoint_layout(record.layout if spec.in_layers else None, record.segment_bytes),
         memory_bytes=spec.memory_bytes,
         checkpoint=spec.weights,
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
@@ -93,26 +93,26 @@ def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     return chosen
 
 
-def cluster_of(view: View, shapes: dict[CheckpointId, CheckpointLayout], now_ns: int, now_unix_ns: int) -> Cluster:
-    """The live nodes with the orders on them. `shapes` caches the layouts of checkpoints."""
+def cluster_of(view: View, layouts: dict[CheckpointId, CheckpointLayout], now_ns: int, now_unix_ns: int) -> Cluster:
+    """The live nodes with the orders on them. `layouts` caches the layouts of checkpoints."""
     seen: dict[NodeId, list[OrderState]] = defaultdict(list)
     for order in view.orders.values():
         key = VersionKey(order.spec.name, order.version)
         record = view.versions.get(key)
         if record is None:
             continue
-        shape = layout_in(shapes, record)
+        layout = layout_in(layouts, record)
         status = view.statuses.get(order.worker) or view.ended.get(order.worker)
-        seen[order.node].append(OrderState(order=order, status=status, shape=shape))
+        seen[order.node].append(OrderState(order=order, status=status, layout=layout))
     for record in view.versions.values():
-        layout_in(shapes, record)
+        layout_in(layouts, record)
     prior = node_prior(list(view.node_measures.values()))
     return Cluster(
         node_state(
             found.report,
             seen[node],
             _known(view.node_measures.get(node), prior),
-            shapes=shapes,
+            layouts=layouts,
             now_s=now_ns / 1e9,
             now_unix_ns=now_unix_ns,
         )
@@ -125,13 +125,13 @@ def _known(own: NodeMeasures | None, prior: NodeMeasures) -> NodeMeasures:
     return prior if own is None else own
 
 
-def layout_in(shapes: dict[CheckpointId, CheckpointLayout], record: VersionRecord) -> CheckpointLayout:
+def layout_in(layouts: dict[CheckpointId, CheckpointLayout], record: VersionRecord) -> CheckpointLayout:
     checkpoint = record.spec.weights
     if checkpoint is None:
         return checkpoint_layout(None, 0)
-    if checkpoint not in shapes:
-        shapes[checkpoint] = checkpoint_layout(record.layout, record.segment_bytes)
-    return shapes[checkpoint]
+    if checkpoint not in layouts:
+        layouts[checkpoint] = checkpoint_layout(record.layout, record.segment_bytes)
+    return layouts[checkpoint]
 
 
 def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, now_unix_ns: int) -> list[WorkerOrder]:

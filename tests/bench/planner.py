@@ -51,22 +51,22 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        shapes = {
+        layouts = {
             size: CheckpointLayout(LayerLayout(round(size * 5e7), [round(size * 9.5e8 / 32)] * 32))
             for size in MODELS_GB
         }
-        self.functions = [self._function(index, shapes) for index in range(FUNCTIONS)]
+        self.functions = [self._function(index, layouts) for index in range(FUNCTIONS)]
         self.cluster = Cluster(self._node(index) for index in range(NODES))
         self.idle = {state.node: state for state in self.cluster}
         self.now_s = 0.0
         self.sizes: Counter[int] = Counter()
         self._running: deque[list[tuple[NodeId, int]]] = deque()
 
-    def _function(self, index: int, shapes: dict[float, CheckpointLayout]) -> PlanRequest:
-        shape = shapes[self.random.choices(MODELS_GB, (40, 25, 20, 10, 5))[0]]
+    def _function(self, index: int, layouts: dict[float, CheckpointLayout]) -> PlanRequest:
+        layout = layouts[self.random.choices(MODELS_GB, (40, 25, 20, 10, 5))[0]]
         return PlanRequest(
-            function=FunctionName(f"f{index}"), shape=shape, memory_bytes=2 * GIB, kv_bytes=GIB // 4,
-            checkpoint=CheckpointId(f"{index:064x}"), measures=version_prior(shape.total_bytes),
+            function=FunctionName(f"f{index}"), layout=layout, memory_bytes=2 * GIB, kv_bytes=GIB // 4,
+            checkpoint=CheckpointId(f"{index:064x}"), measures=version_prior(layout.total_bytes),
             slo=self.random.choice(SLOS),
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ def main() -> None:
     decisions = 200 if options.quick else 2_000
     world = World(seed=4)
     nodes = reports(world)
-    shapes = {one.checkpoint: one.shape for one in world.functions if one.checkpoint is not None}
+    layouts = {one.checkpoint: one.layout for one in world.functions if one.checkpoint is not None}
     for _ in range(decisions // 4):
         world.start()
     planned_us, compared_us, placed_us, refreshed_us, slowest_us = [], [], [], [], []
@@ -157,7 +157,7 @@ def main() -> None:
 
         def refresh(n: int) -> None:
             report = nodes[n % NODES]
-            world.cluster.put(node_state(report, [], NodeMeasures(), shapes=shapes, now_s=world.now_s, now_unix_ns=0))
+            world.cluster.put(node_state(report, [], NodeMeasures(), layouts=layouts, now_s=world.now_s, now_unix_ns=0))
 
         refreshed_us.append(timed_us(refresh, NODES))
         for state in world.idle.values():

@@ -38,7 +38,7 @@ class FeasibilityCheck:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._shapes: dict[CheckpointId, CheckpointLayout] = {}
+        self._layouts: dict[CheckpointId, CheckpointLayout] = {}
         self._states: list[NodeState] = []
         self._made_ns: int | None = None
 
@@ -83,7 +83,7 @@ class FeasibilityCheck:
         """States of the nodes for the planner, from the cache while they are fresh."""
         if self._made_ns is None or now_ns - self._made_ns > NODE_STATES_KEPT_NS:
             self._made_ns = now_ns
-            self._states = list(cluster_of(self._view, self._shapes, now_ns, now_unix_ms * 1_000_000))
+            self._states = list(cluster_of(self._view, self._layouts, now_ns, now_unix_ms * 1_000_000))
         return self._states
 
 

@@ -56,7 +56,7 @@ class WaitPredictor:
         self._gateway = gateway
         self._view = view
         self._feasibility = feasibility
-        self._shapes: dict[CheckpointId, CheckpointLayout] = {}
+        self._layouts: dict[CheckpointId, CheckpointLayout] = {}
         self._starts: dict[VersionKey, _PendingStarts] = {}
         self._arrivals: dict[tuple[NodeId, CheckpointId], FillRate] = {}
 
@@ -122,13 +122,13 @@ class WaitPredictor:
     def _under_way(self, backend: VersionBackend, now_ns: int) -> list[list[OrderState]]:
         """Orders of each pending start: one worker's, or those of all stages of a pipeline."""
         view, groups = self._view, defaultdict[str, list[OrderState]](list)
-        shape = layout_in(self._shapes, backend.record)
+        layout = layout_in(self._layouts, backend.record)
         for order in view.orders.values():
             if order.version != backend.key.version or order.spec.name != backend.key.name or order.wanted != "run":
                 continue
             if order.worker in backend.workers or view.worker_lost(order.worker, order.node, order.epoch, now_ns):
                 continue
-            seen = OrderState(order=order, status=view.statuses.get(order.worker), shape=shape)
+            seen = OrderState(order=order, status=view.statuses.get(order.worker), layout=layout)
             if seen.starting:
                 groups[order.stage.pipeline if order.stage is not None else order.worker].append(seen)
         return list(groups.values())

@@ -64,10 +64,10 @@ def state_of(
     orders: list[WorkerOrder], states: dict[str, WorkerState], *, now_s: float = 0.0, known: NodeReport | None = None
 ) -> NodeState:
     statuses = {name: status(name, state) for name, state in states.items()}
-    seen = [OrderState(order=order, status=statuses.get(order.worker), shape=SHAPE) for order in orders]
+    seen = [OrderState(order=order, status=statuses.get(order.worker), layout=SHAPE) for order in orders]
     return node_state(
         known or report(), seen, NodeMeasures(),
-        shapes={CHAT: SHAPE}, now_s=1000 + now_s, now_unix_ns=round(now_s * SECOND),
+        layouts={CHAT: SHAPE}, now_s=1000 + now_s, now_unix_ns=round(now_s * SECOND),
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def test_an_idle_node_has_its_memory_and_the_speeds_that_it_tells() -> None:
 
 def test_what_was_measured_wins_over_what_was_told_last() -> None:
     known = NodeMeasures(store_bytes_per_s=MovingAverage(7.0 * MB, 3))
-    state = node_state(report(), [], known, shapes={}, now_s=0, now_unix_ns=0)
+    state = node_state(report(), [], known, layouts={}, now_s=0, now_unix_ns=0)
     assert state.link.bytes_per_s == 7 * MB
 
 
@@ -163,7 +163,7 @@ def test_who_is_ready_or_has_ended_fetches_nothing(ended: WorkerState) -> None:
 
 def test_a_new_scheduler_refuses_what_the_old_one_would_have_refused() -> None:
     cluster = Cluster([state_of([], {})])
-    wanted = request(shape=SHAPE, slo=CHATTING.slo)
+    wanted = request(layout=SHAPE, slo=CHATTING.slo)
     taken(make_plan(wanted, cluster, 1000.0), cluster, wanted, 1000.0)
     old, new = cluster[NodeId("n")].link, state_of([order()], {}).link
     assert [fetch[1:3] for fetch in old.fetches] == [fetch[1:3] for fetch in new.fetches]

@@ -208,7 +208,7 @@ def test_two_starts_whose_promises_would_break_each_other_are_not_put_on_one_nod
     cluster.put(node("b"))
     assert names(make_plan(other, cluster, 0.0)) == ["b"]
     cluster.drop(NodeId("b"))
-    small = replace(other, shape=CheckpointLayout(LayerLayout(0, [10 * MB] * 8)))
+    small = replace(other, layout=CheckpointLayout(LayerLayout(0, [10 * MB] * 8)))
     assert names(make_plan(small, cluster, 0.0)) == ["a"], "80 MB more take the first no more than 0.8 s"
     loose = replace(other, slo=SLO(ttft_s=9), patient=True)
     waiting = make_plan(loose, cluster, 0.0)
@@ -258,11 +258,11 @@ def test_no_room_has_figures_and_no_node_a_hint() -> None:
 
 def test_what_is_not_made_of_layers_is_never_cut() -> None:
     whole = request()
-    for shape in (CheckpointLayout(LayerLayout(400 * MB, [])), CheckpointLayout(LayerLayout(0, [400 * MB]))):
-        found = make_plan(replace(whole, shape=shape), four(), 0.0)
+    for layout in (CheckpointLayout(LayerLayout(400 * MB, [])), CheckpointLayout(LayerLayout(0, [400 * MB]))):
+        found = make_plan(replace(whole, layout=layout), four(), 0.0)
         assert len(found.stages) == 1
         assert found.ttft_s == pytest.approx(4.1)
-    bare = make_plan(replace(whole, shape=CheckpointLayout(LayerLayout(0, [])), checkpoint=None), four(), 0.0)
+    bare = make_plan(replace(whole, layout=CheckpointLayout(LayerLayout(0, [])), checkpoint=None), four(), 0.0)
     assert bare.ttft_s == pytest.approx(0.1), "without weights there is nothing to fetch"
 
 

@@ -30,7 +30,7 @@ def test_a_plan_tiles_the_layers_on_nodes_that_have_room(cluster: Cluster, wante
         assert found.error is not None
         return
     assert [stage.first for stage in found.stages] == [0, *(stage.end for stage in found.stages[:-1])]
-    assert found.stages[-1].end == wanted.shape.count
+    assert found.stages[-1].end == wanted.layout.count
     assert len(set(names(found))) == len(found.stages), "one stage a node"
     assert all(stage.reserved_bytes <= cluster[stage.node].free_bytes for stage in found.stages)
     assert [one.why_not for one in found.considered].count("") == 1
@@ -46,7 +46,7 @@ def test_only_what_no_candidate_keeps_is_given_up(cluster: Cluster, wanted: Plan
     found = make_plan(wanted, cluster, 0.0)
     if wanted.slo is None or found.meets_slo or not found.stages:
         return
-    sizes = range(1, min(8, wanted.shape.count) + 1)
+    sizes = range(1, min(8, wanted.layout.count) + 1)
     for one in every_candidate(wanted, cluster, list(sizes)):
         assert one.ttft_s > (wanted.slo.ttft_s or 1e9) or one.tpot_s > (wanted.slo.tpot_s or 1e9)
 
@@ -61,7 +61,7 @@ def test_more_bandwidth_never_predicts_a_longer_first_token(
     states = list(cluster)
     slow = states[which % len(states)]
     quick = replace(slow, link=replace(slow.link, bytes_per_s=slow.link.bytes_per_s * times))
-    sizes = list(range(1, min(4, wanted.shape.count) + 1))
+    sizes = list(range(1, min(4, wanted.layout.count) + 1))
     before = best_by_way(wanted, cluster, sizes)
     after = best_by_way(wanted, Cluster([quick if state is slow else state for state in states]), sizes)
     assert before.keys() == after.keys()
@@ -84,12 +84,12 @@ def test_no_promise_is_broken_and_no_memory_given_twice(
 
 @given(clusters(1, 12), requests)
 def test_looking_at_a_few_nodes_finds_what_looking_at_all_finds(cluster: Cluster, wanted: PlanRequest) -> None:
-    sizes = list(range(1, min(4, wanted.shape.count) + 1))
-    seats, _ = find_candidate_nodes(wanted, cluster, sizes, 0.0)
-    few = [one for one in Search(wanted, seats, 0.0).candidates(sizes) if isinstance(one, Candidate)]
+    sizes = list(range(1, min(4, wanted.layout.count) + 1))
+    nodes, _ = find_candidate_nodes(wanted, cluster, sizes, 0.0)
+    few = [one for one in Search(wanted, nodes, 0.0).candidates(sizes) if isinstance(one, Candidate)]
     every = every_candidate(wanted, cluster, sizes)
-    assert [(len(one.cuts), one.full, [seat.state.node for seat in one.seats]) for one in few] == [
-        (len(one.cuts), one.full, [seat.state.node for seat in one.seats]) for one in every
+    assert [(len(one.cuts), one.full, [node.state.node for node in one.nodes]) for one in few] == [
+        (len(one.cuts), one.full, [node.state.node for node in one.nodes]) for one in every
     ]
 
 
@@ -100,9 +100,9 @@ def test_the_same_world_gives_the_same_plan_whatever_its_order(cluster: Cluster,
 
 
 def every_candidate(wanted: PlanRequest, cluster: Cluster, sizes: list[int]) -> list[Candidate]:
-    seats = [CandidateNode(NodeSnapshot(state, state.link), wanted, 0.0) for state in cluster]
-    seats.sort(key=lambda seat: (seat.ratio, seat.state.node))
-    return [one for one in Search(wanted, seats, 0.0).candidates(sizes) if isinstance(one, Candidate)]
+    nodes = [CandidateNode(NodeSnapshot(state, state.link), wanted, 0.0) for state in cluster]
+    nodes.sort(key=lambda node: (node.ratio, node.state.node))
+    return [one for one in Search(wanted, nodes, 0.0).candidates(sizes) if isinstance(one, Candidate)]
 
 
 def best_by_way(wanted: PlanRequest, cluster: Cluster, sizes: list[int]) -> dict[tuple[int, int], float]:

@@ -51,7 +51,7 @@ def request(layers: int = 8, layer_bytes: int = 50 * MB, **fields: Any) -> PlanR
     """400 MB in 8 layers, with 100 MB of own memory."""
     values: dict[str, Any] = {
         "function": FunctionName("chat"), "memory_bytes": 100 * MB,
-        "shape": CheckpointLayout(LayerLayout(0, [layer_bytes] * layers)),
+        "layout": CheckpointLayout(LayerLayout(0, [layer_bytes] * layers)),
         "checkpoint": CHAT, "measures": measured(), "margins": EXACT, **fields,
     }  # fmt: skip
     return PlanRequest(**values)
