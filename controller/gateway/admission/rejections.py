@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import math
 
-from fleetstart.runtime.contract.errors import (
-    FleetError,
-    Overloaded,
-    PendingStart,
-    QueueFull,
-    QueueTimeout,
-    WaitEstimate,
-)
+from fleetstart.runtime.contract.errors import FleetError, Overloaded, QueueFull, QueueTimeout
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.sizes import MIB
+from fleetstart.runtime.contract.wait_estimate import PendingStart, WaitEstimate
 
 RETRY_LEAST_S = 0.05
 RETRY_MOST_S = 3600.0

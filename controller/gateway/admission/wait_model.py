@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetstart.runtime.contract.errors import PendingStart
+from fleetstart.runtime.contract.wait_estimate import PendingStart
 
 UNKNOWN_S = math.inf
 LATE_SHARE = 0.1

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import PendingStart, WaitEstimate
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.wait_estimate import PendingStart, WaitEstimate
 
 from ...planner import CheckpointLayout, Cluster, NodeState, OrderState
 from ...planner.estimates import NodeMeasures, VersionMeasures

@@ -17,7 +17,7 @@ from fleetstart.controller.gateway.admission.wait_model import (
     remaining_fetch_s,
     remaining_start_s,
 )
-from fleetstart.runtime.contract.errors import PendingStart
+from fleetstart.runtime.contract.wait_estimate import PendingStart
 
 SECOND = 1_000_000_000
 
