@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
-from ..async_invocations import request_options as preferences
+from ..async_invocations import request_options
 from ..async_invocations.cron_schedules import CronScheduler, next_unix_s, schedule_id
 from ..async_invocations.event_stream import EventStream
 from ..async_invocations.middleware import answer_ended
@@ -88,7 +88,7 @@ class InvocationsApi:
     async def one(self, request: Request) -> InvocationInfo | None:
         """Reads a stored invocation, waiting for its end if `Prefer: wait` asks for it; None if it is not stored."""
         invocation = _id(request)
-        _, wait_s = preferences.read_prefer(request.headers.get("prefer", ""))
+        _, wait_s = request_options.read_prefer(request.headers.get("prefer", ""))
         entry = await self._invocations.wait_ended(invocation, wait_s, self._stopping)
         if entry is None:
             return None
@@ -173,7 +173,7 @@ class InvocationsApi:
             past,
             id=new_invocation_id(),
             target=target,
-            fingerprint=preferences.fingerprint(past.project, past.method, target, body),
+            fingerprint=request_options.fingerprint(past.project, past.method, target, body),
             accepted_unix_ms=now_unix_ms(),
             origin="replay",
             source=past.id,

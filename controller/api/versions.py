@@ -18,7 +18,7 @@ from ..auth.deploy_policy import check_scale
 from ..http.json_api import json_body, json_response, now_unix_ms
 from ..registry.registry import NO_VERSION, Registry
 from ..schemas.functions import Share, Traffic, VersionInfo, VersionRef
-from ..state import traffic as versions
+from ..state import traffic
 from ..state.records import FunctionRecord, ScaleOverride, VersionKey
 from ..state.view import View
 
@@ -41,7 +41,7 @@ class VersionsApi:
             [
                 VersionInfo(
                     version=one.version,
-                    roles=versions.roles(record, one.version),
+                    roles=traffic.roles(record, one.version),
                     workers=workers[one.version],
                     deployed_unix_ms=one.created_unix_ms,
                     spec=one.spec,
@@ -58,12 +58,12 @@ class VersionsApi:
         alias, record = request.path_params["alias"], self._record(request)
         version = await self._version(record, (await json_body(request, VersionRef)).version)
         return await self._change(
-            record.name, lambda now: versions.with_alias(now, alias, version, now_unix_ms()), fresh=version
+            record.name, lambda now: traffic.with_alias(now, alias, version, now_unix_ms()), fresh=version
         )
 
     async def delete_alias(self, request: Request) -> Response:
         alias = request.path_params["alias"]
-        return await self._change(self._record(request).name, lambda now: versions.without_alias(now, alias))
+        return await self._change(self._record(request).name, lambda now: traffic.without_alias(now, alias))
 
     async def split(self, request: Request) -> Response:
         record = self._record(request)
@@ -73,19 +73,19 @@ class VersionsApi:
             if version in weights:
                 raise InvalidInput(f"version {version} is named twice", hint="give each version one share")
             weights[version] = share.percent
-        return await self._change(record.name, lambda now: versions.with_split(now, weights, now_unix_ms()))
+        return await self._change(record.name, lambda now: traffic.with_split(now, weights, now_unix_ms()))
 
     async def rollback(self, request: Request) -> Response:
         record = self._record(request)
         wanted = await _or_nothing(request, VersionRef)
         to = await self._version(record, wanted.version) if wanted is not None else None
-        fresh = versions.rolled_back(record, to, 0).live
-        return await self._change(record.name, lambda now: versions.rolled_back(now, to, now_unix_ms()), fresh=fresh)
+        fresh = traffic.rolled_back(record, to, 0).live
+        return await self._change(record.name, lambda now: traffic.rolled_back(now, to, now_unix_ms()), fresh=fresh)
 
     async def scale(self, request: Request) -> Response:
         wanted = await _or_nothing(request, ScaleOverride)
         check_scale(self._view, self._record(request).name, wanted)
-        return await self._change(self._record(request).name, lambda now: versions.scaled(now, wanted))
+        return await self._change(self._record(request).name, lambda now: traffic.scaled(now, wanted))
 
     async def _change(
         self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
@@ -95,7 +95,7 @@ class VersionsApi:
     async def _version(self, record: FunctionRecord, ref: int | str) -> Version:
         """Resolves a version number or an alias. Errors: NotFound."""
         if isinstance(ref, str) and not (ref.isascii() and ref.isdecimal() and len(ref) <= 9):
-            return versions.version_of_alias(record, ref)
+            return traffic.version_of_alias(record, ref)
         return (await self._registry.version(record.name, Version(int(ref)))).version
 
     def _record(self, request: Request) -> FunctionRecord:

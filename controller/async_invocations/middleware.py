@@ -20,7 +20,7 @@ from ..http.headers import valid_request_id
 from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
 from ..schemas.invocations import InvocationInfo
 from ..state.redis_client import REDIS_ERRORS
-from . import request_options as preferences
+from . import request_options
 from .idempotency.middleware import IdempotentCall
 from .idempotency.response_recorder import send_answer
 from .replay_recorder import ReplayRecorder
@@ -63,7 +63,7 @@ class AsyncMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._gateway(scope, receive, send)
-        elif preferences.has_options(scope["headers"]):
+        elif request_options.has_options(scope["headers"]):
             await self._asking(scope, receive, send)
         elif self._replay_recorder.functions and self._replay_recorder.wanted(scope["path"]):
             await self._replay_recorder.run(scope, receive, send)
@@ -73,7 +73,7 @@ class AsyncMiddleware:
     async def _asking(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
-            options = preferences.read_options(scope["headers"], self._allowed)
+            options = request_options.read_options(scope["headers"], self._allowed)
             if not options.nothing:
                 limit_bytes = min(self._max_body_bytes, REQUEST_MAX_BYTES) if options.respond_async else None
                 async with asyncio.timeout(BODY_S):

@@ -12,7 +12,7 @@ import hashlib
 import os
 import secrets
 from base64 import b64decode, b64encode
-from binascii import Error as NoBase64
+from binascii import Error as Base64Error
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import FleetError
@@ -64,7 +64,7 @@ class SecretCipher:
         try:
             box = b64decode(record.box, validate=True)
             return AESGCM(key).decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], record.field.encode()).decode()
-        except (InvalidTag, NoBase64, ValueError) as error:
+        except (InvalidTag, Base64Error, ValueError) as error:
             raise SecretCipherError(
                 f"secret {record.name} of project {record.project} was changed or moved in Redis: it does not decrypt",
                 hint=f"set it again: fs secret set {record.name}",
@@ -125,7 +125,7 @@ def _parsed(text: str, where: str) -> list[bytes]:
     for part in text.strip().split(","):
         try:
             key = b64decode(part.strip(), validate=True)
-        except (NoBase64, ValueError):
+        except (Base64Error, ValueError):
             key = b""
         if len(key) != KEY_BYTES:
             raise SecretCipherError(

@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.ids import LIVE, CheckpointId, FunctionName, Ve
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, is_adapter, read_adapter, require_fit
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
-from ..state import traffic as versions
+from ..state import traffic
 from ..state.records import FunctionRecord, Rollout, VersionKey, VersionRecord
 from ..state.redis_client import Script
 from ..state.sync import StateSync
@@ -179,7 +179,7 @@ class Registry:
 
     async def _same(self, function: FunctionRecord | None, digest: str) -> VersionRecord | None:
         """The newest version with this spec that is in service or being rolled out."""
-        for version in sorted(versions.tracked_versions(function), reverse=True) if function is not None else ():
+        for version in sorted(traffic.tracked_versions(function), reverse=True) if function is not None else ():
             record = await self._state.version(VersionKey(function.name, version)) if function is not None else None
             if record is not None and record.digest == digest:
                 return record
@@ -193,10 +193,10 @@ class Registry:
 def _after(function: FunctionRecord | None, name: FunctionName, plan: Rollout, *, probe: bool) -> bytes:
     """The record after a deploy. A function's first version is live at once: there is nothing that it could replace."""
     if function is None:
-        versions.check_rollout(plan)
+        traffic.check_rollout(plan)
         function = FunctionRecord(name=name, live=plan.version, deployed_unix_ms=plan.begun_unix_ms)
         plan, probe = msgspec.structs.replace(plan, percent=100), False
-    return msgspec.json.encode(versions.deployed(function, plan, probe=probe))
+    return msgspec.json.encode(traffic.deployed(function, plan, probe=probe))
 
 
 def _busy(name: FunctionName) -> Unavailable:

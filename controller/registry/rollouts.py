@@ -27,7 +27,7 @@ from ..http.client import open_session
 from ..scheduler.loop import Scheduler
 from ..scheduler.start_orders import UNPLACED_NS
 from ..scheduler.worker_pool import broken
-from ..state import traffic as versions
+from ..state import traffic
 from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord
 from ..state.redis_client import REDIS_ERRORS
 from ..state.sync import StateSync
@@ -193,8 +193,8 @@ class RolloutController:
             if record.rollout != rollout:
                 return record
             if error is not None:
-                return versions.rejected(record, error, now_unix_ms)
-            return versions.promoted(record, now_unix_ms)
+                return traffic.rejected(record, error, now_unix_ms)
+            return traffic.promoted(record, now_unix_ms)
 
         try:
             await self._registry.change(key.name, change)

@@ -25,8 +25,7 @@ from ..planner import CheckpointLayout, Cluster, Plan
 from ..planner.estimates import FleetMeasures, fleet_measures
 from ..planner.selection import SIZE_USUAL
 from ..state.records import Failure, VersionKey, VersionRecord, is_helper, parse_version_key
-from ..state.traffic import in_service, scale_of
-from ..state.traffic import tracked_versions as needed_of
+from ..state.traffic import in_service, scale_of, tracked_versions
 from ..state.view import View
 from .autoscaler import ArrivalWindow, KeepAliveWindow, consolidation_count, workers_needed
 from .pipelines import consolidation_orders, update_pipelines
@@ -73,7 +72,9 @@ class Reconciler:
         for order in view.orders.values():
             orders[VersionKey(order.spec.name, order.version)].append(order)
         room = _Room(view, lambda: cluster_of(view, self._layouts, now_ns, now_unix_ns))
-        keys = {VersionKey(name, version) for name, record in view.functions.items() for version in needed_of(record)}
+        keys = {
+            VersionKey(name, version) for name, record in view.functions.items() for version in tracked_versions(record)
+        }
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
         for key in sorted(keys | called | orders.keys(), key=lambda key: _start_order(key, loads)):
             load = loads.get(str(key), NO_LOAD)

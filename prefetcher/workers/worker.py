@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import (
     Consolidated,
@@ -233,7 +233,7 @@ class Worker:
                     pass
 
     def _require_draining(self, status: int | None) -> None:
-        if self._drain_until_s is None and not (self.order.shell and status == exits.DRAINED):
+        if self._drain_until_s is None and not (self.order.shell and status == exit_codes.DRAINED):
             raise self._exit_error(status)
 
     # ── termination ────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 
 from ..processes.forked_process import ForkedProcess, ProcessEvent, ProcessExited
 from ..processes.prefork_pool import PreforkPool
@@ -81,4 +81,6 @@ class WorkerProcess:
         """The error for a process that ended with this status without being told to."""
         oom = self.ran_out_of_memory
         log.info("worker ended", extra={"worker": self._name, "status": describe_status(status), "oom": oom})
-        return exit_error(status, oom=oom, limit_bytes=limit_bytes, was_ready=was_ready, stuck_status=exits.OVERRUN)
+        return exit_error(
+            status, oom=oom, limit_bytes=limit_bytes, was_ready=was_ready, stuck_status=exit_codes.OVERRUN
+        )

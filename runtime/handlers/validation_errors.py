@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import inspect as shape
+from msgspec import inspect
 
 from ..contract.function.signature import is_pydantic_model, is_union, underlying_type
 from .annotations import ConversionError, object_fields, preview
@@ -105,7 +105,7 @@ def _follow(value: Any, path: str) -> Any:
 
 def _info(kind: Any) -> Any:
     try:
-        return shape.type_info(kind)
+        return inspect.type_info(kind)
     except (TypeError, NameError):
         return None
 
@@ -119,13 +119,13 @@ def _kind_at(kind: Any, path: str) -> Any:
 
 
 def _within(info: Any, step: str | int | None) -> Any:
-    options = info.types if isinstance(info, shape.UnionType) else (info,)
+    options = info.types if isinstance(info, inspect.UnionType) else (info,)
     for one in options:
         if isinstance(step, str) and (fields := getattr(one, "fields", None)):
             return next((field.type for field in fields if step in (field.name, field.encode_name)), None)
-        if isinstance(one, shape.DictType):
+        if isinstance(one, inspect.DictType):
             return one.value_type
-        if isinstance(step, int) and isinstance(one, shape.TupleType):
+        if isinstance(step, int) and isinstance(one, inspect.TupleType):
             return one.item_types[step] if step < len(one.item_types) else None
         if item := getattr(one, "item_type", None):
             return item
@@ -141,12 +141,12 @@ def _names(info: Any) -> list[str]:
 
 
 def _choices(info: Any) -> str:
-    options = info.types if isinstance(info, shape.UnionType) else (info,)
+    options = info.types if isinstance(info, inspect.UnionType) else (info,)
     values: list[Any] = []
     for one in options:
-        if isinstance(one, shape.EnumType):
+        if isinstance(one, inspect.EnumType):
             values += [member.value for member in one.cls]
-        elif isinstance(one, shape.LiteralType):
+        elif isinstance(one, inspect.LiteralType):
             values += list(one.values)
     text = ", ".join(preview(value) for value in values[:CHOICES_MAX])
     return text + (", ..." if len(values) > CHOICES_MAX else "")
@@ -156,12 +156,12 @@ _WORDS = {"NoneType": "null", "BytesType": "bytes (base64)", "DictType": "object
 
 
 def _named(info: Any) -> str:
-    if isinstance(info, shape.UnionType):
+    if isinstance(info, inspect.UnionType):
         return " | ".join(_named(one) for one in info.types)
-    if info is None or isinstance(info, shape.AnyType):
+    if info is None or isinstance(info, inspect.AnyType):
         return "a value"
     cls = getattr(info, "cls", None)
-    if isinstance(info, shape.EnumType | shape.LiteralType):
+    if isinstance(info, inspect.EnumType | inspect.LiteralType):
         return f"one of {_choices(info)}"
     if cls is not None:
         return str(cls.__name__)

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from ..contract.errors import error_from
@@ -63,7 +63,7 @@ class LayeredPipeline(PeerStages):
             return answer.result(self._answer_s)
         except LinkBroken as error:
             raise StageLost(str(error)) from error
-        except Late:
+        except FutureTimeoutError:
             self.break_up(f"no stage answered a call in {self._answer_s:g} s")
             raise StageLost(self.broken) from None
 

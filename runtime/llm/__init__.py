@@ -23,6 +23,6 @@ def create_app(weights: ModelWeights, settings: LLMSettings, *, name: str, threa
     both are zero, all cores of this process are used.
     Errors: CheckpointInvalid if the engine cannot run the model, and those of weights that do not arrive.
     """
-    from .server.app import create_app as create
+    from .server.app import create_app as create_server_app
 
-    return create(weights, settings, name=name, threads=threads)
+    return create_server_app(weights, settings, name=name, threads=threads)

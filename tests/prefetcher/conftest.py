@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.fetch import fetcher as fetch
+from fleetstart.prefetcher.fetch import fetcher
 from fleetstart.prefetcher.sources.base import Source
 from fleetstart.prefetcher.sources.folder import FolderSource
-from fleetstart.prefetcher.stage_links import relay_sender as relay_out
+from fleetstart.prefetcher.stage_links import relay_sender
 from fleetstart.prefetcher.stage_links.relay import Relays
 from tests.prefetcher.nodes import Node, S3Server, Store
 from tests.prefetcher.stages import Gated, Model
@@ -30,7 +30,7 @@ def model(store: Store) -> Model:
 
 @pytest.fixture
 def gated(store: Store, monkeypatch: pytest.MonkeyPatch) -> Gated:
-    monkeypatch.setattr(fetch, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(fetcher, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
     return Gated(store.folder)
 
 
@@ -100,5 +100,5 @@ def relays(s3_server: S3Server, aws: None, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_out, "ACK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(relay_out, "IDLE_CHECK_S", 0.1)
+    monkeypatch.setattr(relay_sender, "ACK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(relay_sender, "IDLE_CHECK_S", 0.1)

@@ -59,8 +59,8 @@ def plain_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
     script = tmp_path / "refuse.py"
     script.write_text(
         "import os, sys\n"
-        "from fleetstart.runtime.isolation import linux as kernel, seccomp\n"
-        "kernel.forbid_new_privileges()\n"
+        "from fleetstart.runtime.isolation import linux, seccomp\n"
+        "linux.forbid_new_privileges()\n"
         "seccomp.install()\n"
         "os.execv(sys.argv[1], sys.argv[1:])\n"
     )

@@ -13,7 +13,7 @@ from ...schemas.invocations import InvocationInfo
 from ...state.access_records import DEFAULT
 from ..store import lifecycle
 from ..store.invocations import InvocationStore, StoredInvocation
-from . import signing as webhooks
+from . import signing
 from .http_client import WebhookClient
 from .secrets import WebhookSecrets
 
@@ -67,7 +67,7 @@ class WebhookDelivery:
         except SecretCipherError as closed:
             status, error = 0, closed.message
         else:
-            headers = webhooks.headers(secret, envelope.id, int(time.time()), body)
+            headers = signing.headers(secret, envelope.id, int(time.time()), body)
             status, error = await self._http.post(envelope.webhook, headers, body)
         now_unix_ms = time.time_ns() // 1_000_000
         after = lifecycle.delivered(claimed.progress, now_unix_ms, http_status=status, error=error)

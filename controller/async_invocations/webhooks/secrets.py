@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.errors import Unavailable
 from ...auth.secret_encryption import SecretCipher, SecretCipherError
 from ...state.access_records import SecretRecord
 from ...state.redis_client import Script
-from . import signing as webhooks
+from . import signing
 
 NAME = "webhook-secret"
 """Name that the ciphertext is bound to, beside its project: no secret of a function can have it."""
@@ -40,7 +40,7 @@ class WebhookSecrets:
             raw = await self._raw(project)
             if _is_encrypted(raw):
                 return self._decrypted(raw)
-            secret = raw.decode() or webhooks.new_secret()
+            secret = raw.decode() or signing.new_secret()
             if await self._write(project, raw, secret):
                 return secret
         raise _conflict(project)
@@ -48,7 +48,7 @@ class WebhookSecrets:
     async def rotate(self, project: str) -> str:
         """Replaces the secret, from the next delivery on."""
         for _ in range(TRIES):
-            secret = webhooks.new_secret()
+            secret = signing.new_secret()
             if await self._write(project, await self._raw(project), secret):
                 return secret
         raise _conflict(project)

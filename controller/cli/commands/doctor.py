@@ -9,7 +9,7 @@ import click
 from fleetstart.runtime.contract.store_url import is_s3
 
 from .. import output
-from ..doctor import throughput as ceilings
+from ..doctor import throughput
 from ..doctor.checks import run_checks
 from ..root import verb
 
@@ -30,7 +30,7 @@ def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: 
         output.message("measuring disk, memory and store for a few seconds; without: --no-measure")
         if store and not is_s3(store):
             store = str(Path(store).expanduser().absolute())
-        findings += ceilings.check_throughput(home, store or ceilings.store_location(home), measure_bytes)
+        findings += throughput.check_throughput(home, store or throughput.store_location(home), measure_bytes)
     if as_json:
         output.json_data(findings)
     else:

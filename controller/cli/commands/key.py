@@ -8,7 +8,7 @@ from typing import cast
 
 import click
 
-from ...auth import owner_key_file as own_key
+from ...auth import owner_key_file
 from ...schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ...state.access_records import RIGHTS, Right
 from .. import output
@@ -174,7 +174,7 @@ def _keep(layout: HomeLayout, created: KeyCreated, url: str) -> Path | None:
     try:
         if layout.endpoint.read_text().strip() != url:
             return None
-        own_key.write_key_file(layout.key, created.key)
+        owner_key_file.write_key_file(layout.key, created.key)
         layout.open.unlink(missing_ok=True)
     except OSError:
         return None
@@ -183,4 +183,4 @@ def _keep(layout: HomeLayout, created: KeyCreated, url: str) -> Path | None:
 
 def _is_of(layout: HomeLayout, info: KeyInfo) -> bool:
     """Whether the stored key is this one before its rotation."""
-    return bool(info.previous_id) and own_key.read_key_file(layout.key).startswith(f"fs_{info.previous_id}_")
+    return bool(info.previous_id) and owner_key_file.read_key_file(layout.key).startswith(f"fs_{info.previous_id}_")

@@ -17,8 +17,7 @@ import click
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace, LogLine
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 
-from .. import output
-from .. import units as moments
+from .. import output, units
 from ..api_client import ApiClient, find_server, suggest_function
 from ..root import verb
 
@@ -67,7 +66,7 @@ def command(
     """
     if follow and invocation:
         raise click.UsageError("--request is for an invocation that has ended: give it without --follow")
-    since_unix_ms = moments.parse_unix_ms(since, now_s=time.time(), option="--since") if since else 0
+    since_unix_ms = units.parse_unix_ms(since, now_s=time.time(), option="--since") if since else 0
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         of = server.get(f"/api/v1/invocations/{quote(invocation, safe='')}", InvocationTrace) if invocation else None
         wanted = LogFilter(pattern=_compiled(pattern), since_unix_ms=since_unix_ms, trace=of)

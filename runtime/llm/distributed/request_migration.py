@@ -29,7 +29,7 @@ from ...pipeline.frames import (
 from ..engine.engine import Engine
 from ..engine.generation import TokenDelta
 from ..engine.sampler import SamplingParams
-from ..engine.scheduler import Sequence as Tokens
+from ..engine.scheduler import Sequence as TokenSequence
 from ..server.engine_service import EngineService
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class MigrationTarget:
 
     def _accept_offer(self, engine: Engine, lend: MigrationOffer) -> None:
         number = lend.number
-        sequence = Tokens(
+        sequence = TokenSequence(
             id=_id(number),
             tokens=lend.tokens[:-1],  # the last one is computed with the tokens still to come
             prompt_count=lend.prompt_count,

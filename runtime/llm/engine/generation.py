@@ -12,7 +12,7 @@ from typing import Literal
 from ...contract.errors import FleetError, InvalidInput
 from ..text.tokenizer import Detokenizer, Vocabulary
 from .sampler import SamplerState, SamplingParams
-from .scheduler import Sequence as Tokens
+from .scheduler import Sequence as TokenSequence
 from .stop_strings import StopMatcher
 
 FinishReason = Literal["stop", "length"]
@@ -64,7 +64,7 @@ class Generation:
     """State of one running request."""
 
     request: Request
-    sequence: Tokens
+    sequence: TokenSequence
     sampler: SamplerState
     detokenizer: Detokenizer
     stops: StopMatcher
@@ -94,13 +94,13 @@ class Generation:
 class MigratedRequest:
     """Sequence of another worker that is computed here. `on_token` sends each token to its owner."""
 
-    sequence: Tokens
+    sequence: TokenSequence
     sampler: SamplerState
     caught_up: Callable[[], object]
     on_token: Callable[[int], object]
 
 
-def resumed_sampler(sequence: Tokens, sampling: SamplingParams) -> SamplerState:
+def resumed_sampler(sequence: TokenSequence, sampling: SamplingParams) -> SamplerState:
     """Sampler state of a sequence that has output tokens."""
     return SamplerState.resumed(sampling, sequence.tokens[sequence.prompt_count :])
 
@@ -108,7 +108,7 @@ def resumed_sampler(sequence: Tokens, sampling: SamplingParams) -> SamplerState:
 def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids: frozenset[int]) -> Generation:
     """State of a new request, or of one that resumes."""
     resume = request.resume
-    sequence = Tokens(
+    sequence = TokenSequence(
         id=id,
         tokens=[*request.tokens, *(resume.tokens if resume is not None else ())],
         prompt_count=len(request.tokens),

@@ -19,7 +19,7 @@ from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted
 from ..engine.generation import FinishReason, Request
 from ..model.loader import LoadedModel, load_model
 from ..model.weights import ModelWeights
-from . import openai_responses as openai
+from . import openai_responses
 from .engine_service import DeltaStream, EngineService
 from .requests import (
     CallReader,
@@ -56,8 +56,8 @@ class _EngineCall:
     """One call for the engine: a request for each choice, and the response's settings."""
 
     requests: list[Request]
-    answer: openai.OpenAIResponse
-    usage: openai.TokenUsage
+    answer: openai_responses.OpenAIResponse
+    usage: openai_responses.TokenUsage
     stream: bool = False
     include_usage: bool = False
     marker: ResumeMarkWriter | None = None
@@ -95,7 +95,7 @@ class LLMApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
-        async def sending(message: openai.Json) -> None:
+        async def sending(message: openai_responses.Json) -> None:
             nonlocal begun
             begun = True
             await send(message)
@@ -108,7 +108,7 @@ class LLMApp:
             if begun:
                 await _end_stream(send, error)
             else:
-                await respond(send, error.status, msgspec.json.encode(openai.error_body(error)), JSON)
+                await respond(send, error.status, msgspec.json.encode(openai_responses.error_body(error)), JSON)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].rstrip("/") or "/"
@@ -118,16 +118,16 @@ class LLMApp:
                 return await self._one_model(path.removeprefix("/v1/models/"), send)
             raise NotFound(f"no route {scope['method']} {path}", hint="there are " + ", ".join(self._routes))
         if scope["method"] != method:
-            body = openai.error_body(InvalidInput(f"{path} takes {method}, not {scope['method']}"))
+            body = openai_responses.error_body(InvalidInput(f"{path} takes {method}, not {scope['method']}"))
             return await respond(send, 405, msgspec.json.encode(body), JSON, [(b"allow", method.encode())])
         await handle(scope, receive, send)
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, 200, msgspec.json.encode(openai.models(self._name, self._created_s)), JSON)
+        await respond(send, 200, msgspec.json.encode(openai_responses.models(self._name, self._created_s)), JSON)
 
     async def _one_model(self, name: str, send: Send) -> None:
         self._check_model(name)
-        await respond(send, 200, msgspec.json.encode(openai.model(self._name, self._created_s)), JSON)
+        await respond(send, 200, msgspec.json.encode(openai_responses.model(self._name, self._created_s)), JSON)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, carried = split_body(scope["headers"], await _read_body(receive))
@@ -150,7 +150,7 @@ class LLMApp:
             self._encode(call.prompt) if call.prompt is not None else self._encode_chat(call.messages or [])
         )
         request = self._request(call, tokens, _deadline_ns(scope))
-        usage = openai.TokenUsage(prompt_tokens=len(tokens))
+        usage = openai_responses.TokenUsage(prompt_tokens=len(tokens))
         [(text, finish)] = await _while_connected(receive, self._collect(self.service.open([request]), usage))
         body = {"text": text, "finish_reason": finish, "usage": usage.json()}
         await respond(send, 200, msgspec.json.encode(body), JSON)
@@ -196,8 +196,8 @@ class LLMApp:
         ]
         work = _EngineCall(
             requests=requests,
-            answer=openai.OpenAIResponse(kind, self._name),
-            usage=openai.TokenUsage(prompt_tokens=sum(map(len, prompts))),
+            answer=openai_responses.OpenAIResponse(kind, self._name),
+            usage=openai_responses.TokenUsage(prompt_tokens=sum(map(len, prompts))),
             stream=bool(call.stream),
             include_usage=call.stream_options is not None and call.stream_options.include_usage,
         )
@@ -217,7 +217,7 @@ class LLMApp:
         for request, tokens in zip(apply_settings(work.requests, before.chosen), before.tokens, strict=True):
             requests.append(replace(request, resume=await asyncio.to_thread(resume, request, tokens)))
         work.usage.completion_tokens = sum(map(len, before.tokens))
-        answer = openai.OpenAIResponse(kind, self._name, before.chosen.id, before.chosen.created_s)
+        answer = openai_responses.OpenAIResponse(kind, self._name, before.chosen.id, before.chosen.created_s)
         return replace(work, requests=requests, answer=answer, marker=ResumeMarkWriter(None))
 
     def _request(self, call: SamplingFields, tokens: list[int], deadline_ns: int | None) -> Request:
@@ -241,7 +241,9 @@ class LLMApp:
         await respond(send, 200, work.answer.whole(choices, work.usage), JSON)
 
     @staticmethod
-    async def _collect(stream: DeltaStream, usage: openai.TokenUsage) -> list[tuple[str, FinishReason | None]]:
+    async def _collect(
+        stream: DeltaStream, usage: openai_responses.TokenUsage
+    ) -> list[tuple[str, FinishReason | None]]:
         texts: dict[int, str] = {}
         finishes: dict[int, FinishReason | None] = {}
         async with stream:
@@ -287,7 +289,7 @@ class LLMApp:
                 events += answer.chunk(index, delta.text, delta.finish, with_usage=with_usage)
             if events:
                 yield events if marker is None else events + marker.mark()
-        yield (answer.closing(work.usage) if with_usage else b"") + openai.DONE
+        yield (answer.closing(work.usage) if with_usage else b"") + openai_responses.DONE
 
 
 def _choice(request: Request, number: int) -> Request:
@@ -342,4 +344,10 @@ async def _disconnect(receive: Receive) -> None:
 
 async def _end_stream(send: Send, error: FleetError) -> None:
     """Ends a stream with an error event and without [DONE], so that the text is not taken as complete."""
-    await send({"type": "http.response.body", "body": openai.event(openai.error_body(error)), "more_body": False})
+    await send(
+        {
+            "type": "http.response.body",
+            "body": openai_responses.event(openai_responses.error_body(error)),
+            "more_body": False,
+        }
+    )

@@ -13,15 +13,14 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller import __main__ as controller
-from fleetstart.controller.planner import selection as choice
-from fleetstart.controller.scheduler import reconcile
-from fleetstart.controller.scheduler import start_orders as starts
+from fleetstart.controller.planner import selection
+from fleetstart.controller.scheduler import reconcile, start_orders
 
 CHANGES = ("stay", "single")
 
 
 def _stay() -> None:
-    ordered = starts.orders_of
+    ordered = start_orders.orders_of
 
     def without_growing(*arguments: Any, **named: Any) -> Any:
         return [msgspec.structs.replace(order, grow=False) for order in ordered(*arguments, **named)]
@@ -31,7 +30,7 @@ def _stay() -> None:
 
 
 def _single() -> None:
-    planning: Any = choice
+    planning: Any = selection
     planning.SIZE_USUAL = planning.SIZE_MOST = 1
     reconciling: Any = reconcile
     reconciling.SIZE_USUAL = 1

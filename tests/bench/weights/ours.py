@@ -29,7 +29,7 @@ import msgspec
 from fleetstart import native
 from fleetstart.controller.cli.weights.publish import publish as publish_checkpoint
 from fleetstart.prefetcher.config import default_fetch_threads
-from fleetstart.prefetcher.segments import opener as opening
+from fleetstart.prefetcher.segments import opener
 from fleetstart.prefetcher.segments.slab_memory import slab_size
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources.factory import open_source
@@ -274,7 +274,7 @@ def _leave_out_checksums() -> None:
     patched.read_direct = patched.read_checksum = read
     patched.Checksum = Nothing
     patched.xxh3 = lambda data: 0
-    patched = opening
+    patched = opener
     patched.chunk_ranges = ranges
 
 

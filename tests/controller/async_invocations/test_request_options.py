@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.async_invocations import request_options as preferences
+from fleetstart.controller.async_invocations import request_options
 from fleetstart.controller.async_invocations.request_options import (
     fingerprint,
     has_options,
@@ -25,7 +25,7 @@ from fleetstart.runtime.contract.errors import Refused
         ("wait=10; respond-async", (True, 10)),
         ('respond-async, wait="7"', (True, 7)),
         ("return=minimal, handling=lenient", (False, 0)),
-        ("wait=999999999999", (False, preferences.WAIT_MAX_S)),
+        ("wait=999999999999", (False, request_options.WAIT_MAX_S)),
         ("respond-async, wait=soon", (True, 0)),
         ("wait=-1", (False, 0)),
         ("", (False, 0)),
@@ -50,8 +50,8 @@ def test_any_headers_are_understood_or_refused(headers: list[tuple[bytes, bytes]
         options = read_options(headers, ())
     except Refused:
         return
-    assert 1 <= options.ttl_s <= preferences.TTL_MAX_S
-    assert 1 <= options.queue_s <= preferences.QUEUE_MAX_S
+    assert 1 <= options.ttl_s <= request_options.TTL_MAX_S
+    assert 1 <= options.queue_s <= request_options.QUEUE_MAX_S
     assert has_options(headers) or options.nothing
 
 

@@ -19,8 +19,8 @@ from tests.servers import AppServer, wait_until
 
 PROGRAM = """
 import runpy
-from fleetstart.controller.gateway import websocket_session as open_socket
-open_socket.IDLE_S = 1.0
+from fleetstart.controller.gateway import websocket_session
+websocket_session.IDLE_S = 1.0
 runpy.run_module("fleetstart.controller", run_name="__main__")
 """
 

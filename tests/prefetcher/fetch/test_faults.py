@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fleetstart import native
-from fleetstart.prefetcher.fetch import fetcher as fetch
+from fleetstart.prefetcher.fetch import fetcher
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources import s3
 from fleetstart.prefetcher.sources.s3 import S3Source
@@ -61,7 +61,7 @@ def faulty(store: Store, aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setattr(s3, "STALL_S", 0.25)
     monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(fetch, "RETRY_DELAYS_S", (0.01, 0.02, 0.05))
+    monkeypatch.setattr(fetcher, "RETRY_DELAYS_S", (0.01, 0.02, 0.05))
     yield server
     server.close()
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart import native
-from fleetstart.prefetcher.segments import disk_cache as disk
+from fleetstart.prefetcher.segments import disk_cache
 from fleetstart.prefetcher.segments.disk_cache import IMAGE, DiskCache, DiskImage
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources.base import ObjectRange, Piece, SourceError
@@ -54,7 +54,7 @@ class Network(FolderSource):
 
 @pytest.fixture(autouse=True)
 def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "RESERVE_BYTES", 0)
+    monkeypatch.setattr(disk_cache, "RESERVE_BYTES", 0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.sources.http_settings import HttpSettings
-from fleetstart.prefetcher.stage_links import relay_sender as relay_out
+from fleetstart.prefetcher.stage_links import relay_sender
 from fleetstart.prefetcher.stage_links.relay import Relays, open_relays
 from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, InvalidRelayObject, RelayLink
 from fleetstart.prefetcher.stage_links.relay_receiver import LEAST_S, MOST_S, poll_after_s
@@ -65,8 +65,8 @@ def test_any_sequence_of_writes_arrives_as_it_was(relays: Relays, store: Store, 
 def test_more_than_the_window_arrives_in_order_and_little_of_it_lies_in_the_store(
     relays: Relays, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_out, "WINDOW", 4)
-    monkeypatch.setattr(relay_out, "GATHER_BYTES", 10_000)
+    monkeypatch.setattr(relay_sender, "WINDOW", 4)
+    monkeypatch.setattr(relay_sender, "GATHER_BYTES", 10_000)
     data = os.urandom(20 * OBJECT_BYTES)
     with joined(relays) as ends:
         writer = threading.Thread(target=ends.sender.sendall, args=(data,))
@@ -78,7 +78,7 @@ def test_more_than_the_window_arrives_in_order_and_little_of_it_lies_in_the_stor
             most = max(most, len(left(store)))
         writer.join(10)
         assert digest.digest() == hashlib.sha256(data).digest()
-        assert most <= 4 + relay_out.WRITERS
+        assert most <= 4 + relay_sender.WRITERS
     wait_empty(store)
 
 
@@ -136,7 +136,7 @@ def test_a_receiver_whose_worker_ends_before_a_word_came_asks_no_more(relays: Re
 
 
 def test_closing_removes_what_nobody_has_read(relays: Relays, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_out, "CLOSING_ACK_S", 0.1)
+    monkeypatch.setattr(relay_sender, "CLOSING_ACK_S", 0.1)
     ends = Ends(relays)
     ends.send()
     ends.sender.sendall(b"hello")
@@ -150,7 +150,7 @@ def test_closing_removes_what_nobody_has_read(relays: Relays, store: Store, monk
 def test_closing_does_not_wait_for_what_a_store_may_carry_out_late(
     relays: Relays, store: Store, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_out, "LATE_S", 1000.0)
+    monkeypatch.setattr(relay_sender, "LATE_S", 1000.0)
     with joined(relays) as ends:
         carry_late(relays, s3_server, ends)
         wait_until(lambda: not at_work("relay-put") and not at_work("relay-in"), what="all but the waiting")

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from fleetstart.prefetcher.stage_links import relay_sender as relay_out
+from fleetstart.prefetcher.stage_links import relay_sender
 from fleetstart.prefetcher.stage_links.relay import Relays
 from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, RelayLink
 from fleetstart.runtime.contract.ids import PipelineId
@@ -39,7 +39,7 @@ def test_what_a_store_carries_out_when_all_is_over_goes_too(
     relays: Relays, store: Store, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a write that was repeated, the first one may come after its object was read and deleted."""
-    monkeypatch.setattr(relay_out, "LATE_S", 3.0)
+    monkeypatch.setattr(relay_sender, "LATE_S", 3.0)
     with joined(relays) as ends:
         carry_late(relays, s3_server, ends)
         wait_until(lambda: not at_work("relay-in"))

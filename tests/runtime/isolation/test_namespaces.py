@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.isolation import namespaces as isolation
-from fleetstart.runtime.isolation import seccomp
+from fleetstart.runtime.isolation import namespaces, seccomp
 from tests.runtime.workers import ForkServerProcess, Functions
 
 INSPECT = """
@@ -49,7 +48,7 @@ INSPECT = """
 """
 
 
-def covered(path: str, steps: tuple[isolation.MountStep, ...]) -> str:
+def covered(path: str, steps: tuple[namespaces.MountStep, ...]) -> str:
     """What one finds at the path after the steps, by their law: the nearest step at or above it decides."""
     shown = "as it was"
     for step in steps:
@@ -65,11 +64,11 @@ paths = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda part
 def test_the_nearest_mask_or_kept_folder_decides_what_is_seen(masks: list[str], keeps: list[str], path: str) -> None:
     above = [p for p in (path, *map(str, PurePosixPath(path).parents)) if p in masks or p in keeps]
     expected = "masked" if above and above[0] in masks else "as it was"
-    assert covered(path, isolation.mount_steps(masks, keeps)) == expected
+    assert covered(path, namespaces.mount_steps(masks, keeps)) == expected
 
 
 def test_what_no_mask_covers_needs_no_keeping() -> None:
-    assert isolation.mount_steps(["/tmp"], ["/usr", "/tmp"]) == (isolation.MountStep("mask", "/tmp"),)
+    assert namespaces.mount_steps(["/tmp"], ["/usr", "/tmp"]) == (namespaces.MountStep("mask", "/tmp"),)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -85,7 +84,7 @@ def test_the_filter_is_made_of_whole_instructions_and_jumps_stay_inside(machine:
 
 
 @pytest.fixture
-def namespaces(python_server: ForkServerProcess) -> None:
+def needs_namespaces(python_server: ForkServerProcess) -> None:
     if not python_server.warm.isolation:
         pytest.skip(f"this machine refuses namespaces: {python_server.warm.refused}")
 
@@ -94,8 +93,8 @@ def test_native_code_stays_visible_to_workers_that_have_not_imported_it_yet() ->
     code = """if True:
         import os
         import sys
-        from fleetstart.runtime.isolation import namespaces as isolation
-        paths = isolation.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
+        from fleetstart.runtime.isolation import namespaces
+        paths = namespaces.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
         assert "fleetstart.native" not in sys.modules
         import fleetstart.native
         from fleetstart.native import _core
@@ -106,7 +105,7 @@ def test_native_code_stays_visible_to_workers_that_have_not_imported_it_yet() ->
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.usefixtures("namespaces")
+@pytest.mark.usefixtures("needs_namespaces")
 class TestConfined:
     def test_it_is_process_1_and_sees_no_other(self, functions: Functions) -> None:
         worker = functions.ready(INSPECT)
@@ -117,7 +116,7 @@ class TestConfined:
         assert facts["processes"] == [1]
         assert facts["session"] == 1
         assert facts["hostname"] == worker.name
-        assert facts["folder"] == isolation.FUNCTION_DIR
+        assert facts["folder"] == namespaces.FUNCTION_DIR
         assert facts["descriptors"][0] == "/dev/null"
         assert facts["children"] == 0
         assert os.readlink(f"/proc/{worker.pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
@@ -137,7 +136,7 @@ class TestConfined:
         assert len(facts["capabilities"]) == 5
         assert facts["new_privileges"] == "1"
         assert facts["seccomp"] == ("2" if seccomp.supported() else "0")
-        assert facts["limits"][0][1] <= isolation.OPEN_FILES_MAX
+        assert facts["limits"][0][1] <= namespaces.OPEN_FILES_MAX
         assert facts["limits"][1] == [0, 0]
 
     def test_its_environment_holds_nothing_of_the_daemons(self, functions: Functions) -> None:
@@ -183,14 +182,14 @@ class TestConfined:
         assert not seen[str(hidden)]
         assert seen["/usr/share"] == []
         assert seen["/tmp/function"] == ["handler.py"]
-        needed = isolation.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
+        needed = namespaces.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
         for folder in ("/home", home):
             for name in seen[folder] or ():
                 assert any(f"{path}/".startswith(f"{folder}/{name}/") for path in needed), f"{folder}/{name} is seen"
         assert "function" in seen["/tmp"]
         assert "redis.sock" not in str(seen)
-        harmless = {*isolation.DEVICES, "fd", "stdin", "stdout", "stderr", "shm"}
-        assert {n for n in seen["/dev"] if not n.startswith(isolation.DEVICE_PREFIXES)} <= harmless
+        harmless = {*namespaces.DEVICES, "fd", "stdin", "stdout", "stderr", "shm"}
+        assert {n for n in seen["/dev"] if not n.startswith(namespaces.DEVICE_PREFIXES)} <= harmless
 
     def test_the_space_for_writing_is_limited(self, functions: Functions) -> None:
         worker = functions.ready(

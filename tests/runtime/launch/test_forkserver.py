@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.channel import pair
 from fleetstart.runtime.contract.node.messages import Fork, ForkFailed
-from fleetstart.runtime.isolation import namespaces as isolation
+from fleetstart.runtime.isolation import namespaces
 from tests.runtime.workers import ForkServerProcess, Functions, alive, receive, until
 
 HELLO = """
@@ -48,20 +48,20 @@ def test_a_worker_is_pooled_until_it_is_assigned(functions: Functions) -> None:
 def test_the_end_of_the_control_socket_ends_a_pooled_worker(functions: Functions) -> None:
     worker = functions.server.fork().pooled()
     worker.channel.close()
-    assert worker.exit_status() == exits.ORPHANED
+    assert worker.exit_status() == exit_codes.ORPHANED
 
 
 def test_the_end_of_the_control_socket_ends_a_serving_worker(functions: Functions) -> None:
     worker = functions.ready(HELLO)
     worker.channel.close()
-    assert worker.exit_status() == exits.ORPHANED
+    assert worker.exit_status() == exit_codes.ORPHANED
 
 
 def test_the_end_of_the_control_socket_ends_a_worker_that_is_busy_starting(functions: Functions) -> None:
     worker = functions.assigned("print('starting')\nwhile True: pass\n")
     until(lambda: "starting" in worker.log(), "the start of the import")
     worker.channel.close()
-    assert worker.exit_status() == exits.ORPHANED
+    assert worker.exit_status() == exit_codes.ORPHANED
 
 
 def test_a_killed_worker_is_told_with_its_signal(functions: Functions) -> None:
@@ -143,7 +143,7 @@ def test_a_worker_writes_itself_into_its_groups(functions: Functions, tmp_path: 
 
 def test_a_worker_that_cannot_join_its_group_does_not_run(functions: Functions, tmp_path: Path) -> None:
     worker = functions.server.fork(cgroup_procs=[str(tmp_path / "missing" / "cgroup.procs")])
-    assert worker.exit_status() == exits.START_FAILED
+    assert worker.exit_status() == exit_codes.START_FAILED
     assert "missing/cgroup.procs" in worker.log()
 
 
@@ -231,7 +231,7 @@ def test_an_ordinary_user_gets_namespaces_of_their_own() -> None:
             assert (pid, uid, sees_namespaces) == (1, 65534, True)
             runs_from = {
                 path.split("/")[2]
-                for path in isolation.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
+                for path in namespaces.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
                 if path.startswith("/tmp/")
             }
             assert set(in_tmp) == {"function"} | runs_from

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.channel import Channel, pair
 from fleetstart.runtime.contract.node.messages import (
     Exited,
@@ -149,7 +149,7 @@ def test_a_runsc_that_is_gone_or_ends_at_once_is_an_end_like_others(tmp_path: Pa
     with launcher(tmp_path, 'case "$*" in *probe*) ;; *) exit 7;; esac', tmp_path / "state") as channel:
         assert isinstance(receive(channel), LauncherReady)
         read, write = os.pipe()
-        for status in (7, exits.START_FAILED):
+        for status in (7, exit_codes.START_FAILED):
             channel.send(FORK, (write, write))
             assert isinstance(receive(channel), Forked)
             assert receive(channel) == Exited(FORK.worker, status)

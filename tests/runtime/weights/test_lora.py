@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.weights import lora as adapter_module
+from fleetstart.runtime.weights import lora
 from fleetstart.runtime.weights.lora import AdaptedWeights
 from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.workers import Functions
@@ -184,7 +184,7 @@ def test_it_is_a_mapping_in_the_bases_order_with_the_bases_files() -> None:
 
 
 def test_a_slice_of_a_changed_matrix_is_a_slice_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_module, "SCRATCH_BYTES", 4 * IN * 7)  # seven rows at a time
+    monkeypatch.setattr(lora, "SCRATCH_BYTES", 4 * IN * 7)  # seven rows at a time
     weights = adapted(UP)
     whole = base_tensors()["layers.0.up.weight"] + 2.0 * (B @ A)
     part = weights.get_slice("layers.0.up.weight")

@@ -13,7 +13,7 @@ import pytest
 from fleetstart.native import ControlBlock
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.messages import WantChunks
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES, chunks_of, manifest_bytes
 from tests.runtime.segments import CHUNK, Segment
@@ -286,7 +286,7 @@ def test_a_worker_whose_segment_fails_tells_the_segments_error(
     segment.control.fail("store_error", "chunk 1: the store answered 500")
     error = worker.start_error()
     assert (error.code, error.message) == ("store_error", "chunk 1: the store answered 500")
-    assert worker.exit_status() == exits.START_FAILED
+    assert worker.exit_status() == exit_codes.START_FAILED
 
 
 def test_a_worker_whose_chunks_never_come_gives_up(torch_functions: Functions, settings: dict[str, Any]) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 from tests.runtime.workers import Functions, Worker
 
 
 def failed(worker: Worker) -> ErrorInfo:
     error = worker.start_error()
-    assert worker.exit_status() == exits.START_FAILED
+    assert worker.exit_status() == exit_codes.START_FAILED
     return error
 
 

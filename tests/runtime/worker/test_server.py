@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.messages import Drained, Usage
 from fleetstart.runtime.contract.worker_headers import (
     BUSY_HEADER,
@@ -123,7 +123,7 @@ def test_a_drained_worker_finishes_its_calls_and_takes_no_more(functions: Functi
     assert isinstance(message, Drained)
     assert last.running == 0
     assert last.calls == 3
-    assert worker.exit_status() == exits.DRAINED
+    assert worker.exit_status() == exit_codes.DRAINED
 
 
 def _draining(response: httpx.Response) -> httpx.Response | None:
@@ -147,7 +147,7 @@ def test_a_drain_under_load_loses_no_call_that_was_taken(functions: Functions, p
     clients = [pool.submit(load) for _ in range(4)]
     worker.next_usage(lambda usage: usage.calls > 20)
     worker.drain()
-    assert worker.exit_status() == exits.DRAINED
+    assert worker.exit_status() == exit_codes.DRAINED
     stop.set()
     statuses = [status for client in clients for status in client.result()]
     assert statuses.count(200) > 20
@@ -158,7 +158,7 @@ def test_a_drain_ends_after_its_grace_whatever_runs(functions: Functions, pool: 
     worker = functions.ready(GATES)
     call = begin(worker, pool, "never")
     worker.drain(grace_s=0.05)
-    assert worker.exit_status() == exits.DRAINED
+    assert worker.exit_status() == exit_codes.DRAINED
     with pytest.raises(httpx.TransportError):
         call.result()
 
@@ -169,7 +169,7 @@ def test_an_idle_worker_leaves_at_once(functions: Functions) -> None:
     while isinstance(message := worker.receive(), Usage):
         pass
     assert isinstance(message, Drained)
-    assert worker.exit_status() == exits.DRAINED
+    assert worker.exit_status() == exit_codes.DRAINED
 
 
 def test_an_async_call_past_its_deadline_is_cancelled(functions: Functions) -> None:
@@ -196,7 +196,7 @@ def test_a_call_that_cannot_be_stopped_ends_its_worker_after_the_deadline(
 ) -> None:
     worker = functions.ready(GATES, entry)
     call = begin(worker, pool, "stuck", {DEADLINE_HEADER: "100"})
-    assert worker.exit_status() == exits.OVERRUN
+    assert worker.exit_status() == exit_codes.OVERRUN
     with pytest.raises(httpx.TransportError):
         call.result()
     assert "inv-test" in worker.log()

@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.messages import Drained, Usage
 from fleetstart.runtime.contract.node.shell import STDERR, STDOUT, EndOfInput, Exit, Size, Start, read_exit
 from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
@@ -61,7 +61,7 @@ def ends_well(worker: Worker) -> None:
     while isinstance(message := worker.receive(), Usage):
         pass
     assert isinstance(message, Drained)
-    assert worker.exit_status() == exits.DRAINED
+    assert worker.exit_status() == exit_codes.DRAINED
 
 
 def test_one_command_and_then_the_end(functions: Functions) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fleetstart.runtime.sdk.context import context
 from fleetstart.runtime.worker.entry_import import import_entry
-from fleetstart.runtime.worker_io import user_errors as blame
+from fleetstart.runtime.worker_io import user_errors
 
 
 def below_this_file(error: BaseException) -> BaseException:
@@ -23,7 +23,7 @@ def test_a_log_begins_with_the_users_first_line(
     (tmp_path / "user_module.py").write_text("import json\n\njson.loads('{')\n")
     with pytest.raises(ValueError, match="Expecting property name") as caught:
         import_entry("user_module:handler", str(tmp_path))
-    blame.log(below_this_file(caught.value), "the start failed:")
+    user_errors.log(below_this_file(caught.value), "the start failed:")
     lines = capfd.readouterr().err.splitlines()
     assert lines[:3] == [
         "the start failed:",
@@ -37,5 +37,5 @@ def test_a_log_begins_with_the_users_first_line(
 def test_an_error_of_ours_alone_is_shown_whole(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError) as caught:
         _ = context.id
-    blame.log(below_this_file(caught.value), "failed:")
+    user_errors.log(below_this_file(caught.value), "failed:")
     assert "runtime/sdk/context.py" in capfd.readouterr().err

@@ -14,7 +14,7 @@ import standardwebhooks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.async_invocations.webhooks import signing as webhooks
+from fleetstart.controller.async_invocations.webhooks import signing
 from fleetstart.controller.async_invocations.webhooks.http_client import WebhookClient
 from fleetstart.controller.async_invocations.webhooks.signing import WebhookRefused
 from fleetstart.runtime.contract import redis_keys as keys
@@ -31,9 +31,9 @@ LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 
 def test_the_signature_is_the_one_of_standard_webhooks() -> None:
     """A verifier of theirs, not ours."""
-    secret = webhooks.new_secret()
+    secret = signing.new_secret()
     body = b'{"type":"invocation.succeeded"}'
-    headers = webhooks.headers(secret, "inv-1", int(time.time()), body)
+    headers = signing.headers(secret, "inv-1", int(time.time()), body)
     assert standardwebhooks.Webhook(secret).verify(body, headers) == {"type": "invocation.succeeded"}
     with pytest.raises(standardwebhooks.WebhookVerificationError):
         standardwebhooks.Webhook(secret).verify(body + b" ", headers)
@@ -41,8 +41,8 @@ def test_the_signature_is_the_one_of_standard_webhooks() -> None:
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
 def test_another_body_has_another_signature(one: bytes, other: bytes) -> None:
-    secret = webhooks.PREFIX + "AAAA"
-    same = webhooks.signature(secret, "id", 1, one) == webhooks.signature(secret, "id", 1, other)
+    secret = signing.PREFIX + "AAAA"
+    same = signing.signature(secret, "id", 1, one) == signing.signature(secret, "id", 1, other)
     assert same == (one == other)
 
 
@@ -59,13 +59,13 @@ def test_another_body_has_another_signature(one: bytes, other: bytes) -> None:
 )  # fmt: skip
 def test_what_only_we_can_reach_is_refused(address: str) -> None:
     with pytest.raises(WebhookRefused):
-        webhooks.check_url(f"https://{address}/hook", ())
+        signing.check_url(f"https://{address}/hook", ())
 
 
 @given(st.ip_addresses())
 def test_whatever_is_accepted_is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     try:
-        webhooks.check_address("host", address, ())
+        signing.check_address("host", address, ())
     except WebhookRefused:
         return
     assert address.is_global
@@ -74,7 +74,7 @@ def test_whatever_is_accepted_is_public(address: ipaddress.IPv4Address | ipaddre
 
 @pytest.mark.parametrize("url", ["http://93.184.216.34/x", "https://[2606:2800:220:1::1]:8443/", "https://example.com"])
 def test_public_addresses_and_names_pass(url: str) -> None:
-    assert webhooks.check_url(url, ()) == url
+    assert signing.check_url(url, ()) == url
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_public_addresses_and_names_pass(url: str) -> None:
 )  # fmt: skip
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
-        webhooks.check_url(url, ())
+        signing.check_url(url, ())
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_a_url_or_refused(text: str) -> None:
     try:
-        webhooks.check_url(text, ())
+        signing.check_url(text, ())
     except Refused:
         return
 
@@ -172,7 +172,7 @@ def test_a_webhook_is_delivered_again_after_errors_and_redirects(
     assert body["data"]["result"]["body"] == "payload"
     assert len({one["webhook-id"] for one, _, _ in receiver.got}) == 1
     secret = allowing.http.get("/api/v1/webhooks/secret").json()["secret"]
-    expected = webhooks.signature(secret, invocation, int(headers["webhook-timestamp"]), raw)
+    expected = signing.signature(secret, invocation, int(headers["webhook-timestamp"]), raw)
     assert headers["webhook-signature"] == expected
     again = allowing.http.post(f"/api/v1/invocations/{invocation}/redeliver")
     assert again.status_code == 200
@@ -256,7 +256,7 @@ def test_a_project_has_a_secret_of_its_own_with_keys_and_without(
         calls.accepted(f"{name}/echo", fs_webhook=hook)
         headers, raw, _ = wait_until(lambda: receiver.got and receiver.got[0]) or ({}, b"", "")
         for project in ("default", "ml"):
-            signature = webhooks.signature(
+            signature = signing.signature(
                 secret_of(allowing, project), headers["webhook-id"], int(headers["webhook-timestamp"]), raw
             )
             if signature == headers["webhook-signature"]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.handler import bundle as bundles
+from fleetstart.controller.cli.handler import bundle
 from fleetstart.controller.cli.handler.bundle import make_bundle, pack
 from fleetstart.runtime.contract.errors import InvalidSpec, TooLarge
 
@@ -82,7 +82,7 @@ def test_packing_and_unpacking_gives_the_same_files_whatever_their_order(content
 def test_a_bundle_over_the_limit_names_its_biggest_files(tmp_path: Path) -> None:
     write(tmp_path, "handler.py", "small.bin")
     with (tmp_path / "big.bin").open("wb") as big:
-        big.truncate(bundles.BUNDLE_MAX_BYTES + 1)
+        big.truncate(bundle.BUNDLE_MAX_BYTES + 1)
     with pytest.raises(TooLarge, match=r"64 MiB at most; the biggest: big.bin \(64.0 MiB\)"):
         make_bundle(tmp_path, include=["*.bin"])
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.llm.distributed import stages as llm_stages
+from fleetstart.runtime.llm.distributed import stages as stages_module
 from fleetstart.runtime.llm.distributed.consolidation import Consolidation
 from fleetstart.runtime.llm.distributed.request_migration import WORTH_TOKENS, choose_migrations
 from fleetstart.runtime.llm.engine.engine import Engine
@@ -23,7 +23,7 @@ from tests.servers import wait_until
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no gateway whose calls could come first, and a tiny model's requests are soon done."""
-    monkeypatch.setattr(llm_stages, "FIRST_CALLS_S", 0.0)
+    monkeypatch.setattr(stages_module, "FIRST_CALLS_S", 0.0)
 
 
 def migrated(stages: Stages, index: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.node import exit_codes as exits
+from fleetstart.runtime.contract.node import exit_codes
 from tests.runtime.segments import Segment
 from tests.runtime.workers import Functions, Worker, until
 
@@ -88,7 +88,7 @@ def test_a_model_streams_in_answers_and_drains(torch_functions: Functions) -> No
     texts = [answer.json()["choices"][0]["text"] for answer in answers]
     assert texts[0] == texts[1]
     worker.drain()
-    assert worker.exit_status() == exits.DRAINED
+    assert worker.exit_status() == exit_codes.DRAINED
 
 
 def test_a_model_whose_weights_fail_tells_the_segments_error(torch_functions: Functions) -> None:
@@ -97,7 +97,7 @@ def test_a_model_whose_weights_fail_tells_the_segments_error(torch_functions: Fu
     segment.fill(*segment.chunks[:1])
     segment.control.fail("checksum_mismatch", "chunk 1: not the bytes that were published")
     assert worker.start_error().code == "checksum_mismatch"
-    assert worker.exit_status() == exits.START_FAILED
+    assert worker.exit_status() == exit_codes.START_FAILED
 
 
 def test_a_model_that_is_running_is_cut_off_after_the_grace(torch_functions: Functions) -> None:
@@ -110,4 +110,4 @@ def test_a_model_that_is_running_is_cut_off_after_the_grace(torch_functions: Fun
         assert response.status_code == 200
         until(lambda: next(response.iter_bytes(), b""), "the first token")
         worker.drain(grace_s=0)
-        assert worker.exit_status() == exits.DRAINED
+        assert worker.exit_status() == exit_codes.DRAINED

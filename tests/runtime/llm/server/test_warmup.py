@@ -7,14 +7,13 @@ import threading
 import pytest
 import torch
 
-from fleetstart.runtime.llm.server import app
-from fleetstart.runtime.llm.server import warmup as rehearsal
+from fleetstart.runtime.llm.server import app, warmup
 
 
 def test_it_serves_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     before = threading.enumerate()
-    rehearsal.warm_up_engine()
+    warmup.warm_up_engine()
     assert threading.enumerate() == before
 
 
@@ -22,10 +21,10 @@ def test_it_says_when_the_engine_does_not_work(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     monkeypatch.setattr(app.LLMApp, "_check_model", lambda self, model: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        rehearsal.warm_up_engine()
+        warmup.warm_up_engine()
 
 
 def test_it_never_asks_for_a_gpu_where_there_could_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(rehearsal, "create_app", lambda *_, **__: 1 / 0)
-    rehearsal.warm_up_engine()
+    monkeypatch.setattr(warmup, "create_app", lambda *_, **__: 1 / 0)
+    warmup.warm_up_engine()

@@ -18,10 +18,10 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from fleetstart.controller.cli.weights.publish import publish
 from fleetstart.controller.cli.weights.token_table import build_table
 from fleetstart.runtime.contract.errors import CheckpointInvalid
-from fleetstart.runtime.contract.weights import token_table as token_table_format
+from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.contract.weights.manifest import read_manifest
 from fleetstart.runtime.contract.weights.token_table import HEAD
-from fleetstart.runtime.llm.text import table_tokenizer as token_table
+from fleetstart.runtime.llm.text import table_tokenizer
 from fleetstart.runtime.llm.text.table_tokenizer import TableTokenizer
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer
 from tests.controller.cli.checkpoints import MemoryStore, model, no_progress, write_model
@@ -109,7 +109,7 @@ def test_texts_beyond_its_limit_go_to_the_library() -> None:
         return library
 
     table = TableTokenizer(memoryview(build_table(data) or b""), ask)
-    text = "words " * (token_table.TEXT_MAX // 6 + 1)
+    text = "words " * (table_tokenizer.TEXT_MAX // 6 + 1)
     assert table.encode(text, add_special_tokens=False) == library.encode(text, add_special_tokens=False)
     table.encode("words", add_special_tokens=False)
     assert asked == [1]
@@ -172,7 +172,7 @@ def test_it_travels_with_the_weights(tmp_path: Path) -> None:
     store = MemoryStore()
     published = publish(weights, store, cache=tmp_path / "cache", progress=no_progress)
     manifest = read_manifest(store.objects[f"checkpoints/{published.id}/manifest.json"])
-    entry, part = manifest.files[token_table_format.FILE], manifest.parts[0]
+    entry, part = manifest.files[token_table.FILE], manifest.parts[0]
     begin = part.header_bytes + entry.offset
     whole = store.objects[f"checkpoints/{published.id}/{part.object}"]
     assert whole[begin : begin + entry.size_bytes] == build_table(data.encode())

@@ -18,7 +18,7 @@ from fleetstart.controller.cli.handler.source.declarations import (
 from fleetstart.controller.cli.handler.source.parse import imports_of, parse
 from fleetstart.runtime.contract.errors import FleetError, HandlerSyntax, InvalidSpec, NoHandler, NotFound
 from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
-from fleetstart.runtime.sdk import declarations as declare
+from fleetstart.runtime.sdk import declarations
 
 HEAD = "from fleetstart.runtime import function, LLM, SLO, Limits, Scale\n"
 
@@ -30,8 +30,8 @@ def read(tmp_path: Path, source: str | bytes) -> list[Declaration]:
 
 
 def test_settings_are_those_of_the_runtime() -> None:
-    assert set(FUNCTION_SETTINGS) == set(declare.GENERAL)
-    assert set(LLM_SETTINGS) == {*declare.GENERAL, *declare.OF_LLM}
+    assert set(FUNCTION_SETTINGS) == set(declarations.GENERAL)
+    assert set(LLM_SETTINGS) == {*declarations.GENERAL, *declarations.OF_LLM}
 
 
 @pytest.mark.parametrize(

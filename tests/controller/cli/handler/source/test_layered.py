@@ -12,8 +12,7 @@ from safetensors.numpy import save_file
 
 from fleetstart.controller.cli.handler.source.declarations import LAYERED_SETTINGS, Declaration, read_declarations
 from fleetstart.controller.cli.handler.source.layered import with_layer_names
-from fleetstart.controller.cli.handler.spec import LAYERED_CONCURRENCY, build_spec
-from fleetstart.controller.cli.handler.spec import layer_pattern_of as pattern_of
+from fleetstart.controller.cli.handler.spec import LAYERED_CONCURRENCY, build_spec, layer_pattern_of
 from fleetstart.controller.cli.weights.publish import publish_source
 from fleetstart.controller.cli.weights.publish_layout import layer_numbers, layer_of_tensors, plan_checkpoint
 from fleetstart.controller.cli.weights.source import Source, read_source
@@ -21,7 +20,7 @@ from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 from fleetstart.runtime.contract.weights.manifest import LAYER_BEFORE, Manifest, manifest_bytes, read_manifest
 from fleetstart.runtime.contract.weights.stage import cut, layer_count, layout_of, stage_chunks
-from fleetstart.runtime.sdk import declarations as declare
+from fleetstart.runtime.sdk import declarations
 
 np = pytest.importorskip("numpy")
 
@@ -36,7 +35,7 @@ def read(tmp_path: Path, source: str) -> list[Declaration]:
 
 
 def test_settings_are_those_of_the_runtime() -> None:
-    assert set(LAYERED_SETTINGS) == {*declare.GENERAL, *declare.OF_LAYERED}
+    assert set(LAYERED_SETTINGS) == {*declarations.GENERAL, *declarations.OF_LAYERED}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_a_layered_model_has_torch_and_room_for_several_calls() -> None:
 @pytest.mark.parametrize("layers", [3, "features", "", None])
 def test_a_pattern_without_a_place_for_the_number_is_refused(layers: Any) -> None:
     with pytest.raises(InvalidSpec, match="does not say how"):
-        pattern_of(Declaration(attribute="M", kind="layered", line=2, settings={"layers": layers}))
+        layer_pattern_of(Declaration(attribute="M", kind="layered", line=2, settings={"layers": layers}))
 
 
 # ── names ──────────────────────────────────────────────────────────────────────────────────────────
