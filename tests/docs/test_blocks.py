@@ -46,6 +46,19 @@ def test_each_fs_line_can_be_parsed(line: str) -> None:
     _command(verb).make_context(verb, arguments, resilient_parsing=False)
 
 
+@pytest.mark.parametrize("page", NAMES)
+def test_no_command_needs_the_system_after_fs_down(page: str) -> None:
+    """A reader runs the commands of a page in order. `test_commands` cannot see it: its system stays up for a page."""
+    is_down = False
+    for block, line in COMMANDS:
+        if block.page != page or block.not_run:
+            continue
+        if line.startswith(("fs up", "fs down")):
+            is_down = line.startswith("fs down")
+        else:
+            assert not (is_down and line.startswith(("fs ", "curl "))), f"{block}: {line}"
+
+
 def test_fs_in_running_text_names_a_verb() -> None:
     for name in NAMES:
         for verb in re.findall(r"`fs ([a-z]+)", (ROOT / name).read_text()):

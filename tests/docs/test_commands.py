@@ -17,7 +17,7 @@ from tests.docs.pages import NAMES, ROOT, blocks
 pytestmark = pytest.mark.e2e
 
 AROUND = ("fs up", "fs down")
-"""Done around each page; `make`, `key=` and the like are for `test_blocks`."""
+"""Done around each page. `test_blocks` holds their place, and checks `make`, `key=` and the like."""
 KEY = "key=$(cat ~/.fleetstart/key)"
 LIMIT_S = 60
 SILENT = ("fs rm", "fs budget rm", "fs key revoke", "python ")
