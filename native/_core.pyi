@@ -227,7 +227,7 @@ class Decoder:
         logits_rows: Buffer | None,
         output: Buffer,
     ) -> None:
-        """Runs the layers over the rows of several sequences, concatenated; see `runtime.llm.batch.Batch`.
+        """Runs the layers over the rows of several sequences, concatenated; see `runtime.llm.engine.runner.Batch`.
 
         tokens, positions [rows] int32; hidden [rows, hidden_size] fp32 instead of tokens in a later stage;
         starts [sequences + 1], tables [sequences, width] int32. With logits_rows [n] int32, output is

@@ -1,9 +1,8 @@
 """The budget watch: prices and spent budgets in memory, for gateways to check without a round trip.
 
 Read from Redis once a second. The cost of this gateway's own calls counts at once, that of others' a second later.
-While
-Redis is unavailable the last sums stay, and own calls go on counting. On the scheduling controller the watch also
-writes alerts (log, fs:alerts), and the workers that are kept because of `min` (fs:kept).
+While Redis is unavailable the last sums stay, and own calls go on counting. On the scheduling controller the watch
+also writes alerts (log, fs:alerts), and the workers that are kept because of `min` (fs:kept).
 """
 
 from __future__ import annotations

@@ -176,9 +176,11 @@ class Compactor:
             raise TimeoutError(f"{rows} rows are not on Redis' disk after {DISK_MS} ms")
 
     async def _settle(self, header: SegmentHeader, *, found: bool = False) -> None:
-        """Records a segment, and removes its entries and old row ids. A Redis that did not know the segment may not
-        know
-        its row ids either: from then on they are looked up in the segments."""
+        """Records a segment, and removes its entries and old row ids.
+
+        A Redis that did not know the segment may not know its row ids either: from then on they are looked up in the
+        segments.
+        """
         await self._check_stream(header)
         last_ms = header.last.unix_ms
         forget_ms = min(last_ms, time.time_ns() // 1_000_000 - self._ids_kept_ms)

@@ -1,7 +1,7 @@
 """The slow-call log: a line for each call that waited for a start or failed, with its phases.
 
-Written in the call's own context, so that the line has its request id and its trace. Other
-calls have none: the ledger has their row.
+Written in the call's own context, so that the line has its request id and its trace. Other calls have none: the
+ledger has their row.
 """
 
 from __future__ import annotations

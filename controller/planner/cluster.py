@@ -2,8 +2,8 @@
 
 Two lists, of nodes whose device is free and of the others, each sorted by 1/b + 1/p (HydraServe section 4.1; b is the
 bandwidth that one more fetch would get), and for each checkpoint the nodes that hold any of it. A node is moved when
-its
-state changes; the progress of its fetches changes its rank little, and figures are computed anew at each decision.
+its state changes; the progress of its fetches changes its rank little, and figures are computed anew at each
+decision.
 """
 
 from __future__ import annotations

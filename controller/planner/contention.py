@@ -1,12 +1,11 @@
 """Contention of cold starts on a node's link: decides if one more fetch would break the deadlines of the others.
 
 HydraServe section 4.2, eq. 3 and 4. All fetches on a link get equal shares. The pending bytes of each are known from
-the
-node's report, and between reports from eq. 4; when one ends, the others get its share. Bytes are those of the stage,
-not of the model. Departures: eq. 3 gives every fetch B / (N + 1) to its end, ours also the shares of those that have
-ended, so that a small fetch is not refused because of a large one, nor a large one because of many small ones; a fetch
-without a promise has no deadline and never blocks others; a deadline that cannot be met even without the newcomer does
-not block it, or a stalled store would close the node for good.
+the node's report, and between reports from eq. 4; when one ends, the others get its share. Bytes are those of the
+stage, not of the model. Departures: eq. 3 gives every fetch B / (N + 1) to its end, ours also the shares of those that
+have ended, so that a small fetch is not refused because of a large one, nor a large one because of many small ones; a
+fetch without a promise has no deadline and never blocks others; a deadline that cannot be met even without the newcomer
+does not block it, or a stalled store would close the node for good.
 """
 
 from __future__ import annotations

@@ -171,8 +171,7 @@ class SpeedTracker:
 
 def outdated(view: View) -> list[str]:
     """Fields of fs:measures that are no longer needed: of removed nodes, and of versions that are neither in service
-    nor
-    called nor ordered."""
+    nor called nor ordered."""
     live = {
         VersionKey(record.name, version) for record in view.functions.values() for version in tracked_versions(record)
     }

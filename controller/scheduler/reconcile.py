@@ -1,8 +1,7 @@
 """Reconciliation, one step of the scheduler: the view and `now` in, writes out. Pure.
 
 For every version that is live, ordered or called: `autoscaler` computes the desired workers, `worker_pool` decides
-about
-the difference, and the planner places new ones, as single workers or pipelines. `loop` carries the writes out.
+about the difference, and the planner places new ones, as single workers or pipelines. `loop` carries the writes out.
 """
 
 from __future__ import annotations
@@ -131,9 +130,11 @@ class Reconciler:
         failure: Failure | None,
         now_ns: int,
     ) -> int:
-        """Desired workers. Out of service: current demand, no keep-alive. After failed starts: no more than current
-        demand.
-        In a rollout: at least one."""
+        """Desired workers of a version.
+
+        Out of service: current demand, no keep-alive. After failed starts: no more than current demand. In a rollout:
+        at least one.
+        """
         function = view.functions.get(key.name)
         need = self._needed(key, load, spec, now_ns / 1e9) if function is not None else 0
         if function is not None and function.rollout is not None and function.rollout.version == key.version:
@@ -206,8 +207,7 @@ class Reconciler:
         now_unix_ns: int,
     ) -> int:
         """Updates the version's pipeline orders after the scaling decision, so that all stages stop together. Returns
-        how
-        many missing workers are covered by stages that become whole."""
+        how many missing workers are covered by stages that become whole."""
         if all(order.stage is None for order in orders):
             return 0
         changed = {order.worker: order for order in step.orders}

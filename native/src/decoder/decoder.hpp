@@ -32,7 +32,7 @@ struct DecoderWeights {
   Matrix embedding, final_norm, head;
 };
 
-// Rows of several sequences end to end; see Batch in runtime/llm/batch.py.
+// Rows of several sequences end to end; see Batch in runtime/llm/engine/runner.py.
 struct DecoderBatch {
   const std::int32_t* tokens;  // or null, and `hidden` [rows][hidden_size]
   const float* hidden;

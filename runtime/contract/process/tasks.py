@@ -41,7 +41,8 @@ async def run_all(*works: Coroutine[Any, Any, None]) -> None:
     """Runs coroutines concurrently until all have ended, one fails, or the caller is cancelled; none is left then.
 
     As asyncio.TaskGroup does, which cancels only once and waits for ever for a task that has lost that.
-        Errors: that of the first coroutine that fails.
+
+    Errors: that of the first coroutine that fails.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

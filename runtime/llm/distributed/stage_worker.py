@@ -37,11 +37,22 @@ log = logging.getLogger(__name__)
 
 
 class StageDecoder(Protocol):
-    """Layers of one stage with their KV blocks."""
+    """Layers of one stage with their KV blocks, of `TorchDecoder` or `NativeDecoder`."""
 
-    def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor: ...
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
+        """Runs the stage's layers over the batch.
 
-    def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
+        Shapes:  hidden [rows, hidden_size] from the stage before, None for the first stage.
+                 Returns hidden [rows, hidden_size].
+        """
+        ...
+
+    def read_kv(self, table: list[int], begin: int, end: int) -> bytes:
+        """Keys and values of tokens `begin .. end - 1` of the sequence whose blocks are `table`.
+
+        Shapes:  [layer][key, value][kv_head][token][head_dim] in the cache's dtype.
+        """
+        ...
 
 
 class LLMStageWorker(StageProtocol):

@@ -1,8 +1,8 @@
 """Tokenizer over a token table in shared memory: no parsing, ready in a millisecond.
 
 The `tokenizers` library still finds added tokens and splits the text into pieces, which depends on Unicode. Merging a
-piece's bytes into tokens is byte-pair encoding over the table's hash table (layout: `contract.token_table`); the
-merges are taken in the library's own order, so that the tokens are the same.
+piece's bytes into tokens is byte-pair encoding over the table's hash table (layout: `contract.weights.token_table`);
+the merges are taken in the library's own order, so that the tokens are the same.
 """
 
 from __future__ import annotations
