@@ -23,6 +23,8 @@ def test_defaults() -> None:
     assert not config.parent_death
     assert config.keep_idle
     assert not config_from({**LEAST, "FS_KEEP_WEIGHTS": "0"}).keep_idle
+    assert not config.watch_only
+    assert config_from({**LEAST, "FS_LIMITS": "watched"}).watch_only
 
 
 def test_settings() -> None:
@@ -52,6 +54,8 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_PROFILES", "python,fortran"),
         ("FS_FETCH_THREADS", "0"),
         ("FS_REGION", "EU West"),
+        ("FS_LIMITS", "cgroups"),
+        ("FS_KEEP_WEIGHTS", "no"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from ..errors import FleetError
 from ..sizes import parse_size
@@ -12,6 +12,7 @@ from .log_format import LogFormat
 
 Environment = Mapping[str, str]
 """Variables by name. One that is set to the empty text counts as not set."""
+T = TypeVar("T", bound=str)
 
 
 class ConfigError(ValueError):
@@ -49,6 +50,17 @@ def read_flag(env: Environment, name: str) -> bool:
     return env.get(name) == "1"
 
 
+def read_choice(env: Environment, name: str, choices: Sequence[T]) -> T | None:
+    """Reads one of several words; None if the variable is not set."""
+    text = env.get(name)
+    if not text:
+        return None
+    for choice in choices:
+        if text == choice:
+            return choice
+    raise ConfigError(f"{name}={text[:40]!r} must be {' or '.join(choices)}, or not set")
+
+
 def read_store(env: Environment, name: str, default: str = "") -> str:
     """Reads the URL of an object store, a folder or s3://bucket/prefix."""
     text = env.get(name) or default or read_required(env, name)
@@ -61,8 +73,5 @@ def read_store(env: Environment, name: str, default: str = "") -> str:
 
 def read_log_format(env: Environment) -> LogFormat:
     """Reads FS_LOG_FORMAT: text unless it is json."""
-    forms: dict[str, Literal["text", "json"]] = {"": "text", "text": "text", "json": "json"}
-    text = env.get("FS_LOG_FORMAT", "")
-    if text not in forms:
-        raise ConfigError(f"FS_LOG_FORMAT={text[:40]!r} must be text or json")
-    return forms[text]
+    forms: tuple[LogFormat, ...] = ("text", "json")
+    return read_choice(env, "FS_LOG_FORMAT", forms) or "text"

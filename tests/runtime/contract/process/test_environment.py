@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fleetstart.runtime.contract.process.environment import (
     ConfigError,
     Environment,
+    read_choice,
     read_flag,
     read_int,
     read_log_format,
@@ -39,6 +40,13 @@ def test_what_is_not_set_or_empty_has_its_default() -> None:
         assert read_store(env, "FS_STORE", "/s") == "/s"
         assert read_log_format(env) == "text"
         assert not read_flag(env, "FS_FLAG")
+        assert read_choice(env, "FS_N", ("a", "b")) is None
+
+
+def test_a_choice_is_one_of_those_given_and_an_error_names_them() -> None:
+    assert read_choice({"FS_X": "b"}, "FS_X", ("a", "b")) == "b"
+    with pytest.raises(ConfigError, match="FS_X='c' must be a or b, or not set"):
+        read_choice({"FS_X": "c"}, "FS_X", ("a", "b"))
 
 
 def test_values() -> None:
