@@ -52,7 +52,7 @@ class LeaderLease:
             raw = msgspec.json.encode(order)
             names.append(keys.desired(order.node))
             args += ["set", order.worker, raw, keys.events_desired(order.node), raw]
-        for order in step.taken_back:
+        for order in step.deleted_orders:
             names.append(keys.desired(order.node))
             args += ["del", order.worker, "", "", ""]
         if len(names) == 1:
@@ -81,7 +81,7 @@ class LeaderLease:
                 view.failures[key] = failure
         for order in step.orders:
             view.put_order(order)
-        for order in step.taken_back:
+        for order in step.deleted_orders:
             view.drop_order(order.worker)
         if step.failures:
             view.changed()

@@ -119,6 +119,8 @@ class Scheduler:
 
 
 def _log_step(step: Step) -> None:
+    for story in step.impossible:
+        log.error("a worker was in an impossible state; its order is deleted", extra={"story": story})
     for order in step.orders:
         log.info(
             "worker ordered" if order.wanted == "run" else "worker drained",

@@ -43,7 +43,9 @@ class Step:
     failures: list[tuple[VersionKey, Failure | None]] = field(default_factory=list)
     """Records of failed starts; None clears the record."""
     orders: list[WorkerOrder] = field(default_factory=list)
-    taken_back: list[WorkerOrder] = field(default_factory=list)
+    deleted_orders: list[WorkerOrder] = field(default_factory=list)
+    impossible: list[str] = field(default_factory=list)
+    """Stories of workers in an impossible state, to be logged."""
     unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
     plans: dict[WorkerId, Plan] = field(default_factory=dict)
     """The plan of each new worker; the stages of a pipeline share one."""
@@ -177,11 +179,12 @@ class Reconciler:
             state=status.state if status else None,
             lost=view.worker_lost(order.worker, order.node, order.epoch, now_ns),
             served=order.worker in view.was_ready or bool(status and status.endpoint),
+            reported_unix_ms=status.changed_unix_ns // 1_000_000 if status else 0,
             ready_unix_ms=status.changed_unix_ns // 1_000_000 if status and status.state == "ready" else 0,
             running=load.per_worker.get(order.worker, 0),
             error=status.error if status else None,
             helper=is_helper(order, status),
-            grows=order.grow,
+            becomes_whole=order.grow,
         )
 
     def _write(
@@ -193,7 +196,8 @@ class Reconciler:
         for worker in decision.drain:
             order = by_worker[worker]
             step.orders.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
-        step.taken_back.extend(by_worker[worker] for worker in decision.take_back)
+        step.deleted_orders.extend(by_worker[worker] for worker in decision.delete_orders)
+        step.impossible.extend(decision.impossible)
         step.soonest(decision.again_unix_ms)
 
     def _tend_pipelines(
@@ -211,7 +215,7 @@ class Reconciler:
         if all(order.stage is None for order in orders):
             return 0
         changed = {order.worker: order for order in step.orders}
-        gone = {order.worker for order in step.taken_back}
+        gone = {order.worker for order in step.deleted_orders}
         left = [changed.get(order.worker, order) for order in orders if order.worker not in gone]
         statuses = {order.worker: status for order in left if (status := view.statuses.get(order.worker)) is not None}
         lost = frozenset(member.worker for member in members if member.lost)

@@ -1,5 +1,18 @@
 """The state machine of one version's workers: existing and desired workers in, decisions out. Pure.
 
+    wanted   state reported by the node
+
+    run      (none) ──> starting ──> ready     draining: its node shuts down
+                └──────────┴───────────┴───────────┴──> gone | failed ──> order deleted
+     │ surplus, or not ready in time
+     v
+    drain    (none)     starting     ready ──> draining
+                └──────────┴───────────┴───────────┴──> gone | failed ──> order deleted
+                                                   └──> drain timed out ─> order deleted: its node kills it
+
+A worker whose node died or was restarted (`lost`) counts as ended in every state. Each other pair is impossible: the
+order is deleted, the worker is replaced, and its story is logged.
+
 No state is kept: members follow from orders and statuses, failed starts from their record, so a new scheduler decides
 as the old one would have. Starts back off after failures; after three in a row the version is *broken* (an open circuit
 breaker), and its callers get the start's own error, until a minute has passed and a call comes (half-open), or it is
@@ -10,12 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from fleetstart.runtime.contract.errors import ErrorInfo, StartFailed, WorkerLost, error_from
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.node.orders import FINAL, WorkerState
+from fleetstart.runtime.contract.node.orders import WorkerState
 
 from ..state.records import Failure
 
@@ -27,6 +41,27 @@ HALF_OPEN_MS = 60_000
 START_SLACK_MS = 5_000
 """Grace beyond the start timeout: the node ends a late start itself, with a better error."""
 DRAIN_SLACK_MS = 60_000
+
+Phase = Literal["starting", "serving", "draining", "ended"]
+PHASES: dict[tuple[str, str | None], Phase] = {
+    ("run", None): "starting",
+    ("run", "starting"): "starting",
+    ("run", "ready"): "serving",
+    ("run", "draining"): "serving",  # its node shuts down; it counts until it has ended
+    ("run", "gone"): "ended",
+    ("run", "failed"): "ended",
+    ("drain", None): "draining",
+    ("drain", "starting"): "draining",
+    ("drain", "ready"): "draining",
+    ("drain", "draining"): "draining",
+    ("drain", "gone"): "ended",
+    ("drain", "failed"): "ended",
+}
+"""Phase of a worker by the wanted and the reported state. A pair that is not listed is impossible."""
+
+
+class ImpossibleWorkerState(Exception):
+    """A worker's wanted and reported state contradict each other. The message is the worker's story."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +77,42 @@ class Member:
     """Whether its node died, or was restarted since."""
     served: bool = False
     """Whether it was ever ready: then its end is no failed start."""
+    reported_unix_ms: int = 0
+    """Time of its last status; 0 without one."""
     ready_unix_ms: int = 0
     running: int = 0
     error: ErrorInfo | None = None
     helper: bool = False
     """Whether it is a helper stage of another member: its end is handled with that member, and it is not counted unless
     it becomes a whole worker."""
-    grows: bool = False
+    becomes_whole: bool = False
+    """Whether a helper stage is to become a whole worker."""
+
+    @property
+    def phase(self) -> Phase:
+        """Errors: ImpossibleWorkerState if its wanted and reported state contradict each other."""
+        if self.lost:
+            return "ended"
+        phase = PHASES.get((self.wanted, self.state))
+        if phase is None:
+            raise ImpossibleWorkerState(self.story())
+        return phase
+
+    def story(self) -> str:
+        """What was ordered and reported of the worker, and when, for logs and errors."""
+        parts = [f"worker {self.worker}", f"ordered to {self.wanted} at {_time(self.ordered_unix_ms)}"]
+        if self.state is None:
+            parts.append("no status")
+        else:
+            at = f" at {_time(self.reported_unix_ms)}" if self.reported_unix_ms else ""
+            parts.append(f"reported {self.state}{at}")
+        parts.append("was ready before" if self.served else "never ready")
+        parts.append(f"{self.running} calls")
+        if self.helper:
+            parts.append("helper stage")
+        if self.error is not None:
+            parts.append(f"error {self.error.code}: {self.error.message}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +121,10 @@ class Decision:
 
     start: int = 0
     drain: tuple[WorkerId, ...] = ()
-    take_back: tuple[WorkerId, ...] = ()
+    delete_orders: tuple[WorkerId, ...] = ()
+    """Workers that have ended, or that their nodes must kill."""
+    impossible: tuple[str, ...] = ()
+    """Stories of workers in an impossible state, to be logged."""
     failure: Failure | None = None
     """Record of a failed start, to be written."""
     clear_failure: bool = False
@@ -93,34 +160,51 @@ def decide(
     failure: Failure | None,
     now_unix_ms: int,
 ) -> Decision:
-    over = {m.worker for m in members if m.lost or m.state in FINAL}
-    late = {m.worker for m in members if m.worker not in over and _late(m, spec, now_unix_ms)}
-    stuck = {m.worker for m in members if m.worker not in over and _stuck(m, spec, now_unix_ms)}
+    members, impossible = _without_impossible(members)
+    ended = {m.worker for m in members if m.phase == "ended"}
+    start_timed_out = {m.worker for m in members if _start_timed_out(m, spec, now_unix_ms)}
+    drain_timed_out = {m.worker for m in members if _drain_timed_out(m, spec, now_unix_ms)}
 
     known = failure
     for member in members:
-        error = _start_error(member, spec, member.worker in late)
+        error = _start_error(member, spec, member.worker in start_timed_out)
         if error is not None and not member.helper:
             failure = failure_after(failure, error, now_unix_ms)
-    alive = [m for m in members if m.wanted == "run" and m.worker not in over | late and not m.helper]
-    cured = (
+    running = [m for m in members if m.phase in ("starting", "serving") and m.worker not in start_timed_out]
+    alive = [m for m in running if not m.helper]
+    recovered = (
         failure is known
         and failure is not None
         and any(m.state == "ready" and m.ready_unix_ms > failure.last_unix_ms for m in alive)
     )
-    if cured:
+    if recovered:
         failure = None
 
-    growing = sum(m.helper and m.grows and m.wanted == "run" and m.worker not in over | late for m in members)
-    start, again_unix_ms = _starts(desired - len(alive) - growing, alive, failure, now_unix_ms)
+    becoming_whole = sum(m.helper and m.becomes_whole for m in running)
+    start, again_unix_ms = _starts(desired - len(alive) - becoming_whole, alive, failure, now_unix_ms)
     return Decision(
         start=start,
-        drain=(*sorted(late), *_surplus(alive, len(alive) - desired)),
-        take_back=tuple(sorted(over | stuck)),
-        failure=failure if failure is not known and not cured else None,
-        clear_failure=cured,
+        drain=(*sorted(start_timed_out), *_surplus(alive, len(alive) - desired)),
+        delete_orders=tuple(sorted(ended | drain_timed_out | {m.worker for m in impossible})),
+        impossible=tuple(m.story() for m in impossible),
+        failure=failure if failure is not known and not recovered else None,
+        clear_failure=recovered,
         again_unix_ms=again_unix_ms,
     )
+
+
+def _without_impossible(members: Sequence[Member]) -> tuple[list[Member], list[Member]]:
+    """The members whose states are possible, and the others. One impossible worker must not stop the scheduler."""
+    possible: list[Member] = []
+    impossible: list[Member] = []
+    for member in members:
+        try:
+            _ = member.phase
+        except ImpossibleWorkerState:
+            impossible.append(member)
+        else:
+            possible.append(member)
+    return possible, impossible
 
 
 def _starts(missing: int, alive: Sequence[Member], failure: Failure | None, now_unix_ms: int) -> tuple[int, int | None]:
@@ -147,21 +231,20 @@ def _surplus(alive: Sequence[Member], count: int) -> tuple[WorkerId, ...]:
     return tuple(m.worker for m in order[:count])
 
 
-def _late(member: Member, spec: FunctionSpec, now_unix_ms: int) -> bool:
+def _start_timed_out(member: Member, spec: FunctionSpec, now_unix_ms: int) -> bool:
     limit_ms = spec.start_timeout_s * 1000 + START_SLACK_MS
-    starting = member.wanted == "run" and member.state in (None, "starting")
-    return starting and now_unix_ms - member.ordered_unix_ms > limit_ms
+    return member.phase == "starting" and now_unix_ms - member.ordered_unix_ms > limit_ms
 
 
-def _stuck(member: Member, spec: FunctionSpec, now_unix_ms: int) -> bool:
+def _drain_timed_out(member: Member, spec: FunctionSpec, now_unix_ms: int) -> bool:
     """Whether a draining worker has not ended long after its last call must have: deleting its order ends it."""
     limit_ms = spec.timeout_s * 1000 + DRAIN_SLACK_MS
-    return member.wanted == "drain" and now_unix_ms - member.ordered_unix_ms > limit_ms
+    return member.phase == "draining" and now_unix_ms - member.ordered_unix_ms > limit_ms
 
 
-def _start_error(member: Member, spec: FunctionSpec, late: bool) -> ErrorInfo | None:
+def _start_error(member: Member, spec: FunctionSpec, timed_out: bool) -> ErrorInfo | None:
     """The error of a failed start, if it was one: not of a worker that was ready, or that was drained."""
-    if late:
+    if timed_out:
         return StartFailed(
             f"function {spec.name}: no worker was ready {spec.start_timeout_s:g} s after its order",
             hint=f"raise start_timeout, or look into `fs logs {spec.name}`",
@@ -169,3 +252,7 @@ def _start_error(member: Member, spec: FunctionSpec, late: bool) -> ErrorInfo | 
     if member.wanted != "run" or member.served or member.state != "failed":
         return None
     return member.error or WorkerLost(f"worker {member.worker} ended while it started").info()
+
+
+def _time(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")

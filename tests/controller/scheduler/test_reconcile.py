@@ -77,7 +77,7 @@ class Cluster:
                 self.view.failures[key] = failure
         for order in step.orders:
             self.view.put_order(order)
-        for order in step.taken_back:
+        for order in step.deleted_orders:
             self.view.drop_order(order.worker)
         return step
 
@@ -174,7 +174,7 @@ def test_a_dead_nodes_workers_are_replaced_elsewhere() -> None:
     assert not cluster.step().orders, "one missed renewal is no death"
     cluster.clock.advance(1.5)
     step = cluster.step()
-    assert [order.worker for order in step.taken_back] == [first.worker]
+    assert [order.worker for order in step.deleted_orders] == [first.worker]
     assert step.orders[0].node != first.node
 
 
@@ -188,7 +188,7 @@ def test_a_restarted_daemon_gets_new_orders() -> None:
         node=first.node, epoch="e2", address="", memory_bytes=seen.report.memory_bytes, memory_used_bytes=0, cpus=1
     )
     step = cluster.step()
-    assert [order.worker for order in step.taken_back] == [first.worker]
+    assert [order.worker for order in step.deleted_orders] == [first.worker]
     assert step.orders[0].epoch == "e2"
 
 

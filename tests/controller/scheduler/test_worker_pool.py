@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.scheduler.worker_pool import (
     HALF_OPEN_MS,
+    PHASES,
     Decision,
+    ImpossibleWorkerState,
     Member,
     backoff_ms,
     broken,
@@ -20,6 +22,7 @@ from fleetstart.controller.scheduler.worker_pool import (
 from fleetstart.controller.state.records import Failure
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerState
 from tests.controller.scheduler.test_autoscaler import spec
 
 SPEC = spec(start_timeout_s=10.0, timeout_s=5.0)
@@ -50,10 +53,10 @@ def failed(count: int, ago_ms: int = 0, code: str = "start_failed") -> Failure:
         (0, [member("a")], Decision(drain=(WorkerId("a"),))),
         (1, [member("a", running=1), member("b")], Decision(drain=(WorkerId("b"),))),
         (1, [member("a"), member("b", "starting")], Decision(drain=(WorkerId("b"),))),
-        (0, [member("a", "gone", wanted="drain")], Decision(take_back=(WorkerId("a"),))),
-        (1, [member("a", "gone")], Decision(start=1, take_back=(WorkerId("a"),))),
-        (1, [member("a", "failed", served=True)], Decision(start=1, take_back=(WorkerId("a"),))),
-        (1, [member("a", lost=True)], Decision(start=1, take_back=(WorkerId("a"),))),
+        (0, [member("a", "gone", wanted="drain")], Decision(delete_orders=(WorkerId("a"),))),
+        (1, [member("a", "gone")], Decision(start=1, delete_orders=(WorkerId("a"),))),
+        (1, [member("a", "failed", served=True)], Decision(start=1, delete_orders=(WorkerId("a"),))),
+        (1, [member("a", lost=True)], Decision(start=1, delete_orders=(WorkerId("a"),))),
     ],
 )
 def test_decisions(desired: int, members: list[Member], expected: Decision) -> None:
@@ -99,14 +102,34 @@ def test_a_start_that_exceeds_its_time_is_taken_back_and_counted_once() -> None:
     assert late.failure is not None
     after = run(1, member("a", "failed", wanted="drain", error=BOOM), failure=late.failure)
     assert after.failure is None
-    assert after.take_back == (WorkerId("a"),)
+    assert after.delete_orders == (WorkerId("a"),)
 
 
 def test_a_drained_worker_that_never_ends_is_taken_back() -> None:
     stuck = [member("a", "draining", wanted="drain")]
     early = decide(spec=SPEC, desired=0, members=stuck, failure=None, now_unix_ms=NOW + 60_000)
     late = decide(spec=SPEC, desired=0, members=stuck, failure=None, now_unix_ms=NOW + 66_000)
-    assert (early.take_back, late.take_back) == ((), (WorkerId("a"),))
+    assert (early.delete_orders, late.delete_orders) == ((), (WorkerId("a"),))
+
+
+@pytest.mark.parametrize("wanted", ["run", "drain"])
+@pytest.mark.parametrize("state", [None, *get_args(WorkerState)])
+def test_every_pair_of_wanted_and_reported_state_has_a_phase(wanted: str, state: str | None) -> None:
+    assert member("a", state, wanted).phase == PHASES[wanted, state]
+
+
+def test_a_worker_in_an_impossible_state_is_replaced_and_reported() -> None:
+    broken_one = member("a", "paused", reported_unix_ms=NOW - 50, served=True, running=2, error=BOOM)
+    with pytest.raises(ImpossibleWorkerState) as caught:
+        _ = broken_one.phase
+    story = str(caught.value)
+    for part in (
+        "worker a", "ordered to run at 1970-01-12T13:46:39.900+00:00", "reported paused at 1970-01-12T13:46:39.950",
+        "was ready before", "2 calls", "start_failed: boom",
+    ):  # fmt: skip
+        assert part in story
+    decision = run(2, broken_one, member("b"))
+    assert decision == Decision(start=1, delete_orders=(WorkerId("a"),), impossible=(story,))
 
 
 @given(st.integers(1, 100))
@@ -136,8 +159,8 @@ def test_never_more_alive_than_desired_after_a_step_and_nobody_is_told_two_thing
         for i, (state, wanted, lost, served, running) in enumerate(rows)
     ]
     decision = run(desired, *members, failure=failure)
-    assert not set(decision.drain) & set(decision.take_back)
-    left = [m for m in members if m.wanted == "run" and m.worker not in {*decision.drain, *decision.take_back}]
+    assert not set(decision.drain) & set(decision.delete_orders)
+    left = [m for m in members if m.wanted == "run" and m.worker not in {*decision.drain, *decision.delete_orders}]
     assert len(left) + decision.start <= max(desired, 0)
     if failure is None and decision.failure is None:
         assert len(left) + decision.start == desired

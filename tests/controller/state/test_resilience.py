@@ -205,9 +205,9 @@ def test_a_stale_fence_is_refused(redis_server: RedisServer) -> None:
         later = await two.acquire_or_renew("gw-2", 0)
         assert later > first
         assert await two.acquire_or_renew("gw-2", later) == later, "renewal keeps the fence"
-        assert not await one.write(Step(taken_back=[order]), first)
+        assert not await one.write(Step(deleted_orders=[order]), first)
         assert await client.hexists(keys.desired(NodeId("n")), "w"), "nothing of a refused step was written"
-        assert await two.write(Step(taken_back=[order]), later)
+        assert await two.write(Step(deleted_orders=[order]), later)
         assert not await client.hexists(keys.desired(NodeId("n")), "w")
         await client.aclose()
 
