@@ -37,7 +37,7 @@ ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	@$(BIN)/python -m pytest --quiet -m 'not e2e' -n 3 --dist worksteal
-	@$(BIN)/python -m pytest --quiet -m 'e2e and not bed' -n 3 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest --quiet -m 'e2e and not bed' -n 3 --dist loadscope --no-loadscope-reorder
 	@$(BIN)/python -m pytest --quiet -m 'e2e and bed'
 endif
 

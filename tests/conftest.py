@@ -14,12 +14,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import outcomes
 from tests.servers import RedisServer
 
-HERE = Path(__file__).parent
-BENCHMARKS = HERE / "bench" / "test_scripts.py"
+BENCHMARKS = "tests/bench/test_scripts.py"
 GUARD = pytest.StashKey[outcomes.QuickGuard]()
 
 
@@ -39,15 +40,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`: a file's tests share a worker and what is set up in it; each benchmark goes where it can.
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """For `--dist loadscope`: a file's tests share a worker and what is set up in it; each benchmark goes where it can.
 
     Together the benchmarks would be the longest file by far, and the other workers would wait for theirs.
     """
-    for item in items:
-        if item.path != BENCHMARKS:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return nodeid if file == BENCHMARKS else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(wrapper=True)

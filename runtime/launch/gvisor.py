@@ -122,12 +122,12 @@ def oci_config(
 
 
 class GVisorLauncher:
-    """Launcher of launcher. `state`: its own folder for bundles and runsc's records of live launcher."""
+    """Launcher of sandboxes. `state`: its own folder for bundles and runsc's records of live sandboxes."""
 
     def __init__(self, program: str, state: Path, hide: Iterable[str], environment: Mapping[str, str]) -> None:
         self._program = program
         self._bundles, self._records, self._root = state / "bundles", state / "records", state / "root"
-        shutil.rmtree(state, ignore_errors=True)  # left by a killed launcher: its launcher ended with it
+        shutil.rmtree(state, ignore_errors=True)  # left by a killed launcher: its sandboxes ended with it
         for folder in (self._bundles, self._records, self._root):
             folder.mkdir(mode=0o700, parents=True)
         there = [(path, os.path.realpath(path)) for path in SYSTEM if os.path.exists(path)]
