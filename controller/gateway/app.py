@@ -153,11 +153,11 @@ class Gateway:
         except FleetError as error:
             await self._fail(record, error, send)
         except asyncio.CancelledError:
+            if not disconnect.seen:
+                await self._fail(record, _drain_timeout(record), send)
+                raise
             record.set_outcome(CLIENT_CLOSED_REQUEST, "client_gone")
             record.release(waive=False)
-            if not disconnect.seen:
-                record.set_outcome(503, Unavailable.code)
-                raise
             disconnect.clear_cancellation()
         except Exception as error:
             log.exception("a call failed in the gateway", extra={"invocation": record.call.id})
@@ -183,6 +183,14 @@ class Gateway:
             )
             hint = f"`fs status` and `fs logs {key.name}` show why none was ready"
         return DeadlineExceeded(f"function {key.name}: no answer within {allowed_s:g} s: {where}", hint=hint)
+
+
+def _drain_timeout(record: CallRecord) -> Unavailable:
+    """The error of a call that the controller's shutdown cancels."""
+    return Unavailable(
+        f"function {record.backend.key.name}: the controller shuts down, and the call outlived the drain time",
+        hint="call again; FS_DRAIN_S sets how long calls may go on after SIGTERM",
+    )
 
 
 class DisconnectWatch:

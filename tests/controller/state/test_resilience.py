@@ -191,6 +191,57 @@ def test_sigterm_lets_calls_end_and_writes_their_rows(
         assert not client.exists(keys.OPEN)
 
 
+@pytest.fixture
+def impatient(redis_url: str, node: HandNode, tmp_path: Path) -> Iterator[ControllerProcess]:
+    """A controller that drains for one second, with a ready worker of the function `hello`."""
+    process = ControllerProcess(tmp_path / "impatient", redis_url, FS_DRAIN_S="1")
+    try:
+        process.start().deploy("hello")
+        process.http.get("/fn/hello")
+        yield process
+    finally:
+        process.close()
+
+
+def _assert_ended_once(controller: ControllerProcess, redis_server: RedisServer, status: int) -> None:
+    """The controller has exited with 0, and the call `last` has one row, unbilled, with the code `unavailable`."""
+    assert controller.process is not None
+    assert controller.process.wait(10) == 0, controller.log()
+    ended = [row for row in _all_rows(redis_server) if row["id"] == "last"]
+    assert [(row["status"], row["error"], row["cost_nusd"]) for row in ended] == [(status, "unavailable", 0)]
+    with redis_server.client() as client:
+        assert not client.exists(keys.OPEN)
+
+
+def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(
+    impatient: ControllerProcess, redis_server: RedisServer
+) -> None:
+    with impatient.http.stream("GET", "/fn/hello/gate", headers={"x-request-id": "last"}) as response:
+        pieces = response.iter_text()
+        received = next(pieces)
+        assert impatient.process is not None
+        impatient.process.terminate()
+        received += "".join(pieces)
+    events = [line for line in received.splitlines() if line.startswith(("event: ", "data: first", "data: second"))]
+    assert events == ["data: first", "event: error", "event: fleetstart"], received
+    assert '"code":"unavailable"' in received
+    _assert_ended_once(impatient, redis_server, status=200)
+
+
+def test_a_call_that_outlives_the_drain_time_is_answered_unavailable(
+    impatient: ControllerProcess, node: HandNode, redis_server: RedisServer
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(impatient.http.get, "/fn/hello/hold", headers={"x-request-id": "last"})
+        app = next(iter(node.apps.values()))
+        wait_until(lambda: "last" in app.calls)
+        assert impatient.process is not None
+        impatient.process.terminate()
+        assert answer.result(10).status_code == 503
+    assert answer.result().json()["error"]["code"] == "unavailable"
+    _assert_ended_once(impatient, redis_server, status=503)
+
+
 def test_a_stale_fence_is_refused(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = connect(redis_server.url)
