@@ -100,7 +100,7 @@ def build_management(
         TracesApi(core.view, history, invocations.api),
         invocations.api,
         billing,
-        _seeing(core, reader, calls, lag, billing.shown, traces),
+        _observability_api(core, reader, calls, lag, billing.shown, traces),
         KeysApi(core.state),
         ProjectsApi(core.state, webhook_secrets),
         SecretsApi(core.state, cipher, webhook_secrets),
@@ -115,7 +115,7 @@ def build_management(
     )
 
 
-def _seeing(
+def _observability_api(
     core: Core,
     reader: LedgerReader,
     calls: CallMetrics,

@@ -47,25 +47,25 @@ class Controller:
         self._first_key: BootstrapKey | None = None
         if self._loopback and not config.open:
             self._first_key = BootstrapKey(core.state, management.audit, config.home / FILE)
-        self._door = AuthMiddleware(
-            self._behind_door,
+        self._auth_middleware = AuthMiddleware(
+            self._authenticated,
             core.view,
             management.audit,
             management.rules,
             loopback=self._loopback,
             is_open=config.open,
         )
-        self._cors = Cors(core.view, self._door)  # outside: browsers ask without a key whether they may show one
-        entrance = RequestIdMiddleware(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
-        self._server = server_of(config, entrance)
+        self._cors = Cors(core.view, self._auth_middleware)  # outside: browsers ask without a key whether they may show one
+        app = RequestIdMiddleware(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
+        self._server = server_of(config, app)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(PREFIX) and header(scope, b"origin") is not None:
             await self._cors(scope, receive, send)
         else:
-            await self._door(scope, receive, send)
+            await self._auth_middleware(scope, receive, send)
 
-    async def _behind_door(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(PREFIX):
             await self._invocations.layer(scope, receive, send)
         else:

@@ -41,14 +41,14 @@ class Core:
     journal: Journal
     ledger: LedgerWriter
     scheduler: Scheduler
-    learner: Calibrator
+    calibrator: Calibrator
     reporter: LoadReporter
     billing: BudgetWatch
     gateway: Gateway
 
     @property
     def parts(self) -> tuple[BackgroundTask, ...]:
-        return (self.state, self.scheduler, self.learner, self.reporter, self.ledger, self.billing)
+        return (self.state, self.scheduler, self.calibrator, self.reporter, self.ledger, self.billing)
 
     def fence(self) -> int:
         """The fencing token; 0 while another controller schedules."""
@@ -77,7 +77,7 @@ def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
     journal = Journal(config.home / "journal", gateway_id)
     ledger = LedgerWriter(client, journal)
     scheduler = Scheduler(gateway_id, LeaderLease(client, view, state.writes), ledger, SecretSealer(view, cipher))
-    learner = Calibrator(state, lambda: scheduler.fence)
+    calibrator = Calibrator(state, lambda: scheduler.fence)
     reporter = LoadReporter(state)
     billing = BudgetWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)
     ledger.on_row(billing.note)
@@ -99,7 +99,7 @@ def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
         journal=journal,
         ledger=ledger,
         scheduler=scheduler,
-        learner=learner,
+        calibrator=calibrator,
         reporter=reporter,
         billing=billing,
         gateway=gateway,

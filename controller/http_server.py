@@ -32,10 +32,10 @@ class UvicornServer(uvicorn.Server):
             await asyncio.wait(cancelled, timeout=CANCELLED_S)
 
 
-def server_of(config: Config, entrance: RequestIdMiddleware) -> UvicornServer:
+def server_of(config: Config, app: RequestIdMiddleware) -> UvicornServer:
     return UvicornServer(
         uvicorn.Config(
-            entrance,
+            app,
             http="httptools",
             ws="websockets-sansio",
             ws_max_size=config.max_body_bytes,
