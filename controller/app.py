@@ -55,7 +55,9 @@ class Controller:
             loopback=self._loopback,
             is_open=config.open,
         )
-        self._cors = Cors(core.view, self._auth_middleware)  # outside: browsers ask without a key whether they may show one
+        self._cors = Cors(
+            core.view, self._auth_middleware
+        )  # outside: browsers ask without a key whether they may show one
         app = RequestIdMiddleware(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
         self._server = server_of(config, app)
 

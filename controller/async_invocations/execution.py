@@ -53,7 +53,7 @@ class Execution:
         self._events = EventLog(client, entry.envelope.id)
         self._event_count = 0
         self._unwritten: list[bytes] = []
-        self._told: ReportedProgress | None = None
+        self._reported: ReportedProgress | None = None
         self._gone = asyncio.Event()
         """Set to cancel the call, for any reason."""
         self._look = asyncio.Event()
@@ -112,7 +112,7 @@ class Execution:
             self._look.clear()
             try:
                 if not await self._change(
-                    lambda progress, now_unix_ms: lifecycle.renewed(progress, now_unix_ms, self._told)
+                    lambda progress, now_unix_ms: lifecycle.renewed(progress, now_unix_ms, self._reported)
                 ):
                     log.warning("another gateway has taken an invocation over", extra={"invocation": self._id})
                     self._lost = True
@@ -146,7 +146,7 @@ class Execution:
         def after(progress: Progress, now_unix_ms: int) -> Progress:
             if (self._back and (outcome is None or outcome.answer is None)) and not progress.cancelling:
                 return lifecycle.handed_back(progress, now_unix_ms)
-            last = lifecycle.renewed(progress, now_unix_ms, self._told)
+            last = lifecycle.renewed(progress, now_unix_ms, self._reported)
             return lifecycle.ended(last, self._entry.envelope, outcome or RunOutcome(), now_unix_ms)
 
         while True:
@@ -168,7 +168,7 @@ class Execution:
 
     async def _on_events(self, events: list[bytes]) -> None:
         """Appends events to the log. If Redis does not answer they are delayed; all but progress is in the response."""
-        self._told = progress_in(events, time.time_ns() // 1_000_000) or self._told
+        self._reported = progress_in(events, time.time_ns() // 1_000_000) or self._reported
         self._unwritten += events
         with contextlib.suppress(*REDIS_ERRORS):
             await self._write_events()

@@ -98,11 +98,11 @@ class AnswerCapture:
             return
         self.body += piece
         self._whole = whole
-        told = [bare for event in events if (bare := without_id(event))]
-        for event in told:
+        bare_events = [bare for event in events if (bare := without_id(event))]
+        for event in bare_events:
             self._look_at(event)
-        if told:
-            await self._on_events(told)
+        if bare_events:
+            await self._on_events(bare_events)
 
     def _events_in(self, piece: bytes, *, whole: bool) -> list[bytes]:
         if self._splitter is None:

@@ -118,15 +118,17 @@ class InvocationRunner:
 
     async def _begin(self, function: FunctionName | None, invocations: list[InvocationId], *, limit: int) -> None:
         """Begins invocations of one function. Without a function: timers, which have a limit of their own."""
-        room = limit - Counter(self._functions.values())[function]
+        free_slots = limit - Counter(self._functions.values())[function]
         if function is not None:
-            room = min(room, TOGETHER_MAX - sum(1 for taken in self._functions.values() if taken is not None))
+            free_slots = min(
+                free_slots, TOGETHER_MAX - sum(1 for taken in self._functions.values() if taken is not None)
+            )
         for invocation in invocations:
-            if self._closing or room <= 0:
+            if self._closing or free_slots <= 0:
                 return
             if invocation in self._tasks:
                 continue
-            room -= 1
+            free_slots -= 1
             entry = await self._invocations.get(invocation)
             if entry is None:
                 await self._invocations.forget(function, invocation)

@@ -55,11 +55,11 @@ def wait_until_serving(server: ApiClient, deployed: Deployed, *, sleep: Callable
     """Waits until calls go to the version. Errors: those of `is_serving`, after the last log lines of its workers."""
     path = f"/api/v1/functions/{quote(deployed.name, safe='')}/traffic"
     began_s = time.monotonic()
-    told = False
+    message_shown = False
     try:
         while not is_serving(server.get(path, Traffic), deployed.version):
-            if not told and time.monotonic() - began_s > MESSAGE_AFTER_S:
-                told = True
+            if not message_shown and time.monotonic() - began_s > MESSAGE_AFTER_S:
+                message_shown = True
                 output.message(f"starting a worker of {deployed.name}@{deployed.version} before calls go to it")
             sleep(POLL_S)
     except FleetError:

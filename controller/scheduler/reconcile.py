@@ -72,14 +72,14 @@ class Reconciler:
         orders: dict[VersionKey, list[WorkerOrder]] = defaultdict(list)
         for order in view.orders.values():
             orders[VersionKey(order.spec.name, order.version)].append(order)
-        room = _Room(view, lambda: cluster_of(view, self._layouts, now_ns, now_unix_ns))
+        planning = _PlanningContext(view, lambda: cluster_of(view, self._layouts, now_ns, now_unix_ns))
         keys = {
             VersionKey(name, version) for name, record in view.functions.items() for version in tracked_versions(record)
         }
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
         for key in sorted(keys | called | orders.keys(), key=lambda key: _start_order(key, loads)):
             load = loads.get(str(key), NO_LOAD)
-            self._version(step, view, room, key, load, orders.get(key, []), now_ns, now_unix_ns)
+            self._version(step, view, planning, key, load, orders.get(key, []), now_ns, now_unix_ns)
         for gone in self._windows.keys() - keys - called - orders.keys():
             del self._windows[gone]
         for gone in self._arrivals.keys() - called:
@@ -90,7 +90,7 @@ class Reconciler:
         self,
         step: Step,
         view: View,
-        room: _Room,
+        planning: _PlanningContext,
         key: VersionKey,
         load: FunctionLoad,
         orders: list[WorkerOrder],
@@ -119,7 +119,7 @@ class Reconciler:
         if record is not None and decision.start > helped:
             waited_s = _waited_s(load, members, now_unix_ns)
             begun = len(step.orders)
-            self._start(step, view, room, key, record, decision.start - helped, waited_s, now_ns, now_unix_ns)
+            self._start(step, view, planning, key, record, decision.start - helped, waited_s, now_ns, now_unix_ns)
             step.orders[begun:] = [msgspec.structs.replace(order, cause=load.oldest) for order in step.orders[begun:]]
 
     def _desired(
@@ -232,7 +232,7 @@ class Reconciler:
         self,
         step: Step,
         view: View,
-        room: _Room,
+        planning: _PlanningContext,
         key: VersionKey,
         record: VersionRecord,
         count: int,
@@ -243,8 +243,8 @@ class Reconciler:
         """Orders new workers, single or in groups of which as many become whole as are needed (HydraServe section
         6.1)."""
         while count > 0:
-            request = request_of(view, key, record, min(count, SIZE_USUAL), others=room.others, waited_s=waited_s)
-            chosen = plan_start(request, room.cluster, now_ns / 1e9)
+            request = request_of(view, key, record, min(count, SIZE_USUAL), others=planning.others, waited_s=waited_s)
+            chosen = plan_start(request, planning.cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
                 if chosen.wait_s:
@@ -253,14 +253,14 @@ class Reconciler:
             full = sum(stage.full for stage in chosen.stages)
             grow = consolidation_count(group=len(chosen.stages), full=full, needed=count, others=0)
             orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
-            reserve(room.cluster, chosen, orders, request, now_ns)
+            reserve(planning.cluster, chosen, orders, request, now_ns)
             step.orders.extend(orders)
             decided = msgspec.structs.replace(chosen, decided_unix_ms=now_unix_ns // 1_000_000)
             step.plans.update({order.worker: decided for order in orders})
             count -= grow
 
 
-class _Room:
+class _PlanningContext:
     """The cluster that a step's starts are planned on, made on first use: most steps start nothing."""
 
     def __init__(self, view: View, make: Callable[[], Cluster]) -> None:

@@ -77,14 +77,14 @@ def _reader(
     source: S3Source, key: str, size_bytes: int, region: native.Region
 ) -> Callable[[int, Callable[[], bool]], int]:
     """Reads one range of the part. Threads may share buffers: the bytes are discarded."""
-    rooms = max(1, region.size_bytes // PIECE_BYTES)
+    buffers = max(1, region.size_bytes // PIECE_BYTES)
 
     def take(number: int, stopped: Callable[[], bool]) -> int:
         begin, end = number * RANGE_BYTES, min((number + 1) * RANGE_BYTES, size_bytes)
         pieces = [
             Piece(
                 min(PIECE_BYTES, end - offset),
-                region.view(offset // PIECE_BYTES % rooms * PIECE_BYTES, PIECE_BYTES),
+                region.view(offset // PIECE_BYTES % buffers * PIECE_BYTES, PIECE_BYTES),
             )
             for offset in range(begin, end, PIECE_BYTES)
         ]

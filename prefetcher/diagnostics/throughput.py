@@ -194,14 +194,14 @@ def _open_direct(fd: int, region: native.Region) -> int | None:
 
 
 def _read_rates(fd: int, direct: int | None, size_bytes: int, region: native.Region, scope: Scope) -> list[float]:
-    rooms = region.size_bytes // CHUNK_BYTES
+    chunks = region.size_bytes // CHUNK_BYTES
 
     def take(number: int, stopped: Callable[[], bool]) -> int:
-        room = region.view(number % rooms * CHUNK_BYTES, CHUNK_BYTES)
+        buffer = region.view(number % chunks * CHUNK_BYTES, CHUNK_BYTES)
         if direct is not None:
-            native.read_direct(direct, number * CHUNK_BYTES, room, CHUNK_BYTES)
+            native.read_direct(direct, number * CHUNK_BYTES, buffer, CHUNK_BYTES)
         else:
-            native.read_checksum(fd, number * CHUNK_BYTES, room)
+            native.read_checksum(fd, number * CHUNK_BYTES, buffer)
         return CHUNK_BYTES
 
     rounds = Rounds(size_bytes // CHUNK_BYTES, take)

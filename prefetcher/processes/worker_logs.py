@@ -98,8 +98,8 @@ class LogBuffer:
 
     def put_back(self, batch: list[tuple[FunctionName, LogLine]]) -> None:
         """Puts a batch that could not be written back in front, as far as there is room."""
-        room = MAX_BUFFERED_LINES - len(self._waiting)
-        self._waiting.extendleft(reversed(batch[-room:] if room else []))
+        free_lines = MAX_BUFFERED_LINES - len(self._waiting)
+        self._waiting.extendleft(reversed(batch[-free_lines:] if free_lines else []))
         self.arrived.set()
 
 

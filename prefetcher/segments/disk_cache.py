@@ -84,15 +84,15 @@ class DiskImage:
         except (OSError, EOFError) as error:
             raise SourceError(f"{self.folder.name[:12]} on the disk: {error}") from error
 
-    def write(self, chunk: ChunkRange, room: memoryview) -> None:
+    def write(self, chunk: ChunkRange, buffer: memoryview) -> None:
         """Writes a chunk, past the page cache where possible: the bytes are in memory already. Errors: OSError."""
         try:
             direct = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
         except OSError:
-            _write_all(self._fd, room, chunk.segment_offset)
+            _write_all(self._fd, buffer, chunk.segment_offset)
             return
         try:
-            _write_all(direct, room, chunk.segment_offset)
+            _write_all(direct, buffer, chunk.segment_offset)
         finally:
             os.close(direct)
 

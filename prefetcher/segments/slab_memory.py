@@ -173,5 +173,5 @@ class SegmentMemory:
         """Number of clean slabs to have: as many as are kept, if the budget has room for them beside workers."""
         pool = self._pool
         resident = pool.used + pool.clean + pool.dirty
-        room = (self._budget_bytes - self._others_bytes()) // pool.slab_bytes - resident
-        return min(self._keep, pool.clean + max(0, room))
+        free_slabs = (self._budget_bytes - self._others_bytes()) // pool.slab_bytes - resident
+        return min(self._keep, pool.clean + max(0, free_slabs))

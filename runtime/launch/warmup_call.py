@@ -42,8 +42,8 @@ async def _serve_calls() -> None:
         return {"name": name * count}
 
     app = handler_app(handler, slots=1, bundle_dir="/")
-    door = CallGate(app, token="warm-up", meter=Meter(1), bundle_dir="/", changed=lambda: None)
-    listener = WorkerServer(door, lifespan=False)
+    gate = CallGate(app, token="warm-up", meter=Meter(1), bundle_dir="/", changed=lambda: None)
+    listener = WorkerServer(gate, lifespan=False)
     sock = socket.create_server(("127.0.0.1", 0))
     await listener.start(sock)
     reader, writer = await asyncio.open_connection(*sock.getsockname())

@@ -162,7 +162,7 @@ class AssignedWorker:
         return bundle_dir, listening
 
     async def _serve(self, started: StartedApp, listening: socket | None, bundle_dir: str) -> None:
-        door = CallGate(
+        gate = CallGate(
             started.app,
             token=self._assign.token,
             meter=self._meter,
@@ -171,7 +171,7 @@ class AssignedWorker:
             sockets=started.lifespan,
         )
         listener = self._listener = WorkerServer(
-            redact_errors(door, Redactor(self._assign.secrets.values())), lifespan=started.lifespan
+            redact_errors(gate, Redactor(self._assign.secrets.values())), lifespan=started.lifespan
         )
         try:
             await listener.start(listening)

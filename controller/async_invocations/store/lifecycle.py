@@ -120,9 +120,9 @@ def claimed(progress: Progress, gateway: str, now_unix_ms: int, *, fresh_run: bo
     )
 
 
-def renewed(progress: Progress, now_unix_ms: int, told: ReportedProgress | None = None) -> Progress:
-    """Lease renewed. `told`: progress that the handler reported since the claim."""
-    return msgspec.structs.replace(progress, due_unix_ms=now_unix_ms + LEASE_MS, told=told)
+def renewed(progress: Progress, now_unix_ms: int, reported: ReportedProgress | None = None) -> Progress:
+    """Lease renewed. `reported`: progress that the handler reported since the claim."""
+    return msgspec.structs.replace(progress, due_unix_ms=now_unix_ms + LEASE_MS, told=reported)
 
 
 def handed_back(progress: Progress, now_unix_ms: int) -> Progress:

@@ -175,7 +175,7 @@ def _deploy(
     deployed = server.post("/api/v1/functions", packed.spec, Deployed, **target)
     if deployed.trying:
         wait_until_serving(server, deployed)
-    output.message(_told(deployed, packed.checkpoints, time.monotonic() - started_s))
+    output.message(_summary(deployed, packed.checkpoints, time.monotonic() - started_s))
     if deployed.warning:
         output.message(f"warning: {deployed.warning}")
     return deployed
@@ -273,7 +273,7 @@ def _source(folder: Path, text: str) -> Source:
     return read_source(folder / text)
 
 
-def _told(deployed: Deployed, published: Sequence[Published], took_s: float) -> str:
+def _summary(deployed: Deployed, published: Sequence[Published], took_s: float) -> str:
     text = (
         f"{deployed.name}@{deployed.version} {'deployed' if deployed.created else 'is live already'} in {took_s:.1f} s"
     )

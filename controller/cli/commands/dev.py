@@ -204,8 +204,8 @@ class _Work:
                 self._tell(error)
 
     def _tell(self, error: FleetError | click.UsageError) -> None:
-        told = error if isinstance(error, FleetError) else FleetError(error.format_message())
-        output.show_error(told, as_json=self._as_json)
+        shown_error = error if isinstance(error, FleetError) else FleetError(error.format_message())
+        output.show_error(shown_error, as_json=self._as_json)
 
 
 def _enter() -> threading.Event:

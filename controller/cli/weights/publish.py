@@ -150,27 +150,27 @@ class _ChunkHasher:
         self._chunk_bytes = chunk_bytes
         self._sums: list[int] = []
         self._hash = xxhash.xxh3_64()
-        self._room = chunk_bytes
+        self._chunk_left_bytes = chunk_bytes
 
     def update(self, block: bytes) -> None:
         view = memoryview(block)
         while view:
-            piece = view[: self._room]
+            piece = view[: self._chunk_left_bytes]
             self._hash.update(piece)
-            self._room -= len(piece)
+            self._chunk_left_bytes -= len(piece)
             view = view[len(piece) :]
-            if self._room == 0:
+            if self._chunk_left_bytes == 0:
                 self._close()
 
     def finish(self) -> list[int]:
-        if self._room < self._chunk_bytes:
+        if self._chunk_left_bytes < self._chunk_bytes:
             self._close()
         return self._sums
 
     def _close(self) -> None:
         self._sums.append(self._hash.intdigest())
         self._hash.reset()
-        self._room = self._chunk_bytes
+        self._chunk_left_bytes = self._chunk_bytes
 
 
 def _fingerprint(source: Source) -> str:

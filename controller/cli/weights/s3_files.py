@@ -187,8 +187,8 @@ class S3Object:
         body = answer["Body"]
         try:
             # A server that knows no If-Match answers all the same: what it says of the object is compared, too.
-            told = str(answer.get("ContentRange", ""))
-            if answer["ETag"] != self.etag or told != f"bytes {offset}-{end - 1}/{self.size_bytes}":
+            content_range = str(answer.get("ContentRange", ""))
+            if answer["ETag"] != self.etag or content_range != f"bytes {offset}-{end - 1}/{self.size_bytes}":
                 raise _changed(str(self))
             with self.bucket.answering(str(self)):
                 while offset < end:

@@ -119,10 +119,10 @@ def verify(server: ApiClient, checkpoint: CheckpointId, progress: Progress) -> l
         size_bytes = part.header_bytes + part.data_bytes
         found = server.object_size(checkpoint_key(checkpoint, part.object))
         if found != size_bytes:
-            told = "no such object" if found is None else f"{found:,} bytes"
+            actual = "no such object" if found is None else f"{found:,} bytes"
             bad[part.object].append(
                 CorruptRange(
-                    object=part.object, offset=0, size_bytes=size_bytes, expected=f"{size_bytes:,} bytes", found=told
+                    object=part.object, offset=0, size_bytes=size_bytes, expected=f"{size_bytes:,} bytes", found=actual
                 )
             )
             return
@@ -142,14 +142,14 @@ def verify(server: ApiClient, checkpoint: CheckpointId, progress: Progress) -> l
 def _wrong_header(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest, part: Part) -> CorruptRange | None:
     """Checks a part's header. No checksum covers it, since no worker reads it; other tools that open the part do."""
     data = b"".join(server.read_range(checkpoint_key(checkpoint, part.object), 0, part.header_bytes))
-    told = ""
+    actual = ""
     if int.from_bytes(data[:8], "little") != len(data) - 8:
-        told = f"a header of {int.from_bytes(data[:8], 'little')} bytes"
+        actual = f"a header of {int.from_bytes(data[:8], 'little')} bytes"
     else:
         try:
             rows = {tensor.name: tensor for tensor in parse_header(GeneratedFile(part.object, b""), data[8:])}
         except CheckpointInvalid as error:
-            told = error.message
+            actual = error.message
         else:
             for name, entry in manifest.tensors.items():
                 begin = entry.offset - part.segment_offset
@@ -157,10 +157,10 @@ def _wrong_header(server: ApiClient, checkpoint: CheckpointId, manifest: Manifes
                     continue
                 row = rows.get(name)
                 if row is None or (row.dtype, row.shape, row.offset) != (entry.dtype, entry.shape, len(data) + begin):
-                    told = f"another tensor {name!r}"
+                    actual = f"another tensor {name!r}"
                     break
-    if not told:
+    if not actual:
         return None
     return CorruptRange(
-        object=part.object, offset=0, size_bytes=len(data), expected="a header as the manifest has it", found=told
+        object=part.object, offset=0, size_bytes=len(data), expected="a header as the manifest has it", found=actual
     )

@@ -52,11 +52,11 @@ class PipelineRunner(PeerStages):
     once, with the reason, in one of their threads."""
 
     def __init__(self, stages: int, on_broken: Callable[[str], None]) -> None:
-        def told(why: str) -> None:
+        def on_pipeline_broken(why: str) -> None:
             self._results.put(None)
             on_broken(why)
 
-        super().__init__(stages, told)
+        super().__init__(stages, on_pipeline_broken)
         self._front: FrontDecoder | None = None
         self._hidden_size = 0
         self._numbers = itertools.count()

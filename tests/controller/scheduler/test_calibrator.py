@@ -159,11 +159,11 @@ def _with_learner(redis_url: str, act: Callable[[StateSync, Calibrator], Awaitab
 def test_what_nobody_needs_is_removed_by_the_scheduler_alone(redis_url: str, fence: int, kept: bool) -> None:
     field = keys.measures_of_node(NodeId("removed"))
 
-    async def act(state: StateSync, learner: Calibrator) -> None:
+    async def act(state: StateSync, calibrator: Calibrator) -> None:
         await state.client.hset(keys.MEASURES, field, msgspec.json.encode(NodeMeasures()))
         await state.resync()
         assert NodeId("removed") in state.view.node_measures
-        await learner._prune()
+        await calibrator._prune()
         await state.resync()
         assert (NodeId("removed") in state.view.node_measures) is kept
 
@@ -187,7 +187,7 @@ def test_when_a_pipeline_was_one_worker_is_noted_in_its_plan_once(redis_url: str
             whole=whole, changed_unix_ns=changed_s * 1_000_000_000,
         )  # fmt: skip
 
-    async def act(state: StateSync, learner: Calibrator) -> None:
+    async def act(state: StateSync, calibrator: Calibrator) -> None:
         async def noted() -> list[int]:
             raw = [await state.client.get(keys.plan(order.worker)) for order in orders]
             return [msgspec.json.decode(one, type=Plan).whole_unix_ms for one in raw if one]
@@ -199,11 +199,11 @@ def test_when_a_pipeline_was_one_worker_is_noted_in_its_plan_once(redis_url: str
         for status, expected in (
             (ready(False, 2), 0), (ready(True, 3, index=1), 0), (ready(True, 5), 5000), (ready(True, 7), 5000)
         ):  # fmt: skip
-            await learner._learn_start(status)
+            await calibrator._learn_start(status)
             assert await noted() == [expected] * 2
         assert 0 < await state.client.ttl(keys.plan(orders[0].worker)) <= 100, "it is kept no longer for it"
         await state.client.delete(keys.plan(orders[1].worker))
-        await learner._note_whole(orders[0], plan, 9)
+        await calibrator._note_whole(orders[0], plan, 9)
         assert await noted() == [9], "a plan that nobody keeps any more is not written again"
 
     _with_learner(redis_url, act, 7)

@@ -190,10 +190,10 @@ class AnnotationTypes:
         for statement in node.body:
             match statement:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if not name.startswith("_"):
-                    told, known = constant(value, module)
+                    literal, known = constant(value, module)
                     if not known and not (isinstance(value, ast.Call) and module.full(value.func) == "enum.auto"):
                         return UNKNOWN
-                    members.append((name, told if known else enum.auto()))
+                    members.append((name, literal if known else enum.auto()))
         names = [module.full(base).rpartition(".")[2] for base in node.bases if module.full(base).startswith("enum.")]
         made: Any = getattr(enum, names[0] if names else "Enum")(node.name, members, module=module.name)
         made.__doc__ = ast.get_docstring(node)
@@ -242,9 +242,9 @@ def _read_default(field: _Field, value: ast.expr, kind: str) -> None:
     if _is_ellipsis(default):
         field.required = True
         return
-    told, known = constant(default, module)
-    if known and (kind == "struct" or not isinstance(told, list | dict)):
-        field.default = told
+    literal, known = constant(default, module)
+    if known and (kind == "struct" or not isinstance(literal, list | dict)):
+        field.default = literal
 
 
 def _field_spec(field: _Field) -> Any:
