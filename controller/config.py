@@ -50,25 +50,27 @@ class Config:
 
 
 def read_config(env: Mapping[str, str]) -> Config:
+    """Reads the configuration from environment variables. Errors: ConfigError, naming the variable."""
     home = Path(env.get("FS_HOME") or "~/.fleetstart").expanduser().absolute()
-    host = env.get("FS_HOST") or "127.0.0.1"
-    port = read_int(env, "FS_PORT", 7433, most=65535)
+    default = Config(home=home, redis_url=f"unix://{home}/redis.sock", store=str(home / "store"), url="")
+    host = env.get("FS_HOST") or default.host
+    port = read_int(env, "FS_PORT", default.port, most=65535)
     listen_fd = read_int(env, "FS_LISTEN_FD", 0, most=1 << 20) if env.get("FS_LISTEN_FD") else None
     return Config(
         home=home,
-        redis_url=env.get("FS_REDIS_URL") or f"unix://{home}/redis.sock",
-        store=read_store(env, "FS_STORE", str(home / "store")),
+        redis_url=env.get("FS_REDIS_URL") or default.redis_url,
+        store=read_store(env, "FS_STORE", default.store),
         url=(env.get("FS_URL") or f"http://{f'[{host}]' if ':' in host else host}:{port}").rstrip("/"),
         host=host,
         port=port,
         listen_fd=listen_fd,
-        max_body_bytes=read_int(env, "FS_MAX_BODY", 64 * MIB, least=1, most=1 << 40),
+        max_body_bytes=read_int(env, "FS_MAX_BODY", default.max_body_bytes, least=1, most=1 << 40),
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
-        segment_rows=read_int(env, "FS_SEGMENT_ROWS", 10_000, least=10, most=100_000),
+        segment_rows=read_int(env, "FS_SEGMENT_ROWS", default.segment_rows, least=10, most=100_000),
         log_format=read_log_format(env),
         otlp_endpoint=_otlp_endpoint(env),
         webhook_allow=_networks(env, "FS_WEBHOOK_ALLOW"),
-        drain_s=float(read_int(env, "FS_DRAIN_S", 10, most=3600)),
+        drain_s=float(read_int(env, "FS_DRAIN_S", int(default.drain_s), most=3600)),
         open=read_flag(env, "FS_OPEN"),
         master_key=env.get("FS_MASTER_KEY") or "",
     )

@@ -16,7 +16,7 @@ import sys
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
 
-from .config import Config, config_from
+from .config import Config, read_config
 from .daemon import Daemon, NodeNameTaken
 from .sources.factory import open_source
 
@@ -31,7 +31,7 @@ def main() -> int:
     parent = os.getppid()
     _allow_descriptors()
     try:
-        config = config_from(os.environ)
+        config = read_config(os.environ)
     except ConfigError as error:
         print(f"fleetstart node: {error}", file=sys.stderr)
         return 2

@@ -98,7 +98,7 @@ class Config:
         return self.home / "node"
 
 
-def config_from(env: Mapping[str, str]) -> Config:
+def read_config(env: Mapping[str, str]) -> Config:
     """Reads the configuration from environment variables. Errors: ConfigError, naming the variable."""
     memory_bytes = read_size(env, "FS_NODE_MEMORY", _memory_share_bytes())
     cpus = len(os.sched_getaffinity(0))

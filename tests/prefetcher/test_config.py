@@ -6,14 +6,14 @@ import socket
 
 import pytest
 
-from fleetstart.prefetcher.config import config_from
+from fleetstart.prefetcher.config import read_config
 from fleetstart.runtime.contract.process.environment import ConfigError
 
 LEAST = {"FS_HOME": "/h", "FS_REDIS_URL": "unix:///r.sock", "FS_STORE": "/s"}
 
 
 def test_defaults() -> None:
-    config = config_from(LEAST)
+    config = read_config(LEAST)
 
     assert config.node == socket.gethostname()
     assert config.address == "127.0.0.1"
@@ -22,13 +22,13 @@ def test_defaults() -> None:
     assert config.memory_bytes > 0
     assert not config.parent_death
     assert config.keep_idle
-    assert not config_from({**LEAST, "FS_KEEP_WEIGHTS": "0"}).keep_idle
+    assert not read_config({**LEAST, "FS_KEEP_WEIGHTS": "0"}).keep_idle
     assert not config.watch_only
-    assert config_from({**LEAST, "FS_LIMITS": "watched"}).watch_only
+    assert read_config({**LEAST, "FS_LIMITS": "watched"}).watch_only
 
 
 def test_settings() -> None:
-    config = config_from(
+    config = read_config(
         {**LEAST, "FS_NODE_MEMORY": "2GiB", "FS_POOL_SIZE": "0", "FS_PROFILES": "python", "FS_REGION": "eu"}
     )
 
@@ -37,7 +37,7 @@ def test_settings() -> None:
 
 
 def test_workers_inherit_no_setting_and_no_secret() -> None:
-    config = config_from({**LEAST, "AWS_SECRET_ACCESS_KEY": "x", "PATH": "/bin", "PYTHONPATH": "/p", "OTHER": "y"})
+    config = read_config({**LEAST, "AWS_SECRET_ACCESS_KEY": "x", "PATH": "/bin", "PYTHONPATH": "/p", "OTHER": "y"})
 
     assert config.worker_env == {"PATH": "/bin", "PYTHONPATH": "/p"}
 
@@ -60,4 +60,4 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        config_from({**LEAST, name: value})
+        read_config({**LEAST, name: value})

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import redis
 
-from fleetstart.prefetcher.config import config_from
+from fleetstart.prefetcher.config import read_config
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
@@ -167,7 +167,7 @@ class Node(Part):
         """True once the node has its lease, and warm fork servers for all its profiles."""
         self.check()
         report = self.report()
-        asked = config_from(self.env).profiles
+        asked = read_config(self.env).profiles
         return report is not None and report.pid == self.pid and set(asked) <= set(report.profiles)
 
     def wait_ready(self) -> None:
