@@ -21,7 +21,7 @@ from ..http.request_body import declared_bytes, header
 from ..state.invocation_records import Envelope
 from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
-from .idempotency.response_recorder import ResponseRecorder
+from .idempotency.response_recorder import ANSWER_BYTES, ResponseRecorder
 from .request_options import RequestOptions
 from .store import lifecycle
 from .store.invocations import InvocationStore
@@ -31,7 +31,6 @@ from .submit import envelope_of
 
 log = logging.getLogger(__name__)
 
-ANSWER_BYTES = 1 << 20
 WRITING_MAX = 64
 """Copies that may be in flight to the store; calls beyond are not stored, so that a slow store does not fill memory."""
 

@@ -29,7 +29,7 @@ from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
 from .admission.feasibility import FeasibilityCheck
 from .admission.wait_predictor import WaitPredictor
-from .dispatch.call_record import CallRecord, CallRecorder
+from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecord, CallRecorder
 from .dispatch.dispatcher import Dispatcher, SlotAcquirer
 from .dispatch.errors import ResponseTruncated
 from .dispatch.version_backend import Call
@@ -38,7 +38,6 @@ from .websockets import WebSocketProxy
 
 log = logging.getLogger(__name__)
 
-CLIENT_CLOSED_REQUEST = 499
 WATCH_AFTER_S = 0.05
 """Calls that take longer are watched for a disconnect; shorter ones end before it would matter."""
 

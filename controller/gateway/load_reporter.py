@@ -18,11 +18,11 @@ from fleetstart.runtime.contract.node.reports import GatewayReport
 
 from ..state.redis_client import REDIS_ERRORS
 from ..state.sync import StateSync
+from ..state.view import GATEWAY_LEASE_MS
 from .app import Gateway
 
 log = logging.getLogger(__name__)
 
-LEASE_MS = 3_000
 REPORT_EVERY_S = 1.0
 """Renewal of the lease, and so the delay of a report on more calls that did not have to wait."""
 MIN_INTERVAL_S = 0.02
@@ -74,7 +74,7 @@ class LoadReporter:
         self._apply(report)
         raw = msgspec.json.encode(report)
         async with self._state.client.pipeline(transaction=False) as pipe:
-            pipe.set(keys.gateway(self.gateway.id), raw, px=LEASE_MS)
+            pipe.set(keys.gateway(self.gateway.id), raw, px=GATEWAY_LEASE_MS)
             pipe.publish(keys.EVENTS_GATEWAYS, raw)
             self.gateway.published()
             await pipe.execute()

@@ -35,7 +35,7 @@ from ..http.invoke_url import parse_target
 from ..http.request_body import header
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from .admission.admission import AdmissionControl
-from .dispatch.call_record import CallRecorder
+from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecorder
 from .dispatch.dispatcher import DEATHS_ALLOWED, SlotAcquirer
 from .dispatch.version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
 from .router import Router
@@ -44,7 +44,6 @@ from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, can
 log = logging.getLogger(__name__)
 HEARTBEAT_S = 20.0
 """Interval of pings to the worker: a silent host is noticed after one and a half of them."""
-CLIENT_CLOSED_REQUEST = 499
 
 
 class WebSocketRejected(FleetError):

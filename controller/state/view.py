@@ -21,7 +21,8 @@ from .records import Failure, FunctionRecord, VersionKey, VersionRecord
 
 NODE_GRACE_NS = 2_000_000_000
 """Grace period after a node's lease has expired. Leases are renewed once a second, so one renewal may be late."""
-GATEWAY_LEASE_NS = 3_000_000_000
+GATEWAY_LEASE_MS = 3_000
+"""Lease of a gateway's report, in Redis and in each view."""
 ENDED_KEPT = 1024
 """Number of final worker statuses that are kept, so that a call can be answered with the reason of its worker's end."""
 
@@ -140,7 +141,7 @@ class View:
 
     def forget_gateways(self, now_ns: int) -> None:
         for gateway, (_, seen_ns) in list(self.gateways.items()):
-            if now_ns - seen_ns > GATEWAY_LEASE_NS:
+            if now_ns - seen_ns > GATEWAY_LEASE_MS * 1_000_000:
                 del self.gateways[gateway]
 
     def loads(self) -> dict[str, FunctionLoad]:

@@ -21,9 +21,8 @@ from fleetstart.runtime.contract.ids import InvocationId
 
 from ...http.asgi import RawHeaders, Receive, Scope, Send
 from ...state.redis_client import REDIS_ERRORS
-from .response_recorder import ResponseRecorder, replay_receive, send_answer
+from .response_recorder import ANSWER_BYTES, ResponseRecorder, replay_receive, send_answer
 from .store import (
-    ANSWER_BYTES,
     KEPT_S,
     RENEW_S,
     AnswerNotKept,

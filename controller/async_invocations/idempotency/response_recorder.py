@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from ...http.asgi import Message, RawHeaders, Receive, Send
 from ...state.invocation_records import Answer
 
+ANSWER_BYTES = 1 << 20
+"""Maximum size of a stored synchronous response; larger ones are forwarded and not stored."""
 _NOT_KEPT = frozenset((b"content-length", b"connection", b"transfer-encoding", b"date"))
 
 

@@ -27,8 +27,6 @@ KEPT_S = 86_400
 LEASE_MS = 5_000
 RENEW_S = 1.5
 INLINE_BYTES = 16 * 1024
-ANSWER_BYTES = 1 << 20
-"""Maximum size of a stored synchronous response; larger ones are forwarded and not stored."""
 FOLDER = "idempotency/"
 
 

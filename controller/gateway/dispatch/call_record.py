@@ -30,6 +30,8 @@ from ...state.records import StartOutcome
 from ...state.view import View
 from .version_backend import Attempt, Call, VersionBackend
 
+CLIENT_CLOSED_REQUEST = 499
+"""Status in the ledger of a call whose client disconnected; the code is nginx's."""
 IDLE_REPORT_DELAY_S = 0.1
 """Between a version's last call and the report that it is idle: another call may be about to come."""
 
