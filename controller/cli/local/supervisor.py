@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from fleetstart.runtime.contract.process.environment import ConfigError, read_log_format
 from fleetstart.runtime.contract.process.log_format import configure
 
 from ..home import HomeLayout, ServiceRecord, SupervisorRecord, start_ticks, try_lock, write_atomically
@@ -283,7 +284,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--node-memory", default="")
     parser.add_argument("--open", action="store_true")
     options = parser.parse_args(arguments)
-    configure("json" if os.environ.get("FS_LOG_FORMAT") == "json" else "text", "supervisor")
+    try:
+        configure(read_log_format(os.environ), "supervisor")
+    except ConfigError as error:
+        print(f"fleetstart supervisor: {error}", file=sys.stderr)
+        return 2
     layout = HomeLayout(options.home.absolute())
     with try_lock(layout.lock) as mine:
         if not mine:

@@ -117,3 +117,11 @@ def _command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_an_unknown_log_format_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FS_LOG_FORMAT", "xml")
+    assert module.main(["--home", str(tmp_path / "home"), "--port", "0"]) == 2
+    assert "FS_LOG_FORMAT='xml' must be text or json" in capsys.readouterr().err
