@@ -118,22 +118,26 @@ $(STAMPS)/install: pyproject.toml $(NATIVE) $(STAMPS)/torch
 	@$(PIP) install -e '.[server,model,examples]'
 	@touch $@
 
+# $(call extra,NAME): installs what an extra names. `pip install -e '.[NAME]'` would compile the native part again.
+EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
+define extra
+	@$(BIN)/python -c '$(EXTRA)' $(1) > $(STAMPS)/$(1).txt
+	@$(PIP) install -r $(STAMPS)/$(1).txt
+endef
+
 $(STAMPS)/dev: $(STAMPS)/install
-	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["dev"]))' > $(STAMPS)/dev.txt
 	@echo 'installing the tools for tests'
-	@$(PIP) install -r $(STAMPS)/dev.txt
+	$(call extra,dev)
 	@touch $@
 
 $(STAMPS)/docs: pyproject.toml | $(STAMPS)/install
-	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["docs"]))' > $(STAMPS)/docs.txt
 	@echo 'installing what builds the documentation'
-	@$(PIP) install -r $(STAMPS)/docs.txt
+	$(call extra,docs)
 	@touch $@
 
 $(STAMPS)/charts: $(STAMPS)/dev
-	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join(p["project"]["optional-dependencies"]["bench"]))' > $(STAMPS)/charts.txt
 	@echo 'installing what draws charts'
-	@$(PIP) install -r $(STAMPS)/charts.txt
+	$(call extra,bench)
 	@touch $@
 
 # The weights come out of packages, which need not be importable.
