@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "decoder_kernels.hpp"
-#include "decoder_threads.hpp"
+#include "kernels.hpp"
+#include "threads.hpp"
 
 namespace fs {
 

@@ -1,10 +1,11 @@
-// The Python face of the memory parts; the only file of theirs that knows pybind11.
+// Python bindings of shared memory, checksums and direct reads; the only file of the folder that knows pybind11.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <system_error>
 
+#include "../bind.hpp"
 #include "checksum.hpp"
 #include "control.hpp"
 #include "dlpack.hpp"
@@ -13,10 +14,6 @@
 #include "segment.hpp"
 
 namespace py = pybind11;
-
-#ifdef FS_WITH_DECODER
-void bind_decoder(py::module_& module);
-#endif
 
 namespace {
 
@@ -296,13 +293,10 @@ void bind_control(py::module_& module) {
 
 }  // namespace
 
-PYBIND11_MODULE(_core, module) {
+void bind_memory(py::module_& module) {
   bind_errors(module);
   bind_checksum(module);
   bind_region(module);
   bind_pool(module);
   bind_control(module);
-#ifdef FS_WITH_DECODER
-  bind_decoder(module);
-#endif
 }

@@ -1,4 +1,4 @@
-#include "decoder_threads.hpp"
+#include "threads.hpp"
 
 #include <sched.h>
 

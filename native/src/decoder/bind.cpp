@@ -1,4 +1,4 @@
-// The decoder's Python face: tensors come as DLPack capsules, which are held for as long as it lives.
+// Python bindings of the decoder: tensors come as DLPack capsules, which are held for as long as it lives.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "decoder.hpp"
+#include "../bind.hpp"
 #include "../memory/dlpack.hpp"
+#include "decoder.hpp"
 
 namespace py = pybind11;
 

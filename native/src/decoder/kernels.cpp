@@ -1,4 +1,4 @@
-#include "decoder_kernels.hpp"
+#include "kernels.hpp"
 
 #include <cmath>
 #include <cstring>
@@ -29,7 +29,7 @@ struct bfloat {
 // inside: an inline function of it, compiled there, might be the copy that the linker keeps for all.
 #define FS_ISA generic
 #define FS_ISA_BITS 128
-#include "decoder_kernels_isa.hpp"
+#include "kernels_isa.hpp"
 #undef FS_ISA
 #undef FS_ISA_BITS
 
@@ -38,7 +38,7 @@ struct bfloat {
 #pragma GCC target("avx2,fma,f16c")
 #define FS_ISA avx2
 #define FS_ISA_BITS 256
-#include "decoder_kernels_isa.hpp"
+#include "kernels_isa.hpp"
 #undef FS_ISA
 #undef FS_ISA_BITS
 #pragma GCC pop_options
@@ -47,7 +47,7 @@ struct bfloat {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
 #define FS_ISA avx512
 #define FS_ISA_BITS 512
-#include "decoder_kernels_isa.hpp"
+#include "kernels_isa.hpp"
 #undef FS_ISA
 #undef FS_ISA_BITS
 #pragma GCC pop_options

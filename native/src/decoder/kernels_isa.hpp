@@ -1,4 +1,4 @@
-// Text of one instruction set's kernels; included by decoder_kernels.cpp with FS_ISA and FS_ISA_BITS set.
+// Text of one instruction set's kernels; included by kernels.cpp with FS_ISA and FS_ISA_BITS set.
 // Deliberately without an include guard.
 
 namespace fs {
