@@ -52,8 +52,11 @@ style: dev
 import-rules: dev
 	$(call timed,import rules,$(BIN)/lint-imports)
 
+# stubtest compares the names and arguments in _core.pyi with those of the compiled module.
 types: dev
-	$(call timed,types,$(BIN)/mypy .typecheck/fleetstart tests)
+	$(call timed,types,$(BIN)/mypy .typecheck/fleetstart tests && \
+	  MYPYPATH=.typecheck $(BIN)/python -m mypy.stubtest fleetstart.native._core \
+	  --allowlist tests/native/stubtest_allowlist.txt)
 
 # Which tests are quick is not listed: each is stopped when it is about to start a process (tests/outcomes.py).
 quick-tests: dev
