@@ -108,11 +108,19 @@ def interpreter_paths(library_path: str) -> list[str]:
     package = Path(__file__).resolve().parents[1]
     native = importlib.util.find_spec("fleetstart.native")  # found, not imported: only some workers need it
     libraries = library_path.split(":")
-    found = {os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix, *libraries) if path}
+    # An editable installation adds the folder around the checkout to sys.path. Nothing is imported from there, and
+    # workers would see all that lies beside the checkout.
+    modules = [path for path in map(os.path.realpath, filter(None, sys.path)) if not _surrounds(path, package)]
+    found = {os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *libraries) if path} | set(modules)
     found.add(str(package))
     if native is not None and native.origin is not None:
         found.add(os.path.dirname(os.path.realpath(native.origin)))
     return sorted(path for path in found if os.path.isdir(path))
+
+
+def _surrounds(path: str, package: Path) -> bool:
+    """Whether `path` holds the package otherwise than as a folder of installed packages."""
+    return Path(path) in package.parents and not path.endswith(("site-packages", "dist-packages"))
 
 
 def fork_into_namespaces() -> int:

@@ -105,6 +105,16 @@ def test_native_code_stays_visible_to_workers_that_have_not_imported_it_yet() ->
     assert result.returncode == 0, result.stderr
 
 
+def test_the_folder_around_a_checkout_is_no_folder_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable installation puts it on sys.path; workers would see every project that lies in it."""
+    checkout = Path(namespaces.__file__).resolve().parents[2]
+    monkeypatch.setattr(sys, "path", [*sys.path, str(checkout.parent)])
+    found = namespaces.interpreter_paths("")
+    assert str(checkout.parent) not in found
+    assert str(checkout / "runtime") in found
+    assert os.path.realpath(sys.prefix) in found
+
+
 @pytest.mark.usefixtures("needs_namespaces")
 class TestConfined:
     def test_it_is_process_1_and_sees_no_other(self, functions: Functions) -> None:
