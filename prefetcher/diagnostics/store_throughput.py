@@ -8,7 +8,8 @@ from statistics import median
 from fleetstart import native
 from fleetstart.runtime.contract.store_url import S3Url
 
-from ..sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, ReadCancelled, SourceError
+from ..sources.base import ObjectRange, Piece
+from ..sources.errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled, SourceError
 from ..sources.http_settings import HttpSettings
 from ..sources.s3 import S3Source
 from ..sources.s3_client import open_client

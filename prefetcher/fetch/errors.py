@@ -10,7 +10,7 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismat
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
-from ..sources.base import ObjectMissing, ObjectSizeMismatch, SourceError
+from ..sources.errors import ObjectMissing, ObjectSizeMismatch, SourceError
 
 UPLOAD_AGAIN = "upload the weights again: fs deploy"
 

@@ -23,7 +23,8 @@ from fleetstart.runtime.contract.errors import FleetError, StoreFailed, Unavaila
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
-from ..sources.base import ObjectMissing, ObjectSizeMismatch, Piece, ReadCancelled, SourceError
+from ..sources.base import Piece
+from ..sources.errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled, SourceError
 from ..sources.throttle import BackgroundThrottle
 from .bandwidth import Stopwatch
 from .chunk_sources import FetchSource, pieces_in

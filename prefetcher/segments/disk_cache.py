@@ -25,7 +25,8 @@ from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
 
 from ..fetch.order import ranges_of
-from ..sources.base import PAGE_BYTES, Piece, ReadCancelled, SourceError
+from ..sources.base import PAGE_BYTES, Piece
+from ..sources.errors import ReadCancelled, SourceError
 from ..sources.folder import FILE_RUN_BYTES, FileReader
 from ..sources.throttle import BackgroundThrottle
 from .eviction import EvictionCandidate, choose_evictions

@@ -28,7 +28,8 @@ from ..fetch.bandwidth import FetchedBytes
 from ..fetch.chunk_sources import FetchSource, StoreChunks
 from ..fetch.errors import with_retries
 from ..fetch.fetcher import Fetch
-from ..sources.base import ObjectMissing, Source
+from ..sources.base import Source
+from ..sources.errors import ObjectMissing
 from ..sources.folder import DISK_THREADS
 from ..sources.throttle import BackgroundThrottle
 from .disk_cache import DiskCache, DiskImage

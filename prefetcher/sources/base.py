@@ -1,4 +1,4 @@
-"""The source protocol and its errors. Implementations: a local folder (`folder`), an S3 bucket (`s3`).
+"""The source protocol. Implementations: a local folder (`folder`), an S3 bucket (`s3`); errors in `errors`.
 
 A source reads and reports errors; it does not retry and knows nothing of checkpoints. Its reads block and release
 the GIL: they belong in threads. Peers will be one more source.
@@ -12,36 +12,11 @@ from typing import Protocol
 
 from fleetstart.runtime.contract.object_keys import is_key
 
+from .errors import ObjectMissing
 from .throttle import BackgroundThrottle
 
 PAGE_BYTES = 4096
 """Alignment of direct reads: offset, address and length."""
-
-
-class SourceError(Exception):
-    """The store failed or answered wrongly; a retry may help."""
-
-
-class ObjectMissing(Exception):
-    """The store has no such object."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"{key} is not in the store")
-        self.key = key
-
-
-class ObjectSizeMismatch(Exception):
-    """The object's size differs from its manifest: it was truncated or replaced."""
-
-    def __init__(self, key: str, *, expected_bytes: int, found_bytes: int) -> None:
-        super().__init__(f"{key} has {found_bytes} bytes, {expected_bytes} expected")
-        self.key = key
-        self.expected_bytes = expected_bytes
-        self.found_bytes = found_bytes
-
-
-class ReadCancelled(Exception):
-    """The reader was told to stop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,8 @@ from pathlib import Path
 
 from fleetstart import native
 
-from .base import (
-    PAGE_BYTES,
-    ObjectMissing,
-    ObjectRange,
-    ObjectSizeMismatch,
-    Piece,
-    ReadCancelled,
-    SourceError,
-    check_key,
-)
+from .base import PAGE_BYTES, ObjectRange, Piece, check_key
+from .errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled, SourceError
 
 DISK_THREADS = 16
 """Eight read at once or verify what they have read: on the machine measured 16 reach the rate of fio, 8 stay 5%

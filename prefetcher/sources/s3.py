@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 
-from .base import ObjectMissing, ObjectRange, ObjectSizeMismatch, ReadCancelled, SourceError, check_key
+from .base import ObjectRange, check_key
+from .errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled, SourceError
 from .http_settings import HttpSettings
 from .s3_body import RangeProgress, ResponseBody, check_range
 from .s3_client import READ_TIMEOUT_S, STALE_ERRORS, URL_LIVES_S, ConnectionPool, open_client

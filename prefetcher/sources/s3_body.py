@@ -9,7 +9,8 @@ import struct
 
 from fleetstart import native
 
-from .base import ObjectRange, ObjectSizeMismatch, SourceError
+from .base import ObjectRange
+from .errors import ObjectSizeMismatch, SourceError
 from .throttle import BackgroundThrottle
 
 SLICE_S = 0.25

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 
-from ..sources.base import SourceError
+from ..sources.errors import SourceError
 from .relay_messages import HEAD_BYTES, OBJECT_BYTES, InvalidRelayObject, RelayLink
 from .relay_sender import WRITE_TIMEOUT_S, remove
 from .relay_store import RelayStore, StoreRejection

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..sources.base import SourceError
+from ..sources.errors import SourceError
 from .relay_messages import OBJECT_BYTES, RelayLink
 from .relay_store import RelayStore, StoreRejection
 

@@ -11,7 +11,8 @@ import http.client
 import socket
 import threading
 
-from ..sources.base import ObjectMissing, SourceError, check_key
+from ..sources.base import check_key
+from ..sources.errors import ObjectMissing, SourceError
 from ..sources.http_settings import HttpSettings
 from ..sources.s3_client import STALE_ERRORS, URL_LIVES_S, ConnectionPool, open_client
 

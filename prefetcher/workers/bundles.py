@@ -24,7 +24,8 @@ from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.threads import in_thread
 from ..fetch.errors import with_retries
-from ..sources.base import ObjectMissing, Source
+from ..sources.base import Source
+from ..sources.errors import ObjectMissing
 
 BUNDLE_MAX_BYTES = 256 * MIB
 """Limit of a packed bundle. Code only: weights are loaded from checkpoints."""

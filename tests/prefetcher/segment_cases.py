@@ -15,7 +15,8 @@ import pytest
 from fleetstart import native
 from fleetstart.prefetcher.segments.slab_memory import slab_size
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
-from fleetstart.prefetcher.sources.base import ObjectRange, ReadCancelled, Source
+from fleetstart.prefetcher.sources.base import ObjectRange, Source
+from fleetstart.prefetcher.sources.errors import ReadCancelled
 from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId

@@ -13,7 +13,8 @@ from fleetstart import native
 from fleetstart.prefetcher.segments.disk_cache import DiskCache
 from fleetstart.prefetcher.segments.slab_memory import slab_size
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
-from fleetstart.prefetcher.sources.base import ObjectRange, ReadCancelled, Source, SourceError
+from fleetstart.prefetcher.sources.base import ObjectRange, Source
+from fleetstart.prefetcher.sources.errors import ReadCancelled, SourceError
 from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.reports import SegmentReport

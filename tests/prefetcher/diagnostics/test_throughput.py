@@ -15,7 +15,7 @@ import pytest
 
 from fleetstart.prefetcher.diagnostics.rounds import Rounds
 from fleetstart.prefetcher.diagnostics.throughput import Scope, measure
-from fleetstart.prefetcher.sources.base import SourceError
+from fleetstart.prefetcher.sources.errors import SourceError
 from fleetstart.runtime.contract.node.throughput import Ceilings
 from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import S3Server, Store

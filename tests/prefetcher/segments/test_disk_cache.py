@@ -19,7 +19,8 @@ from fleetstart import native
 from fleetstart.prefetcher.segments import disk_cache
 from fleetstart.prefetcher.segments.disk_cache import IMAGE, DiskCache, DiskImage
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
-from fleetstart.prefetcher.sources.base import ObjectRange, Piece, SourceError
+from fleetstart.prefetcher.sources.base import ObjectRange, Piece
+from fleetstart.prefetcher.sources.errors import SourceError
 from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.errors import StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId

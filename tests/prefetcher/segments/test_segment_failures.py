@@ -10,7 +10,8 @@ import pytest
 
 from fleetstart import native
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
-from fleetstart.prefetcher.sources.base import ObjectRange, Source, SourceError
+from fleetstart.prefetcher.sources.base import ObjectRange, Source
+from fleetstart.prefetcher.sources.errors import SourceError
 from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.runtime.contract.errors import CheckpointInvalid, ChecksumMismatch, StoreFailed, WeightsMissing
 from fleetstart.runtime.contract.ids import CheckpointId

@@ -10,15 +10,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.sources.base import (
-    ObjectMissing,
-    ObjectRange,
-    ObjectSizeMismatch,
-    Piece,
-    ReadCancelled,
-    Source,
-    check_key,
-)
+from fleetstart.prefetcher.sources.base import ObjectRange, Piece, Source, check_key
+from fleetstart.prefetcher.sources.errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled
 from fleetstart.prefetcher.sources.factory import open_source
 from fleetstart.prefetcher.sources.folder import FolderSource
 from tests.prefetcher.nodes import Store

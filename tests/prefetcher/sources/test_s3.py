@@ -10,7 +10,8 @@ import pytest
 import xxhash
 
 from fleetstart.prefetcher.sources import s3
-from fleetstart.prefetcher.sources.base import ObjectMissing, ObjectRange, ObjectSizeMismatch, Piece, SourceError
+from fleetstart.prefetcher.sources.base import ObjectRange, Piece
+from fleetstart.prefetcher.sources.errors import ObjectMissing, ObjectSizeMismatch, SourceError
 from fleetstart.prefetcher.sources.http_settings import HttpSettings, http_settings
 from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.prefetcher.sources.s3_body import READ_BYTES
