@@ -46,7 +46,7 @@ def too_large(limit_bytes: int, *, own: bool = False) -> TooLarge:
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bool = False) -> bytes:
-    """Errors: TooLarge, ClientGone."""
+    """Errors: TooLarge, ClientDisconnected."""
     if declared_bytes(scope) > limit_bytes:
         raise too_large(limit_bytes, own=own)
     message = await receive()

@@ -29,6 +29,24 @@ FleetError
 │   └── QueueTimeout             503  queue_timeout          waited too long in the queue; carries retry_after_s
 └── DeadlineExceeded             504  deadline_exceeded
 
+Codes of the parts: subclasses beside what raises them. `error_from` knows those whose module is imported.
+
+AnswerNotKept                    409  idempotency_not_kept     the first response was too large to store
+ConnectionCut                    503  unreachable              of `fs`: the connection broke during a call
+EventsGone                       410  events_gone              the events after `Last-Event-ID` have left the log
+InvalidParameter                 400  invalid_input            an invalid or unsupported parameter of a model's API
+InvalidWorkerToken               401  unauthorized             a caller without the worker's token
+KeyBusy                          409  idempotency_in_progress  the first call with the key has not ended
+KeyMismatch                      409  idempotency_mismatch     the key was used for a different call
+ModelNotFound                    404  model_not_found          a request for another model
+NotAnswered                      410  not_answered             the async call ended without a response
+OriginRejected                   403  origin_refused           the page's origin is not in the function's `cors`
+RequestIdTaken                   409  request_id_taken         the request id belongs to another async call
+SecretCipherError                500  vault_closed             the master key is missing or another one
+Unreachable                      503  unreachable              of `fs`: no server answered at the URL
+WebSocketRejected                500  socket_refused           a WebSocket that its app did not accept
+WebhookRefused                   400  webhook_refused          the webhook's target is not allowed
+
 Messages say what, which and how much, and `hint` what to do next. `retryable` says whether the same call may
 succeed later although nothing was changed. A type error also carries the path of the field (`items[2].price`),
 what was expected there and what came.
