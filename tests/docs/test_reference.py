@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from copy import copy
 from importlib import import_module
 from pathlib import Path
 
@@ -33,6 +34,18 @@ OF_A_DEPLOY = {"--alias", "--canary", "--probe", "--dry-run", "--url", "--json",
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_generated_parts_are_current(page: Path) -> None:
     assert page.read_text() == generated(page.read_text()), "run `python -m tests.docs.generate`"
+
+
+def test_the_reference_does_not_depend_on_earlier_uses_of_the_commands() -> None:
+    """click keeps in each command the help option of the first context, here one without the short `-h`."""
+    command: click.Command = import_module("fleetstart.controller.cli.commands.deploy").command
+    for names in (["--help"], ["-h", "--help"]):
+        used = copy(command)
+        used._help_option = None
+        used.get_help(click.Context(used, help_option_names=names))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fleetstart.controller.cli.commands.deploy.command", used)
+            assert generated(CLI) == CLI
 
 
 def test_every_verb_is_in_the_table() -> None:
