@@ -105,7 +105,7 @@ class RelaySender:
     def _write(self) -> None:
         while True:
             with self._read_lock:
-                if not self._room():
+                if not self._wait_for_window():
                     return
                 data = self._received()
                 with self._changed:
@@ -119,7 +119,7 @@ class RelaySender:
                 self._under_way.discard(sequence)
                 self._changed.notify_all()
 
-    def _room(self) -> bool:
+    def _wait_for_window(self) -> bool:
         """Waits for room in the window; False once the link has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._next - self._acknowledged < WINDOW)

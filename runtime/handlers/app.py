@@ -205,7 +205,7 @@ class ThreadCall:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._stopped = False
-        self._room = threading.Semaphore(ITEMS_AHEAD)
+        self._free_items = threading.Semaphore(ITEMS_AHEAD)
         self._queue: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
         self.streams = False
         """Whether the result is a generator, read with `items`; valid once `result` is set."""
@@ -229,7 +229,7 @@ class ThreadCall:
         try:
             with contextlib.closing(items):
                 for item in items:
-                    self._room.acquire()
+                    self._free_items.acquire()
                     if self._stopped:
                         break
                     self._loop.call_soon_threadsafe(self._queue.put_nowait, (item, None, True))
@@ -255,7 +255,7 @@ class ThreadCall:
         """Items of the generator as they come. Errors: what the generator raises."""
         while True:
             item, failure, more = await self._queue.get()
-            self._room.release()
+            self._free_items.release()
             if failure is not None:
                 raise as_exception(failure)
             if not more or self._stopped:
@@ -265,4 +265,4 @@ class ThreadCall:
     def stop(self) -> None:
         """Stops the generator at its next item."""
         self._stopped = True
-        self._room.release()
+        self._free_items.release()

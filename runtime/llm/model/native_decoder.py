@@ -75,7 +75,7 @@ class NativeDecoder:
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
         """Same as `TorchDecoder.forward`; logits are valid until the next call, hidden states longer."""
         if self._whole:
-            output = self._room(len(batch.logits_rows))
+            output = self._logits_buffer(len(batch.logits_rows))
         else:
             output = torch.empty(len(batch.positions), self._hidden_size)
         tables = np.full((len(batch.tables), max(map(len, batch.tables))), -1, dtype=np.int32)
@@ -94,7 +94,7 @@ class NativeDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Same as `TorchDecoder.logits`; valid until the next call."""
-        output = self._room(len(hidden))
+        output = self._logits_buffer(len(hidden))
         self._decoder.logits(hidden=_rows(hidden), output=_buffer(output.numpy()))
         return output
 
@@ -108,7 +108,7 @@ class NativeDecoder:
         """Same as `TorchDecoder.write_kv`."""
         self._decoder.write_kv(_int32(table), begin, end, first_layer, data)
 
-    def _room(self, rows: int) -> Tensor:
+    def _logits_buffer(self, rows: int) -> Tensor:
         if self._logits.numel() < rows * self._vocab_size:
             self._logits = torch.empty(rows * self._vocab_size)
         return self._logits[: rows * self._vocab_size].view(rows, self._vocab_size)
