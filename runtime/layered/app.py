@@ -36,7 +36,7 @@ class LayeredApp:
         """`stages`: number of workers that run the layers. Errors: those of `handler_app`."""
         self._model = model
         self._runner = runner
-        self._stages = stages
+        self.stage_count = stages
         self._timeout_s = timeout_s
         self._replaced = threading.Condition()
         self._speed: Speed | None = None
@@ -55,7 +55,7 @@ class LayeredApp:
     def take_over(self, runner: LayerRunner) -> None:
         """Replaces the runner by one with the whole model, for new calls and for calls that lost their stage."""
         with self._replaced:
-            self._runner, self._stages = runner, 1
+            self._runner, self.stage_count = runner, 1
             self._replaced.notify_all()
 
     def speed(self) -> Speed | None:
@@ -66,7 +66,7 @@ class LayeredApp:
         """Runs one call in its thread. If a stage is lost, the call is retried from `before`, because layers may change
         their input in place."""
         ends_s = time.monotonic() + self._timeout_s
-        began_s, stages = time.monotonic(), self._stages
+        began_s, stages = time.monotonic(), self.stage_count
         with without_gradients():
             while True:
                 runner = self._runner

@@ -37,6 +37,11 @@ class LayeredPipeline(PeerStages):
         self._under_way: dict[int, Future[Any]] = {}
         self._idle = threading.Condition()
 
+    @property
+    def in_flight(self) -> int:
+        """Number of calls that have begun and not ended."""
+        return len(self._under_way)
+
     def begin(self, links: StageLinks, layer_range: LayerRange) -> None:
         """Sets the first stage's layers once they are loaded; other stages may have reported before."""
         self._links, self._layer_range = links, layer_range

@@ -79,19 +79,19 @@ class LayeredFirstStage:
         self._parts = parts
         self._stage = context.stage
         self._lifecycle = FirstStageLifecycle(context)
-        self._pipeline = LayeredPipeline(context.stage.count, self._lifecycle.on_broken, answer_s=parts.spec.timeout_s)
+        self.pipeline = LayeredPipeline(context.stage.count, self._lifecycle.on_broken, answer_s=parts.spec.timeout_s)
         self.links = StageLinks(
             context.stage,
             context.secret,
             context.node_messages.listener,
-            self._pipeline.on_frame,
-            self._pipeline.on_lost,
+            self.pipeline.on_frame,
+            self.pipeline.on_lost,
         )
         context.node_messages.adopt(self)
-        self.app = parts.app(self._pipeline, context.stage.count)
+        self.app = parts.app(self.pipeline, context.stage.count)
         self._layer_range = parts.layer_range(context.stage.first, context.stage.end)
-        self._pipeline.begin(self.links, self._layer_range)
-        self._lifecycle.loaded(self._pipeline, self._start_consolidation)
+        self.pipeline.begin(self.links, self._layer_range)
+        self._lifecycle.loaded(self.pipeline, self._start_consolidation)
         self.speed: Callable[[], Speed | None] = self.app.speed
 
     def connect(self, index: int, link: socket.socket) -> None:
@@ -115,7 +115,7 @@ class LayeredFirstStage:
         try:
             rest = build(parts.model, parts.weights, self._stage.end, parts.layers)
             self.app.take_over(self._layer_range.within([], rest))
-            self._pipeline.dismiss()
+            self.pipeline.dismiss()
         except FleetError as error:
             on_end(error)
         except Exception as error:

@@ -73,11 +73,12 @@ def test_several_calls_are_under_way_at_once() -> None:
     gate, model = held_up(4)
     with pipeline(THREE, model=model) as stages:
         calls = Calls(stages.first.app, rows(5))
-        under_way = stages.first._pipeline._under_way
-        wait_until(lambda: len(under_way) == 5, 5, what="five calls, of which one is in the last stage")
+        wait_until(
+            lambda: stages.first.pipeline.in_flight == 5, 5, what="five calls, of which one is in the last stage"
+        )
         gate.set()
         assert calls.join() == alone(rows(5))
-        assert not under_way
+        assert stages.first.pipeline.in_flight == 0
 
 
 @settings(max_examples=10, deadline=None)
@@ -99,9 +100,9 @@ def test_the_other_stages_are_kept_until_the_last_call_of_theirs_has_ended() -> 
     gate, model = held_up(5)
     with pipeline(THREE, model=lambda index: model(index) if index else Tower()) as stages:
         calls = Calls(stages.first.app, rows(1))
-        wait_until(lambda: stages.first._pipeline._under_way, 5, what="the call")
+        wait_until(lambda: stages.first.pipeline.in_flight, 5, what="the call")
         stages.consolidate()
-        wait_until(lambda: stages.first.app._stages == 1, 5, what="the whole model")
+        wait_until(lambda: stages.first.app.stage_count == 1, 5, what="the whole model")
         assert call(stages.first.app, rows(3, 2)) == alone(rows(3, 2)), "calls that come need no stage"
         assert not stages.ended
         assert not stages.whole
@@ -141,7 +142,7 @@ def test_a_lost_stage_costs_callers_time_and_nothing_else(lost: int) -> None:
     gate, model = held_up(4)
     with pipeline(THREE, model=model) as stages:
         calls = Calls(stages.first.app, rows(6))
-        wait_until(lambda: len(stages.first._pipeline._under_way) == 6, 5, what="calls")
+        wait_until(lambda: stages.first.pipeline.in_flight == 6, 5, what="calls")
         began_s = time.monotonic()
         stages.kill(lost)
         assert stages.hurried.wait(SILENCE_S + 5)
@@ -149,7 +150,7 @@ def test_a_lost_stage_costs_callers_time_and_nothing_else(lost: int) -> None:
         gate.set()
         assert calls.join() == alone(rows(6))
         wait_until(lambda: stages.whole == {0}, 5, what="growth")
-        assert stages.first.app._stages == 1
+        assert stages.first.app.stage_count == 1
 
 
 def test_a_stage_that_hangs_is_lost_with_its_calls_time() -> None:
@@ -194,7 +195,7 @@ def test_what_a_layer_raises_fails_its_call_wherever_the_layer_is(layer: int) ->
         failed, *fine = call(stages.first.app, [bad, *rows(3)])
         assert len(fine) == 3
         assert all(isinstance(one, list) for one in fine)
-        assert not stages.first._pipeline.broken
+        assert not stages.first.pipeline.broken
         assert f"layer {layer} does not like it" in str(failed)
         if layer >= 2:
             assert isinstance(failed, HandlerFailed)
@@ -214,7 +215,7 @@ def test_what_cannot_travel_is_refused_on_one_worker_as_on_three(what: Any) -> N
     (here,) = call(whole_app(parts_of(Wrong(3, what), weights_of())), rows(1))
     with pipeline(THREE, model=lambda index: Wrong(3, what)) as stages:
         (there,) = call(stages.first.app, rows(1))
-        assert not stages.first._pipeline.broken
+        assert not stages.first.pipeline.broken
     assert "layer 3 gave" in str(here)
     assert str(here) in str(there)
 
@@ -277,7 +278,7 @@ def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
         stages.later[1].links.send(0, message, payload)
         stages.later[0].links.send(1 - 1, StageLoaded())
         assert call(stages.first.app, rows(2)) == alone(rows(2))
-        assert not stages.first._pipeline.broken
+        assert not stages.first.pipeline.broken
 
 
 def test_an_answer_of_a_stage_that_is_not_the_last_breaks_the_pipeline_and_no_call() -> None:
@@ -285,7 +286,7 @@ def test_an_answer_of_a_stage_that_is_not_the_last_breaks_the_pipeline_and_no_ca
         message, payload = pack(0, torch.ones(3))
         stages.later[0].links.send(0, message, payload)
         wait_until(lambda: stages.whole == {0}, 5, what="growth")
-        assert "sent a Activations" in stages.first._pipeline.broken
+        assert "sent a Activations" in stages.first.pipeline.broken
         assert call(stages.first.app, rows(2)) == alone(rows(2))
 
 
