@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.doctor.checks import Finding, check_access, run_checks
+from fleetstart.controller.cli.doctor.checks import Finding, check_access, check_sandboxes, run_checks
 from fleetstart.controller.cli.doctor.throughput import check_throughput, page_finding, speed_findings, store_location
 from fleetstart.controller.cli.home import HomeLayout
 from fleetstart.controller.cli.root import run
@@ -55,18 +55,16 @@ def test_it_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_it_tells_of_sandboxes_and_how_to_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> Finding:
-        return next(finding for finding in run_checks(tmp_path / "home", 0) if finding.check == "sandboxes")
-
     program = tmp_path / "runsc"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no runsc" in told().found
-    assert "apt install runsc" in told().advice
+    assert "no runsc" in check_sandboxes().found
+    assert "apt install runsc" in check_sandboxes().advice
     program.write_text("#!/bin/sh\necho runsc version release-1\necho spec: 1.0\n")
     program.chmod(0o755)
-    assert told().found == f"runsc version release-1 (gVisor), {program}"
+    assert check_sandboxes().found == f"runsc version release-1 (gVisor), {program}"
     program.write_text("#!/bin/sh\nexit 3\n")
-    assert (told().verdict, "could not be checked" in told().found) == ("warn", True)
+    told = next(finding for finding in run_checks(tmp_path / "home", 0) if finding.check == "sandboxes")
+    assert (told.verdict, "could not be checked" in told.found) == ("warn", True)
 
 
 def test_a_measurement_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +100,7 @@ def test_a_folder_that_cannot_be_looked_into_is_a_finding(tmp_path: Path) -> Non
     found = {finding.check: finding for finding in run_checks(tmp_path / "file" / "home", 0)}
     assert found["store"].verdict == "bad"
     assert found["access"].verdict in ("ok", "warn")
+    assert "sandboxes" in found
 
 
 @pytest.mark.parametrize(
