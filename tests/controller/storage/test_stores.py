@@ -75,7 +75,7 @@ def weed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         wait_until(lambda: _answers(url), 60, what="SeaweedFS")
         yield url
     finally:
-        end(process)
+        end(process, grace_s=0)  # it takes ten seconds to end in order
 
 
 def _answers(url: str) -> bool:
