@@ -14,6 +14,10 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# Modules and rewritten tests are kept compiled, also where a machine's environment says otherwise: hundreds of processes
+# would each compile them again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Without an NVIDIA GPU the CPU build is enough and a tenth of the size. It has its own index unless yours carries it:
 # set PIP_EXTRA_INDEX_URL to that of PyTorch's CPU builds.
 TORCH_VERSION ?= 2.13.0
@@ -29,8 +33,9 @@ CLASSIFY := examples/classify/weights/model.safetensors
 demo: models
 	@$(BIN)/python examples/demo.py
 
-# Test beds, whose four hosts have kills and deadlines, get both cores; the rest run three at a time, as most wait for
-# something most of the time; the longest are collected first. PYTEST_ARGS=... picks some.
+# Three at a time, as most tests wait for something now and then; the longest are collected first. Test beds, whose four
+# hosts have kills and deadlines, come after the rest and two at a time: a bed leaves three quarters of the cores idle.
+# PYTEST_ARGS=... picks some.
 test: dev models
 	@$(PYTHON) tests/programs.py
 ifdef PYTEST_ARGS
@@ -38,7 +43,7 @@ ifdef PYTEST_ARGS
 else
 	@$(BIN)/python -m pytest --quiet -m 'not e2e' -n 3 --dist worksteal
 	@$(BIN)/python -m pytest --quiet -m 'e2e and not bed' -n 3 --dist loadscope --no-loadscope-reorder
-	@$(BIN)/python -m pytest --quiet -m 'e2e and bed'
+	@$(BIN)/python -m pytest --quiet -m 'e2e and bed' -n 2 --dist loadscope --no-loadscope-reorder
 endif
 
 # $(call timed,NAME,COMMAND): the command, and after it how long it took.
