@@ -88,7 +88,7 @@ class Calibrator:
                 await self._learn()
                 rounds += 1
                 if rounds % PRUNE_EVERY == 0:
-                    await self._prune()
+                    await self.prune()
             except REDIS_ERRORS as error:
                 log.debug("observations cannot be stored: redis is unavailable", extra={"error": str(error)})
 
@@ -96,7 +96,7 @@ class Calibrator:
         if self._led_with != self._fence():
             self._take_over()
         for worker, status in list(self._ready.items()):
-            await self._learn_start(status)
+            await self.learn_start(status)
             self._ready.pop(worker, None)
         for key, speed in self._speeds.news(self._reports()):
             version = self._version(key)
@@ -116,7 +116,8 @@ class Calibrator:
     def _reports(self) -> Iterable[NodeReport]:
         return [seen.report for seen in self._view.nodes.values() if seen.absent_since_ns is None]
 
-    async def _learn_start(self, status: WorkerStatus) -> None:
+    async def learn_start(self, status: WorkerStatus) -> None:
+        """Updates the estimates of a node and a version from a worker that got ready, once a worker."""
         order, key = self._view.orders.get(status.worker), VersionKey(status.function, status.version)
         version = self._version(key)
         if order is None or version is None:
@@ -131,7 +132,7 @@ class Calibrator:
             return
         if order.stage is not None and status.whole:  # its start was learned from when it was ready
             if _stands_for_its_start(order):
-                await self._note_whole(order, plan, status.changed_unix_ns // 1_000_000)
+                await self.note_whole(order, plan, status.changed_unix_ns // 1_000_000)
             return
         shared_by = sharers(self._view, order)
         self._note_ready(order, ready_s(status, version), shared_by)
@@ -164,7 +165,7 @@ class Calibrator:
         if len(self._readied) > STARTS_HELD:
             self._readied.popitem(last=False)
 
-    async def _note_whole(self, order: WorkerOrder, plan: Plan, whole_unix_ms: int) -> None:
+    async def note_whole(self, order: WorkerOrder, plan: Plan, whole_unix_ms: int) -> None:
         """Writes the time of consolidation into the plan of each worker of the start, so that its cost is known."""
         if plan.whole_unix_ms:
             return
@@ -194,7 +195,8 @@ class Calibrator:
             self._view.node_measures.update(nodes)
             self._view.version_measures.update(versions)
 
-    async def _prune(self) -> None:
+    async def prune(self) -> None:
+        """Removes the estimates of nodes and versions that no longer exist."""
         gone = outdated(self._view)
         if gone:
             await self._write(None, {field.encode(): b"" for field in gone})

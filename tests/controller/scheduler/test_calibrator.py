@@ -163,7 +163,7 @@ def test_what_nobody_needs_is_removed_by_the_scheduler_alone(redis_url: str, fen
         await state.client.hset(keys.MEASURES, field, msgspec.json.encode(NodeMeasures()))
         await state.resync()
         assert NodeId("removed") in state.view.node_measures
-        await calibrator._prune()
+        await calibrator.prune()
         await state.resync()
         assert (NodeId("removed") in state.view.node_measures) is kept
 
@@ -199,11 +199,11 @@ def test_when_a_pipeline_was_one_worker_is_noted_in_its_plan_once(redis_url: str
         for status, expected in (
             (ready(False, 2), 0), (ready(True, 3, index=1), 0), (ready(True, 5), 5000), (ready(True, 7), 5000)
         ):  # fmt: skip
-            await calibrator._learn_start(status)
+            await calibrator.learn_start(status)
             assert await noted() == [expected] * 2
         assert 0 < await state.client.ttl(keys.plan(orders[0].worker)) <= 100, "it is kept no longer for it"
         await state.client.delete(keys.plan(orders[1].worker))
-        await calibrator._note_whole(orders[0], plan, 9)
+        await calibrator.note_whole(orders[0], plan, 9)
         assert await noted() == [9], "a plan that nobody keeps any more is not written again"
 
     _with_learner(redis_url, act, 7)
