@@ -92,7 +92,7 @@ class MigrationOffer(msgspec.Struct, frozen=True, tag="lend"):
     tokens: list[int]
     prompt_count: int
     max_new_tokens: int
-    sampling: dict[str, float | int | None]
+    sampling: dict[str, float | int | list[tuple[int, float]] | None]
 
 
 class MigrationCaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):

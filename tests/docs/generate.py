@@ -14,6 +14,7 @@ import click
 
 from fleetstart.controller.api.endpoints import markdown_table
 from fleetstart.controller.cli.root import VERBS
+from fleetstart.runtime.llm.server.request_fields import markdown_table as request_fields_table
 from tests.docs.pages import ROOT
 
 WIDTH = 100
@@ -54,8 +55,12 @@ def endpoints() -> str:
     return f"\n{markdown_table()}\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"verbs": verbs, "endpoints": endpoints}
-PAGES = (ROOT / "docs" / "cli.md", ROOT / "docs" / "http.md")
+def request_fields() -> str:
+    return f"\n{request_fields_table()}\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {"verbs": verbs, "endpoints": endpoints, "request_fields": request_fields}
+PAGES = tuple(ROOT / "docs" / name for name in ("cli.md", "http.md", "models.md"))
 
 
 def generated(text: str) -> str:

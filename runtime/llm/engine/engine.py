@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed
 from ..text.tokenizer import Vocabulary
 from .generation import (
@@ -25,6 +27,7 @@ from .generation import (
     resumed_sampler,
     start_generation,
 )
+from .logprobs import TokenLogprob, token_logprob
 from .runner import Batch, Runner, RunnerLost
 from .sampler import SamplingParams, sample
 from .scheduler import PlannedChunk, Scheduler, Sequence
@@ -94,11 +97,14 @@ class Engine:
     # ── migration: requests that another worker computes, and those of another worker ──────────────
 
     def migration_candidates(self) -> list[tuple[int, int]]:
-        """Requests that are computed here and have output: (id, most remaining tokens)."""
+        """Requests that are computed here and have output: (id, most remaining tokens).
+
+        A target sends back tokens alone, so requests for log probabilities stay.
+        """
         return [
             (sequence.id, sequence.max_new_tokens - sequence.output_count)
             for sequence in self.scheduler.running
-            if sequence.id in self._active and sequence.output_count
+            if sequence.output_count and (active := self._active.get(sequence.id)) and active.request.logprobs is None
         ]
 
     def migration_snapshot(self, id: int) -> tuple[list[int], int, int, SamplingParams] | None:
@@ -283,9 +289,13 @@ class Engine:
         sampled = [step.sampling[row].sequence.id for row in rows]
         tokens = sample(logits, [(self._active.get(id) or self._migrated_in[id]).sampler for id in sampled])
         deltas = []
-        for id, token in zip(sampled, tokens, strict=True):
-            if id in self._active:
-                deltas.append(self._accept(self._active[id], token))
+        for row, (id, token) in enumerate(zip(sampled, tokens, strict=True)):
+            active = self._active.get(id)
+            if active is not None:
+                top = active.request.logprobs
+                deltas.append(
+                    self._accept(active, token, None if top is None else token_logprob(logits[row], token, top))
+                )
             else:
                 self._forward_token(self._migrated_in[id], token)
         return deltas
@@ -306,11 +316,15 @@ class Engine:
         """Whether the chunk's sequence still runs."""
         return chunk.sequence.id in self._active or chunk.sequence.id in self._migrated_in
 
-    def _accept(self, answer: Generation, token: int) -> TokenDelta:
-        delta = answer.accept(token)
+    def _accept(self, answer: Generation, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
+        delta = answer.accept(token, logprob)
         if delta.last:
             self.cancel(delta.id)
         return delta
+
+
+def _logprob(request: Request, logits: Tensor, token: int) -> TokenLogprob | None:
+    return None if request.logprobs is None else token_logprob(logits, token, request.logprobs)
 
 
 def _batch(chunks: list[PlannedChunk]) -> tuple[Batch, list[PlannedChunk]]:

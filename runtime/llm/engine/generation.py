@@ -11,6 +11,7 @@ from typing import Literal
 
 from ...contract.errors import FleetError, InvalidInput
 from ..text.tokenizer import Detokenizer, Vocabulary
+from .logprobs import TokenLogprob
 from .sampler import SamplerState, SamplingParams
 from .scheduler import Sequence as TokenSequence
 from .stop_strings import StopMatcher
@@ -23,6 +24,8 @@ class ResumeState:
     """State of a request that started on another worker. Used once."""
 
     tokens: list[int]
+    deltas: list[TokenDelta]
+    """Outputs of these tokens, one each, without log probabilities."""
     detokenizer: Detokenizer
     stops: StopMatcher
     """Detokenizer and matcher after these tokens: text that they returned was sent, held-back text was not."""
@@ -39,6 +42,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stops: list[str] = field(default_factory=list)
     ignore_eos: bool = False
+    logprobs: int | None = None
+    """Number of alternatives reported beside each token's log probability; None: neither."""
     deadline_ns: int | None = None
     """Monotonic; past it the request ends with DeadlineExceeded."""
     resume: ResumeState | None = None
@@ -51,6 +56,8 @@ class TokenDelta:
     id: int
     text: str = ""
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Log probability of each of the tokens except the end token, if asked for."""
     finish: FinishReason | None = None
     error: FleetError | None = None
 
@@ -72,22 +79,26 @@ class Generation:
     on_remote_cancel: Callable[[], object] | None = None
     """Set while another worker computes the tokens: called on cancellation."""
 
-    def accept(self, token: int) -> TokenDelta:
+    def accept(self, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
         """Adds the next token; returns its delta."""
+        logprobs = () if logprob is None else (logprob,)
         sequence = self.sequence
         sequence.tokens.append(token)
         if token in self.eos_ids and not self.request.ignore_eos:
             return self._finish(self.stops.feed(self.detokenizer.flush()), token, "stop")
         text = self.stops.feed(self.detokenizer.feed(token))
         if self.stops.stopped:
-            return self._finish(text, token, "stop")
+            return self._finish(text, token, "stop", logprobs)
         if sequence.output_count >= sequence.max_new_tokens:
             text += self.stops.feed(self.detokenizer.flush())
-            return self._finish(text, token, "stop" if self.stops.stopped else "length")
-        return TokenDelta(id=sequence.id, text=text, tokens=(token,))
+            return self._finish(text, token, "stop" if self.stops.stopped else "length", logprobs)
+        return TokenDelta(id=sequence.id, text=text, tokens=(token,), logprobs=logprobs)
 
-    def _finish(self, text: str, token: int, reason: FinishReason) -> TokenDelta:
-        return TokenDelta(id=self.sequence.id, text=text + self.stops.flush(), tokens=(token,), finish=reason)
+    def _finish(
+        self, text: str, token: int, reason: FinishReason, logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> TokenDelta:
+        text += self.stops.flush()
+        return TokenDelta(id=self.sequence.id, text=text, tokens=(token,), logprobs=logprobs, finish=reason)
 
 
 @dataclass(slots=True)
@@ -132,9 +143,15 @@ def resume_state(
     Errors: InvalidInput if the request would have ended before the last of them.
     """
     answer = start_generation(request, 0, vocabulary, eos_ids)
-    finish: FinishReason | None = None
+    deltas: list[TokenDelta] = []
     for number, token in enumerate(tokens):
-        if finish is not None:
+        if deltas and deltas[-1].finish is not None:
             raise InvalidInput(f"{len(tokens)} tokens of an answer that ends after {number}")
-        finish = answer.accept(token).finish
-    return ResumeState(tokens=list(tokens), detokenizer=answer.detokenizer, stops=answer.stops, finish=finish)
+        deltas.append(answer.accept(token))
+    return ResumeState(
+        tokens=list(tokens),
+        deltas=deltas,
+        detokenizer=answer.detokenizer,
+        stops=answer.stops,
+        finish=deltas[-1].finish if deltas else None,
+    )

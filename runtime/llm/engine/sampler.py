@@ -27,6 +27,8 @@ class SamplingParams:
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of a token and what is added to its logit."""
     seed: int | None = None
 
     @property
@@ -65,6 +67,7 @@ def sample(logits: Tensor, states: list[SamplerState]) -> list[int]:
 
     Shapes:  logits [len(states), vocab], float; not changed.
     """
+    logits = _adjusted(logits, states)
     best: list[int] = logits.argmax(dim=-1).tolist()
     chosen = [
         token if state.params.greedy and not state.penalised else _sample_row(logits[row], state)
@@ -73,6 +76,19 @@ def sample(logits: Tensor, states: list[SamplerState]) -> list[int]:
     for token, state in zip(chosen, states, strict=True):
         state.counts[token] += 1
     return chosen
+
+
+def _adjusted(logits: Tensor, states: list[SamplerState]) -> Tensor:
+    """Logits with the biases of the rows that have one; a copy if there is any."""
+    biased = [(row, state.params.logit_bias) for row, state in enumerate(states) if state.params.logit_bias]
+    if not biased:
+        return logits
+    logits = logits.clone()
+    for row, bias in biased:
+        tokens = torch.tensor([token for token, _ in bias], device=logits.device)
+        values = torch.tensor([value for _, value in bias], dtype=logits.dtype, device=logits.device)
+        logits[row].index_add_(0, tokens, values)
+    return logits
 
 
 def _sample_row(logits: Tensor, state: SamplerState) -> int:

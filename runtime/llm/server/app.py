@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -16,22 +16,24 @@ from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
 from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
-from ..engine.generation import FinishReason, Request
+from ..engine.generation import Request
 from ..model.loader import LoadedModel, load_model
 from ..model.weights import ModelWeights
+from ..text.token_texts import TokenTexts
 from . import openai_responses
+from .answer_writers import AnswerWriter, ChatWriter, Choice, TextWriter
+from .call_reader import CallReader
 from .engine_service import DeltaStream, EngineService
-from .requests import (
-    CallReader,
-    ChatCall,
-    ChatMessage,
-    CompletionCall,
-    ModelNotFound,
-    PlainCall,
-    SamplingFields,
-    StreamableCall,
+from .invalid_parameter import ModelNotFound
+from .requests import ChatCall, ChatMessage, CompletionCall, PlainCall, SamplingFields, StreamableCall
+from .stream_resume import (
+    ResumedStream,
+    ResumeMarkWriter,
+    apply_settings,
+    choose_settings,
+    read_resume_marks,
+    split_body,
 )
-from .stream_resume import ResumeMarkWriter, apply_settings, choose_settings, read_resume_marks, split_body
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
 """Far more text than any context holds."""
@@ -56,10 +58,9 @@ class _EngineCall:
     """One call for the engine: a request for each choice, and the response's settings."""
 
     requests: list[Request]
-    answer: openai_responses.OpenAIResponse
+    answer: AnswerWriter
     usage: openai_responses.TokenUsage
     stream: bool = False
-    include_usage: bool = False
     marker: ResumeMarkWriter | None = None
     """Set if another worker can resume the stream."""
 
@@ -74,9 +75,10 @@ class LLMApp:
         # Sampling is a few tensor operations on one row: more threads would only compete with the decoder's.
         on_cpu = not torch.cuda.is_available()
         self.service = EngineService(model.engine, prepare=(lambda: torch.set_num_threads(1)) if on_cpu else None)
-        self._chat_reader = CallReader(ChatCall)
-        self._completion_reader = CallReader(CompletionCall)
-        self._plain_reader = CallReader(PlainCall)
+        self._token_texts = TokenTexts(model.tokenizer)
+        self._chat_reader = CallReader(ChatCall, "chat")
+        self._completion_reader = CallReader(CompletionCall, "completions")
+        self._plain_reader = CallReader(PlainCall, "plain")
         self._routes: dict[str, tuple[str, Callable[[Scope, Receive, Send], Awaitable[None]]]] = {
             "/": ("POST", self._plain),
             "/v1/chat/completions": ("POST", self._chat),
@@ -134,14 +136,14 @@ class LLMApp:
         call = self._chat_reader.read(body)
         self._check_model(call.model)
         tokens = await self._encode_chat(call.messages)
-        await self._answer(await self._work("chat", call, [tokens], scope, carried), receive, send)
+        await self._answer(await self._work(ChatWriter, call, [tokens], scope, carried), receive, send)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, carried = split_body(scope["headers"], await _read_body(receive))
         call = self._completion_reader.read(body)
         self._check_model(call.model)
         prompts = [await self._encode(prompt) for prompt in call.prompts()]
-        await self._answer(await self._work("text", call, prompts, scope, carried), receive, send)
+        await self._answer(await self._work(TextWriter, call, prompts, scope, carried), receive, send)
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._plain_reader.read(await _read_body(receive))
@@ -151,8 +153,8 @@ class LLMApp:
         )
         request = self._request(call, tokens, _deadline_ns(scope))
         usage = openai_responses.TokenUsage(prompt_tokens=len(tokens))
-        [(text, finish)] = await _while_connected(receive, self._collect(self.service.open([request]), usage))
-        body = {"text": text, "finish_reason": finish, "usage": usage.json()}
+        [choice] = await _while_connected(receive, self._collect(self.service.open([request]), usage))
+        body = {"text": choice.text, "finish_reason": choice.finish, "usage": usage.json()}
         await respond(send, 200, msgspec.json.encode(body), JSON)
 
     def _check_model(self, model: str | None) -> None:
@@ -182,7 +184,7 @@ class LLMApp:
 
     async def _work(
         self,
-        kind: Literal["chat", "text"],
+        writer: type[AnswerWriter],
         call: StreamableCall,
         prompts: list[list[int]],
         scope: Scope,
@@ -194,31 +196,43 @@ class LLMApp:
             for tokens in prompts
             for number in range(call.n or 1)
         ]
+        texts = self._token_texts if call.wanted_logprobs() is not None else None
+        with_usage = call.stream_options is not None and call.stream_options.include_usage
         work = _EngineCall(
             requests=requests,
-            answer=openai_responses.OpenAIResponse(kind, self._name),
+            answer=writer(self._name, texts=texts, with_usage=with_usage),
             usage=openai_responses.TokenUsage(prompt_tokens=sum(map(len, prompts))),
             stream=bool(call.stream),
-            include_usage=call.stream_options is not None and call.stream_options.include_usage,
         )
         if not work.stream or carried is None:
             return work
-        return await self._resume_stream(work, kind, carried) if carried else self._with_marks(work)
+        return await self._resume_stream(work, carried) if carried else self._with_marks(work)
 
     @staticmethod
     def _with_marks(work: _EngineCall) -> _EngineCall:
         first = choose_settings(work.answer.id, work.answer.created_s, work.requests)
         return replace(work, requests=apply_settings(work.requests, first), marker=ResumeMarkWriter(first))
 
-    async def _resume_stream(self, work: _EngineCall, kind: Literal["chat", "text"], carried: bytes) -> _EngineCall:
+    async def _resume_stream(self, work: _EngineCall, carried: bytes) -> _EngineCall:
         """Resumes a stream that another worker started."""
         before = read_resume_marks(carried, choices=len(work.requests), vocab_size=self._model.vocab_size)
-        resume, requests = self._model.engine.resume, []
-        for request, tokens in zip(apply_settings(work.requests, before.chosen), before.tokens, strict=True):
-            requests.append(replace(request, resume=await asyncio.to_thread(resume, request, tokens)))
+        work.answer.resume(before.chosen.id, before.chosen.created_s)
         work.usage.completion_tokens = sum(map(len, before.tokens))
-        answer = openai_responses.OpenAIResponse(kind, self._name, before.chosen.id, before.chosen.created_s)
-        return replace(work, requests=requests, answer=answer, marker=ResumeMarkWriter(None))
+        requests = await asyncio.to_thread(self._resumed, work, before)
+        return replace(work, requests=requests, marker=ResumeMarkWriter(None))
+
+    def _resumed(self, work: _EngineCall, before: ResumedStream) -> list[Request]:
+        """The requests after their earlier tokens. Their events were sent: the writer forms them again, for its state.
+
+        Events of several choices alternate as their tokens did, which no writer depends on.
+        """
+        requests = []
+        for index, request in enumerate(apply_settings(work.requests, before.chosen)):
+            state = self._model.engine.resume(request, before.tokens[index])
+            for delta in state.deltas:
+                work.answer.feed(index, delta)
+            requests.append(replace(request, resume=state))
+        return requests
 
     def _request(self, call: SamplingFields, tokens: list[int], deadline_ns: int | None) -> Request:
         limit = call.limit()
@@ -227,9 +241,10 @@ class LLMApp:
             tokens=tokens,
             # Without a limit the response may fill the context; `open` rejects a limit that does not fit.
             max_new_tokens=max(room, 1) if limit is None else limit,
-            sampling=call.params(self._model.sampling),
+            sampling=call.params(self._model.sampling, self._model.vocab_size),
             stops=call.stops(),
             ignore_eos=call.ignore_eos,
+            logprobs=call.wanted_logprobs(),
             deadline_ns=deadline_ns,
         )
 
@@ -241,17 +256,13 @@ class LLMApp:
         await respond(send, 200, work.answer.whole(choices, work.usage), JSON)
 
     @staticmethod
-    async def _collect(
-        stream: DeltaStream, usage: openai_responses.TokenUsage
-    ) -> list[tuple[str, FinishReason | None]]:
-        texts: dict[int, str] = {}
-        finishes: dict[int, FinishReason | None] = {}
+    async def _collect(stream: DeltaStream, usage: openai_responses.TokenUsage) -> list[Choice]:
+        choices: dict[int, Choice] = {}
         async with stream:
             async for index, delta in stream:
-                texts[index] = texts.get(index, "") + delta.text
-                finishes[index] = delta.finish
+                choices.setdefault(index, Choice()).add(delta)
                 usage.completion_tokens += len(delta.tokens)
-        return [(texts[index], finishes[index]) for index in sorted(texts)]
+        return [choices[index] for index in sorted(choices)]
 
     async def _send_stream(self, work: _EngineCall, send: Send) -> None:
         to_do = [index for index, one in enumerate(work.requests) if one.resume is None or one.resume.finish is None]
@@ -273,23 +284,15 @@ class LLMApp:
     @staticmethod
     async def _chunks(work: _EngineCall, stream: DeltaStream, to_do: list[int]) -> AsyncIterator[bytes]:
         """Events, each with its mark. `to_do`: the choices in the stream."""
-        opened = {index for index, one in enumerate(work.requests) if one.resume is not None and one.resume.tokens}
-        answer, with_usage, marker = work.answer, work.include_usage, work.marker
+        marker = work.marker
         async for number, delta in stream:
             index = to_do[number]
             work.usage.completion_tokens += len(delta.tokens)
             if marker is not None:
                 marker.add(index, delta.tokens)
-            events = b""
-            if index not in opened:
-                opened.add(index)
-                events = answer.opening(index, with_usage=with_usage)
-            # A token that is part of a character, or may become a stop string, has no text yet.
-            if delta.text or delta.finish:
-                events += answer.chunk(index, delta.text, delta.finish, with_usage=with_usage)
-            if events:
+            if events := work.answer.feed(index, delta):
                 yield events if marker is None else events + marker.mark()
-        yield (answer.closing(work.usage) if with_usage else b"") + openai_responses.DONE
+        yield work.answer.closing(work.usage)
 
 
 def _choice(request: Request, number: int) -> Request:

@@ -1,41 +1,23 @@
-"""Request bodies of the OpenAI-compatible routes and of `POST /`, validated by field.
+"""Request bodies of the OpenAI-compatible routes and of `POST /`: their honoured fields.
 
-Every field of the OpenAI API is either honoured, ignored because it changes no token (`user`), accepted at the value
-that means "off", or rejected with its name. None is dropped silently.
+The table of all fields is `request_fields`; `call_reader` decodes bodies by both.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from ...contract.errors import InvalidInput, Refused
 from ..engine.sampler import SamplingParams
+from .invalid_parameter import InvalidParameter, check_limit, check_range
+from .request_fields import REFUSED_PARTS
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
+MAX_LOGPROBS = 20
 SEED_BITS = 64
-_PATH = re.compile(r" - at `\$\.?([A-Za-z_]\w*)?")
-_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
-_MISSING = re.compile(r"required field `([^`]*)`")
-
-
-class InvalidParameter(InvalidInput):
-    """Error of an invalid or unsupported parameter, with its name."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-class ModelNotFound(Refused):
-    """Error of a request for another model."""
-
-    code = "model_not_found"
-    status = 404
-    param = "model"
+BIAS_MAX = 100
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,26 +27,40 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text"):
-    """Text part of a chat message."""
+class ContentPart(msgspec.Struct, frozen=True):
+    """Part of a chat message; only text can be read."""
 
-    text: str
+    type: str
+    text: str | None = None
+
+    def plain(self) -> str:
+        """The part's text. Errors: InvalidParameter for another kind."""
+        if self.type != "text":
+            reason = REFUSED_PARTS.get(self.type, "parts are of type 'text'")
+            raise InvalidParameter(f"messages: a part of type {self.type!r} is not supported: {reason}", "messages")
+        if self.text is None:
+            raise InvalidParameter("messages: a part of type 'text' lacks its text", "messages")
+        return self.text
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One chat message."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
     """Empty field of assistant messages, which clients send back."""
 
-    def plain(self) -> dict[str, str]:
-        """The message for a chat template; text parts are concatenated."""
+    def text(self) -> str:
+        """The content; text parts are concatenated. Errors: InvalidParameter for parts of other kinds."""
         if isinstance(self.content, list):
-            return {"role": self.role, "content": "".join(part.text for part in self.content)}
-        return {"role": self.role, "content": self.content or ""}
+            return "".join(part.plain() for part in self.content)
+        return self.content or ""
+
+    def plain(self) -> dict[str, str]:
+        """The message for a chat template."""
+        return {"role": self.role, "content": self.text()}
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,29 +74,33 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """An extension of vLLM and others to OpenAI's API."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool = False
     """For benchmarks: generates until max_tokens."""
-    user: Any = None
-    metadata: Any = None
 
-    def params(self, defaults: SamplingParams) -> SamplingParams:
+    def params(self, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
         """Sampling parameters with the model's defaults. Errors: InvalidParameter for a field out of range."""
-        _in_range("temperature", self.temperature, 0.0, 2.0)
+        check_range("temperature", self.temperature, 0.0, 2.0)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise InvalidParameter(f"top_p must be above 0 and at most 1, is {self.top_p}", "top_p")
-        _in_range("top_k", self.top_k, -1, 1 << 30)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_range("top_k", self.top_k, -1, 1 << 30)
+        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None and self.seed.bit_length() > SEED_BITS:
             raise InvalidParameter(f"seed has more than {SEED_BITS} bits", "seed")
+        for token, bias in (self.logit_bias or {}).items():
+            if not 0 <= token < vocab_size:
+                raise InvalidParameter(f"logit_bias: token {token} is not of 0 to {vocab_size - 1}", "logit_bias")
+            check_range("logit_bias", bias, -BIAS_MAX, BIAS_MAX)
         return SamplingParams(
             temperature=_given(self.temperature, defaults.temperature),
             top_k=max(_given(self.top_k, defaults.top_k), 0),  # -1 is vLLM's word for all
             top_p=_given(self.top_p, defaults.top_p),
             presence_penalty=_given(self.presence_penalty, 0.0),
             frequency_penalty=_given(self.frequency_penalty, 0.0),
+            logit_bias=tuple((self.logit_bias or {}).items()),
             seed=self.seed,
         )
 
@@ -113,7 +113,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def limit(self) -> int | None:
         """Most new tokens; None for as many as the context holds. Errors: InvalidParameter."""
-        return _limit("max_tokens", self.max_tokens)
+        return check_limit("max_tokens", self.max_tokens)
+
+    def wanted_logprobs(self) -> int | None:
+        """Number of alternatives whose log probability is wanted beside each token's own; None for neither."""
+        return None
 
 
 class StreamableCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,22 +126,12 @@ class StreamableCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    service_tier: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
 
     def check(self) -> None:
         """Checks the fields. Errors: InvalidParameter for a value out of range or an unsupported feature."""
-        _in_range("n", self.n, 1, MAX_CHOICES)
+        check_range("n", self.n, 1, MAX_CHOICES)
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options is only allowed when stream is true", "stream_options")
-        self._refuse("logit_bias", "logprobs")
-
-    def _refuse(self, *names: str) -> None:
-        for name in names:
-            # False, 0, "", [], {} and null all mean: off.
-            if getattr(self, name):
-                raise InvalidParameter(f"{name} is not supported by this engine", name)
 
 
 class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,58 +139,48 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
-    response_format: Any = None
-    store: Any = None
-    top_logprobs: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     def check(self) -> None:
         super(ChatCall, self).check()  # noqa: UP008 - structs lose the cell that bare super() needs
-        self._refuse("top_logprobs", "tools", "functions", "audio", "prediction", "web_search_options")
-        for name in ("tool_choice", "function_call"):
-            if getattr(self, name) not in (None, "none", "auto"):
-                raise InvalidParameter(f"{name}: tools are not supported by this engine", name)
-        if self.response_format not in (None, {"type": "text"}):
-            raise InvalidParameter("response_format: only text is supported by this engine", "response_format")
-        if self.modalities not in (None, ["text"]):
-            raise InvalidParameter("modalities: only text is supported by this engine", "modalities")
         if not self.messages:
             raise InvalidParameter("messages must not be empty", "messages")
+        check_range("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+        for message in self.messages:
+            message.text()
 
     def limit(self) -> int | None:
-        newer = _limit("max_completion_tokens", self.max_completion_tokens)
-        older = _limit("max_tokens", self.max_tokens)
+        newer = check_limit("max_completion_tokens", self.max_completion_tokens)
+        older = check_limit("max_tokens", self.max_tokens)
         if newer is not None and older is not None and newer != older:
             raise InvalidParameter("max_tokens and max_completion_tokens differ: give one", "max_tokens")
         return older if newer is None else newer
+
+    def wanted_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
 
 class CompletionCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `/v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
-    echo: Any = None
-    suffix: Any = None
+    logprobs: int | None = None
     best_of: int | None = None
 
     def check(self) -> None:
         super(CompletionCall, self).check()  # noqa: UP008 - as above
-        self._refuse("echo", "suffix")
+        check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidParameter("best_of is not supported by this engine", "best_of")
+            raise InvalidParameter("best_of is not supported by this engine, except equal to n", "best_of")
 
     def limit(self) -> int | None:
         return 16 if self.max_tokens is None else super(CompletionCall, self).limit()  # noqa: UP008 - 16 is OpenAI's
+
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """Prompts as text or tokens; a list of numbers is one prompt. Errors: InvalidParameter."""
@@ -222,52 +206,6 @@ class PlainCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields
     def check(self) -> None:
         if (self.prompt is None) is (not self.messages):
             raise InvalidParameter("give one of prompt and messages", "prompt")
-
-
-Call = TypeVar("Call", ChatCall, CompletionCall, PlainCall)
-
-
-class CallReader(Generic[Call]):
-    """Decodes and checks the bodies of one route."""
-
-    def __init__(self, kind: type[Call]) -> None:
-        self._decoder: msgspec.json.Decoder[Call] = msgspec.json.Decoder(kind)
-
-    def read(self, body: bytes) -> Call:
-        """The call in a body. Errors: InvalidParameter, with the field if it is known."""
-        try:
-            call: Call = self._decoder.decode(body)
-        except msgspec.ValidationError as error:
-            raise _invalid_parameter(str(error)) from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidParameter(f"the body is not JSON: {error}") from error
-        call.check()
-        return call
-
-
-def _invalid_parameter(text: str) -> InvalidParameter:
-    if unknown := _UNKNOWN.search(text):
-        where = _PATH.search(text)
-        inside = f" in {where[1]}" if where and where[1] else ""
-        return InvalidParameter(f"unknown parameter {unknown[1]!r}{inside}", (where and where[1]) or unknown[1])
-    if missing := _MISSING.search(text):
-        where = _PATH.search(text)
-        inside = f" in {where[1]}" if where and where[1] else ""
-        return InvalidParameter(f"parameter {missing[1]!r} is missing{inside}", (where and where[1]) or missing[1])
-    path = _PATH.search(text)
-    name = path[1] if path else None
-    return InvalidParameter(f"{name}: {text}" if name else text, name)
-
-
-def _limit(name: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise InvalidParameter(f"{name} must be at least 1, is {value}", name)
-    return value
-
-
-def _in_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        raise InvalidParameter(f"{name} must be {low:g} to {high:g}, is {value:g}", name)
 
 
 Value = TypeVar("Value", int, float)

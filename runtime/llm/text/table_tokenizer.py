@@ -77,14 +77,16 @@ class TableTokenizer:
 
     def decode(self, tokens: list[int], *, skip_special: bool = True) -> str:
         texts = [
-            self._token_text(token)
+            self.piece(token)
             for token in tokens
             if 0 <= token < self._count and not (skip_special and token in self._special)
         ]
         decoded: str = self._cutter.decoder.decode([text for text in texts if text])
         return decoded
 
-    def _token_text(self, token: int) -> str:
+    def piece(self, token: int) -> str:
+        if not 0 <= token < self._count:
+            return ""
         return str(self._text[self._offsets[token] : self._offsets[token + 1]], "utf-8", "replace")
 
     def _piece(self, piece: bytes) -> list[int]:

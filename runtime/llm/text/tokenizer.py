@@ -30,6 +30,10 @@ class Vocabulary(Protocol):
 
     def decode(self, tokens: list[int], *, skip_special: bool = True) -> str: ...
 
+    def piece(self, token: int) -> str:
+        """Entry of a token in the vocabulary, in the tokenizer's own alphabet; empty without one."""
+        ...
+
 
 class Tokenizer:
     """Tokenizer over a tokenizer.json."""
@@ -50,6 +54,9 @@ class Tokenizer:
 
     def decode(self, tokens: list[int], *, skip_special: bool = True) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special)
+
+    def piece(self, token: int) -> str:
+        return self._tokenizer.id_to_token(token) or ""
 
 
 class Detokenizer:

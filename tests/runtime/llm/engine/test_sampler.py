@@ -106,3 +106,19 @@ def test_unseeded_sequences_differ() -> None:
     logits = torch.zeros(1, 1000)
     first, second = (SamplerState(SamplingParams()) for _ in range(2))
     assert [sample(logits, [first])[0] for _ in range(8)] != [sample(logits, [second])[0] for _ in range(8)]
+
+
+def test_a_bias_is_added_to_its_own_row_alone() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
+    before = logits.clone()
+    biased = SamplingParams(temperature=0, logit_bias=((1, -100.0), (2, 1.5)))
+    assert sample(logits, [SamplerState(SamplingParams(temperature=0)), SamplerState(biased)]) == [1, 2]
+    assert torch.equal(logits, before)
+
+
+def test_a_bias_moves_the_shares() -> None:
+    logits = torch.tensor([1.0, 0.0, -1.0])
+    wanted = torch.softmax(torch.tensor([1.0, 2.0, -101.0]), 0)
+    got = shares(logits, SamplingParams(seed=5, logit_bias=((1, 2.0), (2, -100.0))))
+    assert 2 not in got
+    assert abs(got[1] - float(wanted[1])) < 0.05

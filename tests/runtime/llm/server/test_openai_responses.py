@@ -158,8 +158,8 @@ def test_the_plain_route(server: Served) -> None:
 
 def test_errors_name_the_field(server: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        server.client.chat.completions.create(model="chat", messages=user("hi"), logprobs=True)
-    assert caught.value.param == "logprobs"
+        server.client.chat.completions.create(model="chat", messages=user("hi"), modalities=["audio"])
+    assert caught.value.param == "modalities"
     assert caught.value.code == "invalid_input"
     assert caught.value.type == "invalid_request_error"
     with pytest.raises(openai.NotFoundError) as missing:

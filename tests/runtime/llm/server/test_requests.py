@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.server.requests import CallReader, ChatCall, CompletionCall, InvalidParameter, PlainCall
+from fleetstart.runtime.llm.server.call_reader import CallReader
+from fleetstart.runtime.llm.server.invalid_parameter import InvalidParameter
+from fleetstart.runtime.llm.server.requests import ChatCall, CompletionCall, PlainCall
 
-CHAT, TEXT, PLAIN = CallReader(ChatCall), CallReader(CompletionCall), CallReader(PlainCall)
+CHAT, TEXT, PLAIN = (
+    CallReader(ChatCall, "chat"),
+    CallReader(CompletionCall, "completions"),
+    CallReader(PlainCall, "plain"),
+)
+VOCAB = 258
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -54,9 +61,12 @@ def text(**fields: Any) -> CompletionCall:
         ({"stop": 5}, "stop"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"frobnicate": True}}, "stream_options"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 3}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"258": 1}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"tools": [{}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
@@ -68,7 +78,7 @@ def text(**fields: Any) -> CompletionCall:
 def test_wrong_fields_of_a_chat_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     def read_all() -> None:
         call = chat(**fields)
-        call.params(SamplingParams())
+        call.params(SamplingParams(), VOCAB)
         call.stops()
         call.limit()
 
@@ -88,7 +98,8 @@ def test_wrong_fields_of_a_chat_are_refused_by_name(fields: dict[str, Any], para
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"logprobs": 2}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
         ({"messages": MESSAGES}, "messages"),
     ],
 )
@@ -104,17 +115,17 @@ def test_what_means_off_is_accepted() -> None:
         response_format={"type": "text"}, modalities=["text"], user="me", metadata={"a": "b"}, store=False,
         parallel_tool_calls=True, service_tier="auto", temperature=None, seed=None,
     )  # fmt: skip
-    assert call.params(SamplingParams(temperature=0.3)) == SamplingParams(temperature=0.3)
+    assert call.params(SamplingParams(temperature=0.3), VOCAB) == SamplingParams(temperature=0.3)
     assert text(echo=False, suffix=None, best_of=1, logprobs=None).prompts() == ["hi"]
 
 
 def test_defaults_give_way_to_what_is_asked() -> None:
     defaults = SamplingParams(temperature=0.7, top_k=40, top_p=0.9)
     asked = chat(temperature=0, top_k=-1, top_p=1, presence_penalty=1, frequency_penalty=0.5, seed=-3)
-    assert asked.params(defaults) == SamplingParams(
+    assert asked.params(defaults, VOCAB) == SamplingParams(
         temperature=0, top_k=0, top_p=1, presence_penalty=1, frequency_penalty=0.5, seed=-3
     )
-    assert chat().params(defaults) == defaults
+    assert chat().params(defaults, VOCAB) == defaults
 
 
 def test_both_names_of_the_limit() -> None:
