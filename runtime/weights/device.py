@@ -22,6 +22,8 @@ from .views import size_of, view
 if TYPE_CHECKING:
     import torch
 
+    from .numpy_arrays import NumpyWeights
+
 RECHECK_S = 0.05
 """Longest wait for the next chunk before a thread checks whether another one is ready or urgent."""
 
@@ -176,6 +178,8 @@ class WeightSource(Protocol):
 
     def file_view(self, name: str) -> memoryview: ...
 
+    def tensor_view(self, name: str) -> memoryview: ...
+
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None
     ) -> TensorMapping: ...
@@ -219,6 +223,12 @@ class DeviceWeights(IndexedTensors):
 
     def file_view(self, name: str) -> memoryview:
         return self.source.file_view(name)
+
+    def numpy(self, *, widen: bool = False) -> NumpyWeights:
+        """Arrays in host memory, whatever the device."""
+        from .numpy_arrays import NumpyWeights
+
+        return NumpyWeights(self._entries, self.entry, self.source.tensor_view, widen=widen)
 
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None

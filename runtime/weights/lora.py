@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,8 @@ from .tensor_mapping import TensorMapping, select, unknown_name
 
 if TYPE_CHECKING:
     import torch
+
+    from .numpy_arrays import NumpyWeights
 
 SCRATCH_BYTES = 16 * 1024 * 1024
 """Temporary fp32 memory while a matrix is computed: a few times the cache, and small beside any model."""
@@ -111,6 +113,18 @@ class AdaptedWeights(TensorMapping):
 
     def __contains__(self, name: object) -> bool:
         return name in self.base or name in self._changes.whole
+
+    def numpy(self, *, widen: bool = False) -> NumpyWeights:
+        """Arrays of the adapted tensors, in memory of the worker's own where they are changed; needs torch."""
+        from .numpy_arrays import NumpyWeights
+
+        return NumpyWeights(dict.fromkeys(self), self.entry, self._tensor_bytes, widen=widen)
+
+    def _tensor_bytes(self, name: str) -> memoryview:
+        import torch
+
+        flat: Any = self[name].contiguous().reshape(-1).cpu().view(torch.uint8).numpy()
+        return memoryview(flat).toreadonly()
 
     def to(
         self, device: torch.device | str, *, first: Iterable[str | int] = (), only: Iterable[str | int] | None = None

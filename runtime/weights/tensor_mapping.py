@@ -2,7 +2,8 @@
 
 Code written for `safe_open` works on it: `keys`, `offset_keys`, `get_tensor`, `get_tensors`, `get_slice`, `metadata`,
 and `with`. A slice waits only for the rows that it needs. Names iterate in order of arrival, so `items()` and
-`load_state_dict(weights, assign=True)` wait for one tensor at a time.
+`load_state_dict(weights, assign=True)` wait for one tensor at a time. `load_into`, `numpy` and `folder` give the model
+to what does not read mappings of tensors: torch modules, numpy, and libraries that open files.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import difflib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,11 +20,16 @@ from ..contract.weights.manifest import TensorEntry
 if TYPE_CHECKING:
     import torch
 
+    from .numpy_arrays import NumpyWeights
+
 Mapped = TypeVar("Mapped", bound="TensorMapping")
+Module = TypeVar("Module", bound="torch.nn.Module")
 
 
 class TensorMapping(Mapping[str, "torch.Tensor"]):
     """Tensors by name, with the small files of the model."""
+
+    _folder: Path | None = None
 
     @abstractmethod
     def entry(self, name: str) -> TensorEntry:
@@ -49,6 +56,39 @@ class TensorMapping(Mapping[str, "torch.Tensor"]):
 
         Accessing a tensor waits until it has moved, and moves it next. `first`: tensors by name, or layers by number,
         to move before the others; `only`: those to move at all. Errors: KeyError for an unknown tensor or layer.
+        """
+
+    def load_into(self, model: Module, *, unused: Iterable[str] = ()) -> Module:
+        """Binds a torch model to the tensors without a copy, puts it into eval mode and returns it.
+
+        The model may be built on the meta device, which allocates nothing. Tied parameters stay tied, and parameters
+        take the dtypes of the checkpoint. Buffers that are not stored (rotary frequencies, position numbers) are
+        computed anew. `unused`: names in the checkpoint that the model does not need, as patterns with `*`.
+
+        Errors: CheckpointInvalid with the names that only the checkpoint has, only the model has, or for which no
+        value can be made.
+        """
+        from .module_loading import load_module
+
+        load_module(self, model, unused)
+        return model
+
+    def folder(self) -> Path:
+        """A read-only folder with the small files, for `AutoConfig.from_pretrained(weights.folder())` and its like.
+
+        The files are written to the worker's temporary memory at the first call. The tensors are not among them.
+        """
+        if self._folder is None:
+            from .file_folder import write_folder
+
+            self._folder = write_folder(self.files, self.file_view)
+        return self._folder
+
+    @abstractmethod
+    def numpy(self, *, widen: bool = False) -> NumpyWeights:
+        """The tensors as numpy arrays: read-only views, without an import of torch.
+
+        numpy has no bfloat16: reading such a tensor raises TypeError, unless `widen` asks for float32 copies.
         """
 
     def file(self, name: str) -> bytes:

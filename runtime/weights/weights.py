@@ -25,6 +25,8 @@ from .views import size_of, view
 if TYPE_CHECKING:
     import torch
 
+    from .numpy_arrays import NumpyWeights
+
 
 class Weights(IndexedTensors):
     """Tensors of one segment by name, as views: a write changes only this worker's copy of the page."""
@@ -112,6 +114,17 @@ class Weights(IndexedTensors):
         else:
             loading.demand(ahead)
         return DeviceWeights(self, names, loading)
+
+    def numpy(self, *, widen: bool = False) -> NumpyWeights:
+        from .numpy_arrays import NumpyWeights
+
+        return NumpyWeights(self._entries, self.entry, self.tensor_view, widen=widen)
+
+    def tensor_view(self, name: str) -> memoryview:
+        """A tensor's bytes as a read-only view, once they arrived."""
+        entry = self.entry(name)
+        self._wait(name, entry.offset, entry.size_bytes)
+        return self.region.view(entry.offset, entry.size_bytes)
 
     def map_ahead(self) -> None:
         """Maps chunks as they become ready, in a thread, so that the first pass over the weights has no page faults.

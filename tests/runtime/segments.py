@@ -32,7 +32,9 @@ class Segment:
         files: dict[str, bytes] | None = None,
         contents: dict[str, bytes] | None = None,
         aliases: dict[str, str] | None = None,
+        chunk_bytes: int = CHUNK,
     ) -> None:
+        self.chunk_bytes = chunk_bytes
         self.entries: dict[str, TensorEntry] = {}
         offset = 0
         for layer, (name, (dtype, shape)) in enumerate(tensors.items()):
@@ -43,7 +45,7 @@ class Segment:
         for name, content in (files or {}).items():
             file_entries[name] = FileEntry(offset, len(content))
             offset += len(content)
-        total = -(-max(offset, 1) // CHUNK) * CHUNK
+        total = -(-max(offset, 1) // chunk_bytes) * chunk_bytes
         self.data = bytearray(os.urandom(total))
         for name, content in (files or {}).items():
             begin = file_entries[name].offset
@@ -52,17 +54,18 @@ class Segment:
             begin = self.entries[name].offset
             self.data[begin : begin + len(content)] = content
         self.manifest = Manifest(
-            chunk_bytes=CHUNK,
+            chunk_bytes=chunk_bytes,
             total_bytes=total,
             parts=[Part("part-0.safetensors", CHUNK, total, 0)],
-            chunks=[xxh3(self.data[begin : begin + CHUNK]) for begin in range(0, total, CHUNK)],
+            chunks=[xxh3(self.data[begin : begin + chunk_bytes]) for begin in range(0, total, chunk_bytes)],
             tensors=self.entries,
             files=file_entries,
             aliases=aliases or {},
         )
-        pool = SlabPool("test", pages="small", slab_bytes=SLAB, capacity=-(-total // SLAB))
+        slab_bytes = SLAB // CHUNK * chunk_bytes
+        pool = SlabPool("test", pages="small", slab_bytes=slab_bytes, capacity=-(-total // slab_bytes))
         self.region = pool.take(total)
-        self.control = ControlBlock.create("test", total // CHUNK, manifest_bytes(self.manifest), 1)
+        self.control = ControlBlock.create("test", total // chunk_bytes, manifest_bytes(self.manifest), 1)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -75,8 +78,8 @@ class Segment:
 
     def fill(self, *chunks: int) -> None:
         for chunk in chunks:
-            begin = chunk * CHUNK
-            self.region.view(begin, CHUNK)[:] = self.data[begin : begin + CHUNK]
+            begin = chunk * self.chunk_bytes
+            self.region.view(begin, self.chunk_bytes)[:] = self.data[begin : begin + self.chunk_bytes]
             self.control.mark_ready(chunk)
 
     def attach(self, *, timeout_s: float = 30.0) -> Weights:

@@ -213,6 +213,21 @@ class Recorded(HostDevice):
         super().move(piece)
 
 
+def test_a_module_is_loaded_into_with_its_computed_buffers_on_the_device(device: str) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(4, 4)
+            self.register_buffer("angles", torch.arange(4.0), persistent=False)
+
+    weights = filled(Segment({"line.weight": ("F32", (4, 4)), "line.bias": ("F32", (4,))})).attach().to(device)
+    with torch.device("meta"):
+        model = Model()
+    assert weights.load_into(model).get_buffer("angles").tolist() == [0, 1, 2, 3]
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {device}
+    assert weights.numpy()["line.bias"].tobytes() == raw(weights["line.bias"])
+
+
 def test_what_is_waited_for_moves_next(segment: Segment) -> None:
     weights = filled(segment).attach()
     device = Recorded(weights)

@@ -183,6 +183,15 @@ def test_it_is_a_mapping_in_the_bases_order_with_the_bases_files() -> None:
         weights["layers.0.upp.weight"]
 
 
+def test_numpy_arrays_have_the_addend_too() -> None:
+    weights = adapted(UP)
+    arrays = weights.numpy()
+    assert list(arrays) == list(weights)
+    for name, array in arrays.items():
+        assert torch.equal(torch.tensor(array), weights[name])
+        assert not array.flags.writeable
+
+
 def test_a_slice_of_a_changed_matrix_is_a_slice_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora, "SCRATCH_BYTES", 4 * IN * 7)  # seven rows at a time
     weights = adapted(UP)
