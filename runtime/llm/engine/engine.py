@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed
+from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
 from ..text.tokenizer import Vocabulary
 from .generation import (
     Generation,
@@ -99,12 +99,13 @@ class Engine:
     def migration_candidates(self) -> list[tuple[int, int]]:
         """Requests that are computed here and have output: (id, most remaining tokens).
 
-        A target sends back tokens alone, so requests for log probabilities stay.
+        A target gets the sampling parameters and sends back tokens, so requests with a grammar and those for log
+        probabilities stay.
         """
         return [
             (sequence.id, sequence.max_new_tokens - sequence.output_count)
             for sequence in self.scheduler.running
-            if sequence.output_count and (active := self._active.get(sequence.id)) and active.request.logprobs is None
+            if sequence.output_count and (active := self._active.get(sequence.id)) and _movable(active.request)
         ]
 
     def migration_snapshot(self, id: int) -> tuple[list[int], int, int, SamplingParams] | None:
@@ -138,7 +139,7 @@ class Engine:
         if active is None or active.on_remote_cancel is None:
             return
         active.on_remote_cancel = None
-        active.sampler = resumed_sampler(active.sequence, active.request.sampling)
+        active.sampler = resumed_sampler(active.sequence, active.request.sampling, active.request.constraint)
         self.scheduler.put_first(active.sequence)
 
     def add_migrated(
@@ -316,11 +317,22 @@ class Engine:
         """Whether the chunk's sequence still runs."""
         return chunk.sequence.id in self._active or chunk.sequence.id in self._migrated_in
 
+    def _fail(self, answer: Generation) -> TokenDelta:
+        """Ends a request whose grammar is too complex from here on."""
+        self.cancel(answer.sequence.id)
+        count = answer.sequence.output_count
+        reason = f"the answer cannot follow its grammar after {count} tokens: {answer.sampler.failure}"
+        return TokenDelta(id=answer.sequence.id, error=InvalidInput(reason, hint="ask for a simpler schema"))
+
     def _accept(self, answer: Generation, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
         delta = answer.accept(token, logprob)
         if delta.last:
             self.cancel(delta.id)
         return delta
+
+
+def _movable(request: Request) -> bool:
+    return request.logprobs is None and request.constraint is None
 
 
 def _logprob(request: Request, logits: Tensor, token: int) -> TokenLogprob | None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from ...contract.errors import FleetError, InvalidInput
 from ..text.tokenizer import Detokenizer, Vocabulary
+from .constraint import Constraint
 from .logprobs import TokenLogprob
 from .sampler import SamplerState, SamplingParams
 from .scheduler import Sequence as TokenSequence
@@ -42,6 +43,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stops: list[str] = field(default_factory=list)
     ignore_eos: bool = False
+    constraint: Constraint | None = None
+    """Grammar that the output follows."""
     logprobs: int | None = None
     """Number of alternatives reported beside each token's log probability; None: neither."""
     deadline_ns: int | None = None
@@ -111,9 +114,11 @@ class MigratedRequest:
     on_token: Callable[[int], object]
 
 
-def resumed_sampler(sequence: TokenSequence, sampling: SamplingParams) -> SamplerState:
+def resumed_sampler(
+    sequence: TokenSequence, sampling: SamplingParams, constraint: Constraint | None = None
+) -> SamplerState:
     """Sampler state of a sequence that has output tokens."""
-    return SamplerState.resumed(sampling, sequence.tokens[sequence.prompt_count :])
+    return SamplerState.resumed(sampling, sequence.tokens[sequence.prompt_count :], constraint)
 
 
 def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids: frozenset[int]) -> Generation:
@@ -128,7 +133,7 @@ def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids:
     return Generation(
         request=request,
         sequence=sequence,
-        sampler=resumed_sampler(sequence, request.sampling),
+        sampler=resumed_sampler(sequence, request.sampling, request.constraint),
         detokenizer=resume.detokenizer if resume is not None else Detokenizer(vocabulary),
         stops=resume.stops if resume is not None else StopMatcher(request.stops),
         eos_ids=eos_ids,
@@ -140,8 +145,10 @@ def resume_state(
 ) -> ResumeState:
     """State of a request after these output tokens. Takes some tens of microseconds a token.
 
-    Errors: InvalidInput if the request would have ended before the last of them.
+    Errors: InvalidInput if the request would have ended before the last of them, or if its grammar forbids them.
     """
+    if request.constraint is not None:
+        request.constraint.matcher(tokens)
     answer = start_generation(request, 0, vocabulary, eos_ids)
     deltas: list[TokenDelta] = []
     for number, token in enumerate(tokens):

@@ -1,4 +1,5 @@
-"""Sampler: chooses the next token from logits, greedily or with temperature, top-k, top-p and penalties.
+"""Sampler: chooses the next token from logits, greedily or with temperature, top-k, top-p, penalties,
+biases and grammars.
 
 A draw uses one uniform number of the sequence's own generator, and depends on nothing else in the batch:
 the same seed gives the same text, alone or among others, and after a preemption.
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from .constraint import Constraint, TokenMatcher, masked
 
 TOP_CANDIDATES = 512
 """Logits sorted at first for top-p; a full sort of a vocabulary costs milliseconds and is rarely needed."""
@@ -43,19 +46,26 @@ class SamplerState:
     params: SamplingParams
     counts: Counter[int] = field(default_factory=Counter)
     """Count of each output token, without the prompt."""
+    matcher: TokenMatcher | None = None
+    """Set if the output must follow a grammar."""
     generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.generator = random.Random(self.params.seed)
 
     @classmethod
-    def resumed(cls, params: SamplingParams, outputs: list[int]) -> SamplerState:
+    def resumed(cls, params: SamplingParams, outputs: list[int], constraint: Constraint | None = None) -> SamplerState:
         """State after these output tokens: the next draw is the one that would have followed."""
-        state = cls(params, Counter(outputs))
+        state = cls(params, Counter(outputs), None if constraint is None else constraint.matcher(outputs))
         if not params.greedy:
             for _ in outputs:
                 state.generator.random()
         return state
+
+    @property
+    def failure(self) -> str:
+        """Why the output cannot follow its grammar any further; empty as long as it can."""
+        return "" if self.matcher is None else self.matcher.failure
 
     @property
     def penalised(self) -> bool:
@@ -75,20 +85,23 @@ def sample(logits: Tensor, states: list[SamplerState]) -> list[int]:
     ]
     for token, state in zip(chosen, states, strict=True):
         state.counts[token] += 1
+        if state.matcher is not None and not state.matcher.failure:
+            state.matcher.consume(token)
     return chosen
 
 
 def _adjusted(logits: Tensor, states: list[SamplerState]) -> Tensor:
-    """Logits with the biases of the rows that have one; a copy if there is any."""
+    """Logits with the biases and masks of the rows that have some; a copy if there are any."""
     biased = [(row, state.params.logit_bias) for row, state in enumerate(states) if state.params.logit_bias]
-    if not biased:
+    matched = [(row, state.matcher) for row, state in enumerate(states) if state.matcher is not None]
+    if not biased and not matched:
         return logits
     logits = logits.clone()
     for row, bias in biased:
         tokens = torch.tensor([token for token, _ in bias], device=logits.device)
         values = torch.tensor([value for _, value in bias], dtype=logits.dtype, device=logits.device)
         logits[row].index_add_(0, tokens, values)
-    return logits
+    return masked(logits, [row for row, _ in matched], [matcher for _, matcher in matched])
 
 
 def _sample_row(logits: Tensor, state: SamplerState) -> int:
@@ -100,6 +113,9 @@ def _sample_row(logits: Tensor, state: SamplerState) -> int:
         return int(row.argmax())
     uniform = state.generator.random()
     values, tokens = _candidates(row, params)
+    if state.matcher is not None:  # no rounding of the draw may reach a forbidden token
+        allowed = values > float("-inf")
+        values, tokens = values[allowed], tokens[allowed]
     # Scaled before the exponent and shifted by the largest: tiny temperatures stay finite.
     weights = torch.exp((values.double() - values.max().double()) / params.temperature)
     if params.top_p < 1.0:

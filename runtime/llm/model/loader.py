@@ -20,6 +20,7 @@ from ...contract.function.spec import LLMSettings
 from ...contract.weights import token_table
 from ...weights.tensor_mapping import TensorMapping
 from ..engine.block_pool import BlockPool
+from ..engine.constraint import ConstraintCompiler
 from ..engine.engine import Engine
 from ..engine.runner import LocalRunner, Runner
 from ..engine.sampler import SamplingParams
@@ -97,6 +98,7 @@ class LoadedModel:
     vocab_size: int
     sampling: SamplingParams
     """The checkpoint's default sampling parameters."""
+    constraints: ConstraintCompiler
 
 
 def decoder_builder(
@@ -151,6 +153,9 @@ def load_model(
         chat_template=template,
         vocab_size=config.vocab_size,
         sampling=default_sampling(generation),
+        constraints=ConstraintCompiler(
+            lambda: _required_file(weights, "tokenizer.json"), config.vocab_size, config.eos_ids
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
 from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
+from ..engine.constraint import Constraint
 from ..engine.generation import Request
 from ..model.loader import LoadedModel, load_model
 from ..model.weights import ModelWeights
@@ -24,7 +25,7 @@ from . import openai_responses
 from .answer_writers import AnswerWriter, ChatWriter, Choice, TextWriter
 from .call_reader import CallReader
 from .engine_service import DeltaStream, EngineService
-from .invalid_parameter import ModelNotFound
+from .invalid_parameter import InvalidParameter, ModelNotFound
 from .requests import ChatCall, ChatMessage, CompletionCall, PlainCall, SamplingFields, StreamableCall
 from .stream_resume import (
     ResumedStream,
@@ -191,8 +192,9 @@ class LLMApp:
         carried: bytes | None,
     ) -> _EngineCall:
         deadline_ns = _deadline_ns(scope)
+        constraint = await self._constraint(call)
         requests = [
-            _choice(self._request(call, tokens, deadline_ns), number)
+            _choice(replace(self._request(call, tokens, deadline_ns), constraint=constraint), number)
             for tokens in prompts
             for number in range(call.n or 1)
         ]
@@ -207,6 +209,16 @@ class LLMApp:
         if not work.stream or carried is None:
             return work
         return await self._resume_stream(work, carried) if carried else self._with_marks(work)
+
+    async def _constraint(self, call: StreamableCall) -> Constraint | None:
+        """The compiled grammar of a call's output, if it has one. Errors: InvalidParameter with the reason."""
+        grammar = call.grammar()
+        if grammar is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._model.constraints.compile, grammar)
+        except InvalidInput as error:
+            raise InvalidParameter(f"response_format: {error.message}", "response_format") from error
 
     @staticmethod
     def _with_marks(work: _EngineCall) -> _EngineCall:

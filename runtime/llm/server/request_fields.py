@@ -66,6 +66,12 @@ FIELDS: tuple[RequestField, ...] = (
     _honoured("stream_options", OPENAI, "`include_usage`"),
     _honoured("logprobs", OPENAI, "chat: true or false; completions: 0 to 20. Of the logits as the model gives them"),
     _honoured("top_logprobs", CHAT, "0 to 20, with `logprobs`"),
+    _honoured(
+        "response_format",
+        CHAT,
+        "`text`, `json_object`, `json_schema`: only tokens that the schema allows are sampled. A schema with a keyword "
+        "that cannot be followed (`not`, `uniqueItems`, look-around in patterns, ...) is refused with the reason",
+    ),
     _ignored("user", ALL, SAFETY),
     _ignored("metadata", ALL, "no answer is stored that it could describe"),
     _ignored("store", CHAT, "no answer is stored"),
@@ -77,7 +83,6 @@ FIELDS: tuple[RequestField, ...] = (
     _ignored("reasoning_effort", CHAT, "models think as their chat template has it"),
     _ignored("verbosity", CHAT, "ask for short answers in a message"),
     _ignored("parallel_tool_calls", CHAT, "there are no tools to call"),
-    _refused("response_format", CHAT, "only text is generated", {"type": "text"}),
     _refused("tools", CHAT, "tools are not supported yet"),
     _refused("tool_choice", CHAT, "tools are not supported yet", "none", "auto"),
     _refused("functions", CHAT, "OpenAI replaced it by `tools`"),

@@ -11,6 +11,7 @@ import msgspec
 
 from ..engine.sampler import SamplingParams
 from .invalid_parameter import InvalidParameter, check_limit, check_range
+from .output_format import ResponseFormat
 from .request_fields import REFUSED_PARTS
 
 MAX_CHOICES = 16
@@ -115,6 +116,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Most new tokens; None for as many as the context holds. Errors: InvalidParameter."""
         return check_limit("max_tokens", self.max_tokens)
 
+    def grammar(self) -> str | None:
+        """Grammar that the output follows, if any. Errors: InvalidParameter."""
+        return None
+
     def wanted_logprobs(self) -> int | None:
         """Number of alternatives whose log probability is wanted beside each token's own; None for neither."""
         return None
@@ -139,6 +144,7 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -151,6 +157,8 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
             raise InvalidParameter("top_logprobs is only allowed when logprobs is true", "top_logprobs")
         for message in self.messages:
             message.text()
+        if self.ignore_eos and self.grammar() is not None:
+            raise InvalidParameter("ignore_eos: an answer in a format ends where the format does", "ignore_eos")
 
     def limit(self) -> int | None:
         newer = check_limit("max_completion_tokens", self.max_completion_tokens)
@@ -158,6 +166,9 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
         if newer is not None and older is not None and newer != older:
             raise InvalidParameter("max_tokens and max_completion_tokens differ: give one", "max_tokens")
         return older if newer is None else newer
+
+    def grammar(self) -> str | None:
+        return None if self.response_format is None else self.response_format.grammar()
 
     def wanted_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
