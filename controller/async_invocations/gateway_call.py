@@ -140,7 +140,7 @@ class AnswerCapture:
 
     def _become(self, head: AnswerHead) -> None:
         """Gives the response the status and headers that it would have had without progress events."""
-        ours = [(name, value) for name, value in self._headers if name in (b"fs-version", b"fs-start")]
+        ours = [(name, value) for name, value in self._headers if name in (b"fs-version", b"fs-start", b"fs-attempts")]
         self._status = head.status
         own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers]
         self._headers = [*ours, *response_headers(own, keep_length=False)]

@@ -21,8 +21,8 @@ from ..state.view import View
 MAX_AGE_S = 600
 """Time for which a browser caches the answer to a preflight."""
 EXPOSED = (
-    b"x-request-id, fs-version, fs-start, fs-billed-ms, fs-cost, fs-error, server-timing, location, retry-after, "
-    b"retry-after-ms, *"
+    b"x-request-id, fs-version, fs-start, fs-attempts, fs-billed-ms, fs-cost, fs-error, server-timing, location, "
+    b"retry-after, retry-after-ms, *"
 )
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]

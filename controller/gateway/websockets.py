@@ -36,7 +36,8 @@ from ..http.request_body import header
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from .admission.admission import AdmissionControl
 from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecorder
-from .dispatch.dispatcher import DEATHS_ALLOWED, SlotAcquirer
+from .dispatch.dispatcher import SlotAcquirer
+from .dispatch.retry_policy import CLOSED, give_up
 from .dispatch.version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
 from .router import Router
 from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, cancel_and_wait, sendable
@@ -152,7 +153,7 @@ class WebSocketProxy:
         """Errors: FleetError."""
         record = session.record
         name = record.backend.key.name
-        deaths = 0
+        lost = 0
         while True:
             attempt = await self._slots.acquire(record, again=record.attempts > 0)
             try:
@@ -168,12 +169,9 @@ class WebSocketProxy:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except (aiohttp.ClientError, ConnectionError) as error:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
-                deaths += 1
-                if deaths >= DEATHS_ALLOWED:
-                    raise WorkerLost(
-                        f"function {name}: {deaths} workers ended under this WebSocket",
-                        hint=f"`fs logs {name}` shows their last lines",
-                    ) from error
+                lost += 1
+                if (failure := give_up(record.backend.spec, lost, None, CLOSED)) is not None:
+                    raise failure from error
 
     async def _request(self, session: WebSocketSession, worker: Worker) -> aiohttp.ClientWebSocketResponse:
         call = session.record.call

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+from typing import Any
+
 import aiohttp
+from aiohttp.connector import Connection
 
 CONNECT_S = 2.0
 
 _NO_AUTO = frozenset(("User-Agent", "Accept", "Accept-Encoding", "Content-Type"))
 
+CONNECTED: ContextVar[bool] = ContextVar("connected", default=False)
+"""Whether the request under way in this task has a connection: without one, nothing of it was sent."""
+
+
+class _Connector(aiohttp.TCPConnector):
+    """The usual connector; it also notes when a request gets its connection, in `CONNECTED`."""
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Connection:
+        CONNECTED.set(False)
+        connection = await super().connect(*args, **kwargs)
+        CONNECTED.set(True)
+        return connection
+
 
 def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=600, use_dns_cache=False),
+        connector=_Connector(limit=0, keepalive_timeout=600, use_dns_cache=False),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,

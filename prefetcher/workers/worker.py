@@ -65,6 +65,7 @@ class Worker:
         )
         self.resources = WorkerResources(services, self._membership, self.process)
         self._drain_until_s: float | None = None
+        self._drained = False
         self._begun = False
         self._ending = False
         self._fetched: dict[str, int] = {}
@@ -233,6 +234,7 @@ class Worker:
                     pass
 
     def _require_draining(self, status: int | None) -> None:
+        self._drained = self._drain_until_s is not None and status == exit_codes.DRAINED
         if self._drain_until_s is None and not (self.order.shell and status == exit_codes.DRAINED):
             raise self._exit_error(status)
 
@@ -296,5 +298,6 @@ class Worker:
                 timeline=self.record.timeline,
                 changed_unix_ns=time.time_ns(),
                 shell=self.order.shell,
+                drained=self._drained,
             )
         )

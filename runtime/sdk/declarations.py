@@ -16,9 +16,9 @@ from ..contract.function.spec import SLO, Isolation, Limits, Scale
 Target = TypeVar("Target")
 
 GENERAL = (
-    "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s",
-    "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include", "probe",
-    "schedule", "timezone", "keep_requests", "project", "secrets",
+    "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "retries", "queue_timeout_s",
+    "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
+    "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 """Settings of every declaration."""
 OF_LAYERED = ("layers",)
@@ -48,6 +48,7 @@ def function(
     slo: SLO = ...,
     concurrency: int = ...,
     timeout_s: float = ...,
+    retries: int = ...,
     queue_timeout_s: float = ...,
     limits: Limits = ...,
     max_body: str | int = ...,
@@ -95,6 +96,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         slo: Target times that starts are planned for, see `SLO`.
         concurrency: Calls that one worker serves at a time, 1 to 1000. Default 1.
         timeout_s: Longest time of one call in seconds, waiting included. Default 300.
+        retries: How often a call is run again, on another worker, after its worker died under it, 0 to 10. Default 0.
         queue_timeout_s: Longest time that a call waits for a worker, in seconds. Default: `timeout_s`.
         start_timeout_s: Longest time that a worker takes to start, in seconds. Default 120.
         limits: Rate and concurrency limits of all callers together, see `Limits`.

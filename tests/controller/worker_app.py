@@ -58,7 +58,8 @@ class WorkerApp:
         body = await _body(receive)
         if path == "/hold":
             await self._until_released(receive, headers["x-request-id"])
-        if path == "/drop":  # dies in the middle of a small answer: nothing of it has reached the caller
+        once = scope["query_string"] == b"once" and headers["fs-attempt"] != "1"
+        if path == "/drop" and not once:  # dies in the middle of a small answer: nothing of it has reached the caller
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
             raise ConnectionAbortedError

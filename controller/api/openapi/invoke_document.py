@@ -27,7 +27,10 @@ ERRORS = {
     "413": ("too_large", "The request body exceeds the limit."),
     "429": ("queue_full", "The queue is full, or a rate limit was exceeded; see Retry-After."),
     "500": ("handler_error", "The handler raised, returned a value that its signature excludes, or could not start."),
-    "502": ("worker_lost", "The worker was lost during the call, and retries failed."),
+    "502": (
+        "worker_lost",
+        "The worker was lost during the call; `retries` of the function says whether it runs again.",
+    ),
     "503": ("unavailable", "No capacity for a worker now; see Retry-After."),
     "504": ("deadline_exceeded", "No response within the call's timeout."),
 }
@@ -35,6 +38,7 @@ HEADERS = {
     "X-Request-Id": "Id of the invocation, for `fs trace` and `fs logs --request`.",
     "Fs-Version": "The version that answered.",
     "Fs-Start": "hot, warm or cold.",
+    "Fs-Attempts": "Number of workers that the call was sent to.",
     "Server-Timing": "The phases of the call, in milliseconds.",
     "Fs-Billed-Ms": "Billed milliseconds; a stream has them in its closing event.",
     "Fs-Cost": "Cost in dollars; a stream has it in its closing event.",

@@ -61,6 +61,7 @@ def setting_flags(function: Decorated) -> Decorated:
             click.option(
                 "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest time that a call may take."
             ),
+            click.option("--retries", type=int, help="How often a call is run again after its worker died under it."),
             click.option(
                 "--queue-timeout",
                 "queue_timeout_s",

@@ -28,14 +28,16 @@ LAYERED_CONCURRENCY = 8
 BATCH_QUEUE_FACTOR = 2
 """Calls given to a batched handler for each place in its batch: while one is computed, the next one gathers."""
 CONCURRENCY_MAX = 1000
+LLM_RETRIES = 2
+"""A language model's answer has no side effects, so a call whose worker was lost runs again."""
 LLM_QUEUE_FACTOR = 2
 """Calls given to an engine for each place in its batch: when one ends, the next is there already."""
 
 Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
 
 _SAME = (
-    "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network", "isolation",
-    "env", "tags", "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
+    "concurrency", "timeout_s", "retries", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network",
+    "isolation", "env", "tags", "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 _ENGINE = {
     "dtype": "dtype",
@@ -99,6 +101,7 @@ def build_spec(
             engine["kv_memory_bytes"] = parse_size(settings["kv_memory"])
         fields["llm"] = llm = _checked(engine, LLMSettings)
         fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
+        fields.setdefault("retries", LLM_RETRIES)
         fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
     if batch:
         fields.setdefault("concurrency", min(CONCURRENCY_MAX, batch * BATCH_QUEUE_FACTOR))

@@ -210,6 +210,7 @@ class CallRecord:
         headers = [(b"x-request-id", self.call.id.encode()), (b"fs-version", b"%d" % self.backend.key.version)]
         if self.attempt is not None:
             headers.append((b"fs-start", self._start_kind(self.attempt).encode()))
+            headers.append((b"fs-attempts", b"%d" % self.attempts))
         return headers
 
     def bill_headers(self) -> RawHeaders:

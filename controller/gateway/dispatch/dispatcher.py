@@ -1,8 +1,8 @@
-"""Sends a call to a worker and its response to the client; retries a call on another worker if no response had begun.
+"""Sends a call to a worker and its response to the client; to another worker if the first one did not run it.
 
-A worker that was full or draining ran nothing. One that disconnected under the call may have run it, and a third
-disconnect is the call's own doing. Small responses are buffered, so that the bill stands in their headers and a
-worker's death can be retried; others are streamed (`stream_relay`).
+A worker that was full, draining, or not reached ran nothing. One that was lost under the call may have run it, and
+`retry_policy` decides whether the call runs again. Small responses are buffered, so that the bill stands in their
+headers and nothing is sent of an answer that breaks off; others are streamed (`stream_relay`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import asyncio
 import io
 import time
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
 
 import aiohttp
 from yarl import URL
 
-from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, WorkerLost
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import (
@@ -31,21 +30,21 @@ from fleetstart.runtime.contract.worker_headers import (
 )
 
 from ...http.asgi import Send
+from ...http.client import CONNECTED
 from ...http.headers import response_headers
 from .call_record import CallRecord
 from .errors import HostSilent, UpstreamBusy, UpstreamDisconnected, UpstreamUnreachable
 from .host_liveness import HostLiveness
+from .retry_policy import CLOSED, SILENT, STREAM_DEATHS_ALLOWED, give_up, never_ran
 from .stream_relay import StreamRelay
 from .version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend
 
 SILENT_BACKOFF_NS = 2_000_000_000
 """Backoff of a worker whose host is silent: by then another one may be ready, or the host back."""
-DEATHS_ALLOWED = 3
-"""A call that ended three workers would end the fourth: it must not eat workers for ever."""
 LARGE_BODY_BYTES = 1 << 20
 """Bodies beyond are written in pieces, so that other calls get their turn meanwhile."""
 BUFFERED_BYTES = 1 << 20
-"""Responses up to this are read before they are sent: the bill is exact, and a worker's death can be retried."""
+"""Responses up to this are read before they are sent: the bill is exact, and none breaks off."""
 
 FinalStatus = Callable[[WorkerId], Awaitable[WorkerStatus | None]]
 
@@ -104,7 +103,7 @@ class Dispatcher:
     async def run(self, record: CallRecord, send: Send) -> None:
         """Answers the call. Errors: FleetError if nothing was sent yet, ResponseTruncated if something was."""
         stream = StreamRelay(record, send, final_status=self._final_status)
-        deaths = 0
+        lost = 0
         again = False
         while True:
             attempt = await self._slots.acquire(record, again=again)
@@ -117,18 +116,22 @@ class Dispatcher:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except HostSilent:
                 record.release_for_retry(attempt, SILENT_BACKOFF_NS)
+                lost += await self._lost(record, attempt, lost, silent=True)
             except UpstreamDisconnected:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
-                deaths += 1
-                if deaths >= DEATHS_ALLOWED:
-                    await self._give_up(record, attempt, deaths)
+                lost += await self._lost(record, attempt, lost, silent=False)
             again = True
 
     async def _attempt(self, record: CallRecord, attempt: Attempt, stream: StreamRelay, send: Send) -> None:
-        """Errors: UpstreamError if a retry is allowed, else ResponseTruncated."""
+        """Errors: UpstreamError, or ResponseTruncated if something was sent that cannot go on."""
         liveness = HostLiveness(attempt.worker.status.endpoint)
         try:
-            response = await liveness.wait(self._request(record, attempt, stream.resume_state()))
+            try:
+                response = await liveness.wait(self._request(record, attempt, stream.resume_state()))
+            except HostSilent:
+                if CONNECTED.get():
+                    raise
+                raise UpstreamUnreachable from None
             try:
                 headers = response.headers
                 if response.status == 503 and (BUSY_HEADER in headers or DRAINING_HEADER in headers):
@@ -183,17 +186,20 @@ class Dispatcher:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _give_up(self, record: CallRecord, attempt: Attempt, deaths: int) -> NoReturn:
-        """Errors: OutOfMemory, WorkerLost."""
-        status = await self._final_status(attempt.worker.id)
-        cause = status.error if status is not None else None
-        name = record.backend.key.name
-        text = f"function {name}: {deaths} workers ended under this call"
-        hint = f"`fs logs {name}` shows their last lines"
-        if cause is not None and cause.code == OutOfMemory.code:
-            raise OutOfMemory(f"{text}: {cause.message}", hint=cause.hint or hint)
-        why = cause.message if cause is not None else "they closed the connection without a response"
-        raise WorkerLost(f"{text}: {why}", hint=hint)
+    async def _lost(self, record: CallRecord, attempt: Attempt, before: int, *, silent: bool) -> int:
+        """How many workers more the call has lost: 0 if this one cannot have begun it.
+
+        Errors: OutOfMemory, WorkerLost if it does not run again.
+        """
+        if record.begun and (silent or before + 1 < STREAM_DEATHS_ALLOWED):
+            return int(not silent)  # a stream: the next worker continues it, and a silent host is not its doing
+        status = None if silent else await self._final_status(attempt.worker.id)
+        if never_ran(status):
+            return 0
+        failure = give_up(record.backend.spec, before + 1, status, SILENT if silent else CLOSED)
+        if failure is not None:
+            raise failure
+        return 1
 
 
 def _fits_buffer(call: Call, response: aiohttp.ClientResponse) -> bool:

@@ -25,6 +25,8 @@ SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 SECRETS_MAX = 32
 TAGS_MAX = 8
 """Maximum number of tags; each row of the ledger carries them."""
+RETRIES_MAX = 10
+"""A call that ended so many workers ends the next one, too."""
 SPEC_MAX_BYTES = 64 * 1024
 """A spec crosses a SEQPACKET socket in one message and lies in Redis; the limit keeps both comfortable."""
 
@@ -121,6 +123,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Calls that one worker serves concurrently."""
     timeout_s: float = 300.0
     """Time limit of a call, including its time in the queue."""
+    retries: int = 0
+    """How often a call is sent to another worker after one that may have begun it was lost. 0: such a call fails,
+    because its handler may have had effects already."""
     queue_timeout_s: float | None = None
     """Longest time in the queue; 0: none. None: limited by `timeout_s` alone."""
     limits: Limits = Limits()
@@ -189,6 +194,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"function {self.name}: slo: tpot_s is the time between an LLM's tokens, and this is no LLM",
                 hint="promise ttft_s alone: the time to the first byte",
             )
+        if not 0 <= self.retries <= RETRIES_MAX:
+            raise InvalidSpec(f"retries must be 0 to {RETRIES_MAX}, got {self.retries}")
         if self.queue_timeout_s is not None and not 0 <= self.queue_timeout_s <= 86_400:
             raise InvalidSpec(f"queue_timeout_s must be 0 to 86400 seconds, got {self.queue_timeout_s}")
         if not 0 <= self.max_body_bytes <= 1024 * GIB:

@@ -98,3 +98,5 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     changed_unix_ns: int = 0
     shell: bool = False
     """Whether it is a shell, as its order says."""
+    drained: bool = False
+    """Whether it ended in order, after it had finished every call that it had begun."""

@@ -212,7 +212,12 @@ def test_a_stream_that_breaks_says_so(controller: ControllerProcess, node: HandN
     assert "event: fleetstart" in text
 
 
-def test_a_call_that_breaks_its_worker_is_tried_three_times(controller: ControllerProcess, node: HandNode) -> None:
+@pytest.mark.parametrize(("code", "retries", "attempts"), [
+    ("worker_lost", 0, 1), ("worker_lost", 2, 3), ("out_of_memory", 2, 1),
+])  # fmt: skip
+def test_a_call_that_breaks_its_worker_runs_again_if_its_function_says_so(
+    controller: ControllerProcess, node: HandNode, code: str, retries: int, attempts: int
+) -> None:
     def drop(node: HandNode, order: Any) -> None:
         if order.wanted == "run":
             node.ready(order)
@@ -222,18 +227,38 @@ def test_a_call_that_breaks_its_worker_is_tried_three_times(controller: Controll
         app = node.apps[order.worker]
         wait_until(lambda: app.calls or node.closed, 100)  # the last one is kept warm, and never called
         if app.calls:
-            node.fail(order, "out_of_memory", "the worker passed its limit of 512 MiB")
+            node.fail(order, code, "the worker passed its limit of 512 MiB")
 
     node.answer = drop
-    controller.deploy("hello")
+    controller.deploy("hello", retries=retries)
     answer = controller.http.get("/fn/hello/drop")
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "out_of_memory"
+    assert answer.status_code == (500 if code == "out_of_memory" else 502)
+    assert answer.json()["error"]["code"] == code
     assert "512 MiB" in answer.json()["error"]["message"]
     calls = [call for app in node.apps.values() for call in app.calls]
-    assert len(calls) == 3
+    assert len(calls) == attempts
+    assert answer.headers["fs-attempts"] == str(attempts)
+    assert ("retries=2" in answer.json()["error"]["hint"]) == (not retries)
     row = wait_until(lambda: controller.rows("hello"))[0]
-    assert (row["status"], row["billed_ms"], row["attempts"]) == (500, 0, 3)
+    assert (row["status"], row["billed_ms"], row["attempts"]) == (answer.status_code, 0, attempts)
+
+
+def test_a_call_that_met_a_drained_worker_goes_to_the_next(controller: ControllerProcess, node: HandNode) -> None:
+    """The worker had ended all that it had begun, so the call cannot have been among it."""
+
+    def drained(node: HandNode, order: Any) -> None:
+        app = node.ready(order)
+        if len(node.ordered()) == 1:
+            threading.Thread(target=drain_when_called, args=(node, order, app), daemon=True).start()
+
+    def drain_when_called(node: HandNode, order: Any, app: Any) -> None:
+        wait_until(lambda: app.calls, 10)
+        node.say(order, "gone", drained=True)
+
+    node.answer = drained
+    controller.deploy("hello")
+    answer = controller.http.get("/fn/hello/drop?once")
+    assert (answer.status_code, answer.headers["fs-attempts"]) == (200, "2")
 
 
 def test_a_worker_that_died_is_replaced_and_the_call_succeeds(controller: ControllerProcess, node: HandNode) -> None:

@@ -25,7 +25,7 @@ NAP = """
 import time
 from fleetstart.runtime import Scale, function
 
-@function(memory="64MiB", concurrency=2, scale=Scale(max=2, keep_alive_s=600))
+@function(memory="64MiB", concurrency=2, scale=Scale(max=2, keep_alive_s=600), retries=2)
 def nap():
     time.sleep(0.06)
     return "slept"
@@ -95,27 +95,28 @@ def test_the_supervisor_takes_everything_along_and_comes_back(own_system: System
     _check_ledger(system, load.answers)
 
 
-def test_a_call_that_kills_its_worker_is_not_tried_for_ever(napping: System) -> None:
-    """Three workers die under it, as `DEATHS_ALLOWED` says; the fourth is spared."""
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_call_that_kills_its_worker_runs_as_often_as_its_function_says(napping: System, retries: int) -> None:
+    name = f"poison-{retries}"
     napping.deploy(
-        """
+        f"""
         import ctypes
         from fleetstart.runtime import Scale, function
 
-        @function(memory="64MiB", scale=Scale(max=1, keep_alive_s=600))
+        @function(memory="64MiB", scale=Scale(max=1, keep_alive_s=600), retries={retries})
         def poison(deadly: bool = False):
             if deadly:
                 ctypes.string_at(0)  # not a signal to itself: process 1 of a namespace is spared those
             return "alive"
         """,
-        name="poison",
+        name=name,
     )
-    status, error = napping.failed("poison", {"deadly": True}, timeout_s=20)
+    status, error = napping.failed(name, {"deadly": True}, timeout_s=20)
     assert (status, error.code) == (502, "worker_lost")
     assert "SIGSEGV" in error.message
-    assert napping.ok("poison", timeout_s=10) == "alive"
-    row = next(row for row in _settled_rows(napping) if row.function == "poison" and row.status == 502)
-    assert row.attempts == 3
+    assert napping.ok(name, timeout_s=10) == "alive"
+    row = next(row for row in _settled_rows(napping) if row.function == name and row.status == 502)
+    assert row.attempts == 1 + retries
     assert row.billed_ms == 0
 
 

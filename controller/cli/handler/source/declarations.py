@@ -26,9 +26,9 @@ from .setting_types import VALUES
 API = "fleetstart.runtime"
 
 FUNCTION_SETTINGS = (
-    "name", "weights", "adapter", "memory", "concurrency", "timeout_s", "queue_timeout_s", "start_timeout_s", "scale",
-    "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include", "probe",
-    "schedule", "timezone", "keep_requests", "project", "secrets",
+    "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "retries", "queue_timeout_s",
+    "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
+    "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context", "kv_memory", "threads")
 LAYERED_SETTINGS = (*FUNCTION_SETTINGS, "layers")
