@@ -27,6 +27,8 @@ _OPTIONAL = frozenset({"device", "dtype"})
 """Arguments of constructors that say where and how tensors are made, and not what is in them."""
 _ALLOCATIONS = frozenset({torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty})
 _CONTENTS = (0, 1)
+_MARKS = frozenset({"training", "_is_hf_initialized"})
+"""Attributes that others set on a module after it was built."""
 _PLAIN = (bool, int, float, str, tuple, type(None))
 """Types of attributes that are compared between a module and its twin."""
 
@@ -192,5 +194,5 @@ def _arguments(module: nn.Module, owners: tuple[nn.Module, ...]) -> dict[str, An
 
 def _alike(module: nn.Module, twin: nn.Module) -> bool:
     """Whether all plain attributes are the same; an argument that was changed before it was kept differs here."""
-    kept = {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN) and name != "training"}
+    kept = {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN) and name not in _MARKS}
     return all(name in vars(twin) and vars(twin)[name] == value for name, value in kept.items())

@@ -312,7 +312,7 @@ def test_the_chat_examples_model_has_transformers_numbers_and_its_tie() -> None:
     weights = segment_of_folder(folder).attach()
     config = transformers.AutoConfig.from_pretrained(weights.folder())
     model = weights.load_into(on_meta(lambda: transformers.AutoModelForCausalLM.from_config(config)))
-    plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     tokens = torch.tensor([[1, 72, 1002, 31, 7]])
     with torch.inference_mode():
         assert (model(tokens).logits - plain(tokens).logits).abs().max() <= 1e-6
