@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .contract.errors import InvalidInput
     from .contract.function.spec import SLO, Limits, Scale
     from .sdk.context import context
-    from .sdk.declarations import LLM, Layered, function
+    from .sdk.declarations import LLM, Layered, Transformers, function
     from .sdk.decorators import batched, on_exit
     from .sdk.files import File
     from .sdk.responses import Response
@@ -30,6 +30,7 @@ __all__ = [
     "Limits",
     "Response",
     "Scale",
+    "Transformers",
     "batched",
     "context",
     "function",
@@ -45,6 +46,7 @@ _LAZY = {
     "Limits": "contract.function.spec",
     "Response": "sdk.responses",
     "Scale": "contract.function.spec",
+    "Transformers": "sdk.declarations",
     "batched": "sdk.decorators",
     "context": "sdk.context",
     "function": "sdk.declarations",

@@ -1,4 +1,5 @@
-"""Declarations of functions: `@function(...)`, `app = function(...)(asgi_app)`, `chat = LLM(...)`.
+"""Declarations of functions: `@function(...)`, `app = function(...)(asgi_app)`, `chat = LLM(...)`, `moods =
+Transformers(...)`.
 
 A declaration only stores its settings. The deploy reads the same literals from the source without running it, and the
 worker runs the entry; so a declared function, class or app stays unchanged, and a test can call it directly.
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..contract.function.spec import SLO, Isolation, Limits, Scale
+from ..contract.function.tasks import check_task
 
 Target = TypeVar("Target")
 
@@ -25,6 +27,8 @@ OF_LAYERED = ("layers",)
 """Settings of a `Layered` class only."""
 OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
 """Settings of an `LLM` only."""
+OF_TRANSFORMERS = ("task", "max_tokens", "pooling", "normalize")
+"""Settings of a `Transformers` only."""
 ATTRIBUTE = "__fleetstart__"
 
 
@@ -208,6 +212,41 @@ class LLM:
 
     def __repr__(self) -> str:
         return f"LLM({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
+
+
+class Transformers:
+    """A model of Hugging Face transformers that is served for one task, from a folder that `save_pretrained` wrote.
+
+        moods = Transformers(weights="./weights", task="text-classification", memory="2GiB")
+
+    Tasks: `text-classification`, `embedding`, `reranking`, `automatic-speech-recognition`, `image-classification`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Declares the model. Every setting must be a literal; those of `function` are taken, too.
+
+        Args:
+            **settings: `weights` (required): folder or URL of a checkpoint with its config and tokenizer. `task`
+                (required). `max_tokens`: longest text, default the model's. For an embedding, `pooling`: `"mean"`
+                (default), `"cls"` or `"last"`; `normalize`: whether vectors have length one, default True.
+
+        Raises:
+            TypeError: For an unknown setting, and without weights.
+            InvalidSpec: For an unknown task, or a setting of another one.
+        """
+        check_names("Transformers", settings, (*GENERAL, *OF_TRANSFORMERS))
+        if "weights" not in settings:
+            raise TypeError('Transformers() needs weights, for example Transformers(weights="./weights", task=...)')
+        check_task(settings)
+        self.__fleetstart__ = Declaration(dict(settings))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings as written."""
+        return self.__fleetstart__.settings
+
+    def __repr__(self) -> str:
+        return f"Transformers({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
 
 
 def check_names(what: str, settings: Iterable[str], known: Iterable[str]) -> None:

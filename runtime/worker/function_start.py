@@ -31,7 +31,7 @@ from ..contract.timeline import Timeline
 from ..handlers.app import handler_app, is_asgi
 from ..handlers.hooks import close_hook, run_start_hooks
 from ..sdk.context import with_context
-from ..sdk.declarations import LLM, Layered
+from ..sdk.declarations import LLM, Layered, Transformers
 from ..worker_io import user_errors
 from ..worker_io.asgi import App
 from .device_init import DeviceInit
@@ -231,6 +231,8 @@ def _build(target: Any, device: DeviceInit, weights: Any, loop: asyncio.Abstract
             f"{target.__name__} is Layered, and the version was deployed as a plain class",
             hint="deploy it again; a class is recognised as Layered by its bases in the handler's own file",
         )
+    if isinstance(target, Transformers):
+        return _pretrained(target, device, weights, loop)
     if not callable(target):
         raise NoHandler(f"the entry is a {type(target).__name__}, which cannot be called")
     device.wait()
@@ -240,6 +242,18 @@ def _build(target: Any, device: DeviceInit, weights: Any, loop: asyncio.Abstract
     if not callable(handler):
         raise NoHandler(f"class {target.__name__} has no __call__", hint="add def __call__(self, request): ...")
     run_start_hooks(handler, weights if weights is not None else {}, loop)
+    return handler
+
+
+def _pretrained(target: Transformers, device: DeviceInit, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:
+    """The handler of a task, loaded."""
+    from ..pretrained import create_handler
+
+    if weights is None:
+        raise WeightsMissing(f"{target!r} was assigned without weights")
+    device.wait()
+    handler = create_handler(target.settings)
+    run_start_hooks(handler, weights, loop)
     return handler
 
 

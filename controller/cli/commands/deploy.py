@@ -195,8 +195,9 @@ def _packed(store: UploadTarget, declaration: Declaration, path: Path, bundle: B
     """Publishes the weights of a declaration, and builds its spec."""
     text = weights_of(declaration)
     if declaration.kind != "function" and not text:
-        how = f"{declaration.attribute} = LLM" if declaration.kind == "llm" else "@function"
-        what = "LLM" if declaration.kind == "llm" else f"{declaration.attribute} is Layered and"
+        maker = {"llm": "LLM", "transformers": "Transformers"}.get(declaration.kind)
+        how = f"{declaration.attribute} = {maker}" if maker else "@function"
+        what = maker or f"{declaration.attribute} is Layered and"
         raise InvalidSpec(f"{path}:{declaration.line}: {what} needs weights", hint=f'write {how}(weights="...")')
     published: Published | None = None
     adapter: Published | None = None

@@ -1,7 +1,7 @@
 """Builds the FunctionSpec that the controller stores from a declaration and its overrides.
 
 Defaults are decided here: the name from the attribute's, the fork server's profile from the bundle's imports,
-memory and concurrency of an LLM from its batch. Flags win over the file.
+memory and concurrency of a model from its kind. Flags win over the file.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from .source.declarations import Declaration
 
 LLM_MEMORY_BYTES = 2 * GIB
 """KV cache, activations and torch itself; the weights are in the segment and not counted."""
+TRANSFORMERS_MEMORY_BYTES = 2 * GIB
+"""Activations, torch and transformers."""
+TORCH_BASED = frozenset({"torch", "transformers", "sentence_transformers", "torchvision", "torchaudio", "diffusers"})
+"""Packages that import torch."""
 LAYERED_CONCURRENCY = 8
 """Calls given to a model in layers: enough that each of four stages has one while others are read and answered."""
 BATCH_QUEUE_FACTOR = 2
@@ -55,7 +59,7 @@ def default_name(attribute: str) -> str:
 
 
 def profile_of(declaration: Declaration, imports: Collection[str]) -> str:
-    return "torch" if declaration.kind in ("llm", "layered") or "torch" in imports else "python"
+    return "torch" if declaration.kind != "function" or not TORCH_BASED.isdisjoint(imports) else "python"
 
 
 def build_spec(
@@ -103,6 +107,8 @@ def build_spec(
         fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
         fields.setdefault("retries", LLM_RETRIES)
         fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
+    if declaration.kind == "transformers":
+        fields.setdefault("memory_bytes", TRANSFORMERS_MEMORY_BYTES)
     if batch:
         fields.setdefault("concurrency", min(CONCURRENCY_MAX, batch * BATCH_QUEUE_FACTOR))
     if declaration.kind == "layered":

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import fleetstart.runtime
-from fleetstart.runtime import LLM, SLO, Layered, Scale, function
+from fleetstart.runtime import LLM, SLO, Layered, Scale, Transformers, function
+from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.sdk.declarations import ATTRIBUTE
 
 
@@ -27,6 +28,7 @@ def test_the_room_exports_what_it_says() -> None:
         "Limits",
         "Response",
         "Scale",
+        "Transformers",
         "batched",
         "context",
         "function",
@@ -49,6 +51,34 @@ def test_a_function_and_an_llm_take_an_slo() -> None:
     promised = SLO(ttft_s=2, tpot_s=0.2)
     assert settings_of(function(slo=promised)(lambda: None)) == {"slo": promised}
     assert dict(LLM(weights="./w", slo=promised).settings)["slo"] == promised
+
+
+def test_a_model_of_transformers_has_a_task_and_its_settings() -> None:
+    moods = Transformers(weights="./w", task="embedding", pooling="cls")
+    assert dict(moods.settings) == {"weights": "./w", "task": "embedding", "pooling": "cls"}
+    assert repr(moods) == "Transformers(weights='./w', task='embedding', pooling='cls')"
+    with pytest.raises(TypeError, match="needs weights"):
+        Transformers(task="embedding")
+    with pytest.raises(TypeError, match="did you mean 'pooling'"):
+        Transformers(weights="./w", task="embedding", poling="cls")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "hint"),
+    [
+        ({}, "needs a task", "text-classification, embedding"),
+        ({"task": "rerank"}, "no such task", "did you mean 'reranking'?"),
+        ({"task": "reranking", "pooling": "cls"}, "has no setting 'pooling'", "max_tokens"),
+        ({"task": "image-classification", "max_tokens": 4}, "has no setting 'max_tokens'", "none of its own"),
+        ({"task": "embedding", "max_tokens": 0}, "max_tokens=0", ""),
+        ({"task": "embedding", "pooling": "sum"}, "no such pooling", "mean"),
+        ({"task": "embedding", "normalize": 1}, "normalize=1", ""),
+    ],
+)
+def test_a_task_that_is_not_there_or_lacks_a_setting_is_refused(settings: Any, said: str, hint: str) -> None:
+    with pytest.raises(InvalidSpec, match=said) as refused:
+        Transformers(weights="./w", **settings)
+    assert hint in refused.value.hint
 
 
 def test_a_layered_class_says_how_its_layers_are_named() -> None:

@@ -11,8 +11,10 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+pytest.importorskip("transformers")
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
@@ -256,8 +258,6 @@ def test_an_initialiser_does_not_touch_what_was_loaded() -> None:
     assert torch.equal(model.inner.line.weight, weight)
     assert model.inner.numbers.tolist() == [0, 1, 2, 3, 4]
 
-
-transformers = pytest.importorskip("transformers")
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "bert": {}, "roberta": {"max_position_embeddings": 66, "pad_token_id": 1}, "distilbert": {"dim": 32, "n_heads": 2},

@@ -2,8 +2,8 @@
 
 Deploying must not need what the handler needs (torch, a GPU, the secrets of production), and must not do
 what the handler does. So the settings are read, not executed: `@function`, `@function(...)`,
-`name = function(...)(app)` and `name = LLM(...)` at module level, with values as `constants.py` reads them. A class
-that is `Layered` is known by its bases (`layered.py`).
+`name = function(...)(app)`, `name = LLM(...)` and `name = Transformers(...)` at module level, with values as
+`constants.py` reads them. A class that is `Layered` is known by its bases (`layered.py`).
 What the settings mean together is decided in `handler/spec.py`.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fleetstart.runtime.contract.errors import HandlerSyntax, InvalidSpec, NoHandler, NotFound
+from fleetstart.runtime.contract.function.tasks import check_task
 
 from .constants import Computed, NotConstant, dotted, evaluate
 from .layered import LAYERED, LayeredClasses
@@ -32,14 +33,17 @@ FUNCTION_SETTINGS = (
 )  # fmt: skip
 LLM_SETTINGS = (*FUNCTION_SETTINGS, "dtype", "max_batch", "max_context", "kv_memory", "threads")
 LAYERED_SETTINGS = (*FUNCTION_SETTINGS, "layers")
+TRANSFORMERS_SETTINGS = (*FUNCTION_SETTINGS, "task", "max_tokens", "pooling", "normalize")
 
-Kind = Literal["function", "llm", "layered"]
+Kind = Literal["function", "llm", "layered", "transformers"]
 SETTINGS: dict[Kind, tuple[str, ...]] = {
     "function": FUNCTION_SETTINGS,
     "llm": LLM_SETTINGS,
     "layered": LAYERED_SETTINGS,
+    "transformers": TRANSFORMERS_SETTINGS,
 }
-_MAKERS: dict[str, Kind] = {"function": "function", "LLM": "llm"}
+_MAKERS: dict[str, Kind] = {"function": "function", "LLM": "llm", "Transformers": "transformers"}
+_MAKER_OF = {kind: maker for maker, kind in _MAKERS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ class _Reader:
     tree: ast.Module
     names: dict[str, object] = field(default_factory=dict)
     makers: dict[str, Kind] = field(default_factory=dict)
-    """Dotted names under which this file reaches `function` and `LLM`."""
+    """Dotted names under which this file reaches `function`, `LLM` and `Transformers`."""
     calls: dict[str, Callable[..., Any]] = field(default_factory=dict)
     layered: LayeredClasses = field(default_factory=LayeredClasses)
     found: dict[str, Declaration] = field(default_factory=dict)
@@ -140,10 +144,11 @@ class _Reader:
         for decorator in statement.decorator_list:
             call = decorator if isinstance(decorator, ast.Call) else None
             kind = self.makers.get(dotted(call.func if call else decorator))
-            if kind == "llm":
+            if kind in ("llm", "transformers"):
+                maker, more = _MAKER_OF[kind], ', task="text-classification"' if kind == "transformers" else ""
                 raise InvalidSpec(
-                    f"{self.path}:{decorator.lineno}: LLM is not a decorator",
-                    hint=f'write `{statement.name} = LLM(weights="./weights")`',
+                    f"{self.path}:{decorator.lineno}: {maker} is not a decorator",
+                    hint=f'write `{statement.name} = {maker}(weights="./weights"{more})`',
                 )
             if kind == "function":
                 self._declare(statement.name, self._kind(statement.name, decorator.lineno), decorator.lineno, call)
@@ -209,13 +214,21 @@ class _Reader:
         self, attribute: str, kind: Kind, line: int, call: ast.Call | None, *, positional: bool = False
     ) -> None:
         settings: dict[str, Any] = {}
-        maker = "LLM" if kind == "llm" else "function"
+        maker = _MAKER_OF.get(kind, "function")
         if call is not None:
             if call.args and not positional:
                 raise InvalidSpec(f"{self.path}:{call.lineno}: {maker}(...) takes settings by name only")
             for keyword in call.keywords:
                 settings[self._known(keyword, kind, maker)] = self._setting(keyword, maker)
+        if kind == "transformers":
+            self._check_task(settings, line)
         self.found[attribute] = Declaration(attribute=attribute, kind=kind, line=line, settings=settings)
+
+    def _check_task(self, settings: dict[str, Any], line: int) -> None:
+        try:
+            check_task(settings)
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{self.path}:{line}: {error.message}", hint=error.hint) from error
 
     def _known(self, keyword: ast.keyword, kind: Kind, maker: str) -> str:
         allowed = SETTINGS[kind]

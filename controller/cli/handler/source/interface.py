@@ -24,6 +24,7 @@ from fleetstart.runtime.contract.function.signature import (
     holds,
     one_of_batch,
 )
+from fleetstart.runtime.contract.function.tasks import check_task
 
 from .annotation_types import UNKNOWN, AnnotationTypes, File, Response
 from .constants import NotConstant, dotted, evaluate
@@ -44,6 +45,9 @@ def interface_of(path: Path, declaration: Declaration) -> Interface:
     """The interface of one declaration. What the source does not tell is left open. Errors: HandlerSyntax."""
     if declaration.kind == "llm":
         return Interface(takes="llm", gives="response")
+    if declaration.kind == "transformers":
+        task = check_task(dict(declaration.settings))
+        path, declaration = task.path, replace(declaration, attribute=task.handler, kind="function")
     try:
         return _small(_Reader(Module.read(path)).read(declaration))
     except RecursionError:

@@ -64,6 +64,16 @@ def test_defaults_of_an_llm_follow_its_batch() -> None:
     assert (spec.llm.max_batch, spec.llm.max_context_tokens, spec.llm.kv_memory_bytes) == (4, 512, 64 * MIB)
 
 
+def test_defaults_of_a_model_of_transformers() -> None:
+    spec = spec_of(declared("transformers", weights="w", task="embedding", max_tokens=9))
+    assert (spec.profile, spec.memory_bytes, spec.concurrency) == ("torch", 2 * GIB, 1)
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_what_imports_torch_starts_from_a_process_that_has_it(package: str) -> None:
+    assert spec_of(declared(), {"json", package}).profile == "torch"
+
+
 def test_an_slo_comes_through_and_one_that_is_none_is_refused() -> None:
     assert spec_of(declared("llm", weights="w", slo=SLO(ttft_s=2, tpot_s=0.2))).slo == SLO(ttft_s=2, tpot_s=0.2)
     assert spec_of(declared()).slo is None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.cli.handler.source.declarations import (
     FUNCTION_SETTINGS,
     LLM_SETTINGS,
+    TRANSFORMERS_SETTINGS,
     Declaration,
     read_declarations,
 )
@@ -20,7 +21,7 @@ from fleetstart.runtime.contract.errors import FleetError, HandlerSyntax, Invali
 from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
 from fleetstart.runtime.sdk import declarations
 
-HEAD = "from fleetstart.runtime import function, LLM, SLO, Limits, Scale\n"
+HEAD = "from fleetstart.runtime import function, LLM, SLO, Limits, Scale, Transformers\n"
 
 
 def read(tmp_path: Path, source: str | bytes) -> list[Declaration]:
@@ -32,6 +33,7 @@ def read(tmp_path: Path, source: str | bytes) -> list[Declaration]:
 def test_settings_are_those_of_the_runtime() -> None:
     assert set(FUNCTION_SETTINGS) == set(declarations.GENERAL)
     assert set(LLM_SETTINGS) == {*declarations.GENERAL, *declarations.OF_LLM}
+    assert set(TRANSFORMERS_SETTINGS) == {*declarations.GENERAL, *declarations.OF_TRANSFORMERS}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,12 @@ def test_settings_are_those_of_the_runtime() -> None:
         (HEAD + "app = 1\nx = function(concurrency=8)(app)", "x", "function", {"concurrency": 8}),
         (HEAD + "app = 1\nx = function(app)", "x", "function", {}),
         (HEAD + "x: object = LLM(weights='./w', max_batch=4)", "x", "llm", {"weights": "./w", "max_batch": 4}),
+        (
+            "from fleetstart.runtime import Transformers\nx = Transformers(weights='w', task='reranking')",
+            "x",
+            "transformers",
+            {"weights": "w", "task": "reranking"},
+        ),
         ("from fleetstart.runtime import function as fn\n@fn\ndef f(): ...", "f", "function", {}),
         (
             "import fleetstart.runtime as fs\n@fs.function(network=True)\ndef f(): ...",
@@ -168,6 +176,10 @@ def test_a_file_without_a_function_says_what_to_add(tmp_path: Path, source: str)
         ("@function(slo=SLO(ttft_s='2'))\ndef f(): ...", "SLO(ttft_s=...) must be a number of seconds"),
         ("@function(slo=SLO())\ndef f(): ...", "ttft_s or tpot_s must be given"),
         ("@LLM\nclass f: ...", "LLM is not a decorator"),
+        ("@Transformers\nclass f: ...", "Transformers is not a decorator"),
+        ("x = Transformers(weights='w', task='rerank')", ":2: Transformers(task='rerank'): there is no such task"),
+        ("x = Transformers(weights='w')", "Transformers() needs a task"),
+        ("x = Transformers(weights='w', task='embedding', dtype='bf16')", "Transformers() has no setting 'dtype'"),
         ("x = function(memory=1)", "given no handler"),
         ("if 1:\n    @function\n    def f(): ...", "inside another statement"),
         ("try:\n    x = LLM(weights='w')\nexcept E: ...", "inside another statement"),

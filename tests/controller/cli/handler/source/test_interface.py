@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from fleetstart.controller.schemas.examples import example
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.function.tasks import TASKS
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version
 from fleetstart.runtime.handlers.request_args import argument_decoder
+from fleetstart.runtime.handlers.result_encoding import result_encoding_of
+from fleetstart.runtime.pretrained import create_handler
 
 BESIDE = """
 import msgspec
@@ -324,3 +328,20 @@ def test_examples_fit_their_types(interfaces: dict[str, Interface], imported: An
     # A pattern is not looked at, and that a text is a moment is not said.
     shown |= {"short": "abc", "when": "2026-01-02T03:04:05", "hour": "03:04:05"}
     assert msgspec.convert(shown, imported.Everything, strict=False).choice == 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_of_transformers_has_the_interface_of_its_class(tmp_path: Path, task: str) -> None:
+    """Read without an import of transformers, and the same that its worker will check calls by."""
+    path = tmp_path / "handler.py"
+    path.write_text(f"from fleetstart.runtime import Transformers\nx = Transformers(weights='w', task={task!r})\n")
+    (declaration,) = read_declarations(path)
+    found = interface_of(path, declaration)
+    assert found.takes in ("fields", "bytes")
+    assert found.output
+    pytest.importorskip("transformers")
+    handler = create_handler(declaration.settings)
+    parameters = list(inspect.signature(handler).parameters)
+    assert found.takes == "bytes" or list(found.input["properties"]) == parameters
+    argument_decoder(handler)
+    result_encoding_of(handler)

@@ -1,0 +1,37 @@
+"""Models of Hugging Face transformers as handlers: a class a task, for a handler file's `Transformers(...)`.
+
+`create_handler` is the only entry. Importing the package is cheap; transformers is imported when a handler is created.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from ..contract.errors import StartFailed
+from ..contract.function.tasks import check_task
+
+__all__ = ["create_handler"]
+
+
+def create_handler(settings: Mapping[str, Any]) -> Any:
+    """A handler object with `load(weights)` and a typed `__call__`. `settings`: those of the declaration.
+
+    Errors: InvalidSpec for settings that do not fit the task, StartFailed if transformers is not installed.
+    """
+    task = check_task(dict(settings))
+    # Read when transformers is imported: everything is in the checkpoint, and most workers have no network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        module = import_module(f".{task.module}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name not in ("transformers", "torch", "PIL"):
+            raise
+        raise StartFailed(
+            f"Transformers(task={settings['task']!r}) needs {error.name}, which is not installed where functions run",
+            hint="install it into the node's environment: pip install 'fleetstart[transformers]'",
+        ) from error
+    handler: Any = getattr(module, task.handler)({name: settings[name] for name in task.settings if name in settings})
+    return handler

@@ -1,0 +1,79 @@
+"""Builds a model of transformers over mapped weights: the numbers of `from_pretrained`, and no copy of a tensor.
+
+transformers loads the tensors itself, with its renamings for older checkpoints, ties and initialisers; it is given
+views of the segment instead of a file. A model that is not whole afterwards is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from transformers.utils import logging
+
+from ..contract.errors import CheckpointInvalid
+from ..weights.computed_tensors import lacking_tensors
+
+if TYPE_CHECKING:
+    from ..weights.tensor_mapping import TensorMapping
+
+CONFIG = "config.json"
+NAMED_MAX = 8
+"""Names of tensors in an error."""
+MAX_TOKENS_UNKNOWN = 1_000_000
+"""From here on a tokenizer's limit means that it was saved without one."""
+POSITIONS_FROM_PADDING = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
+"""Model types whose first position is numbered one above the padding token's id."""
+
+logging.disable_progress_bar()
+
+
+def load_config(weights: TensorMapping) -> Any:
+    """The model's config. Errors: CheckpointInvalid without a config.json."""
+    if CONFIG not in weights.files:
+        raise CheckpointInvalid(
+            f"the checkpoint has no {CONFIG}", hint="push the folder that save_pretrained wrote, not a file of it"
+        )
+    return transformers.AutoConfig.from_pretrained(weights.folder())
+
+
+def load_model(weights: TensorMapping, config: Any, *, kinds: Sequence[str], optional: Sequence[str] = ()) -> Any:
+    """The model of the first kind that transformers has for the config, in eval mode.
+
+    `kinds`: names of transformers' mappings from configs to classes. `optional`: beginnings of names of parameters that
+    the task does not use. Errors: CheckpointInvalid.
+    """
+    mappings = [getattr(transformers, kind) for kind in kinds]
+    found = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
+    if found is None:
+        raise CheckpointInvalid(
+            f"model_type {config.model_type!r} has no model for this task in transformers {transformers.__version__}",
+            hint="see the model's page for its task",
+        )
+    kind = found[0] if isinstance(found, tuple) else found
+    model, info = kind.from_pretrained(
+        None, config=config, state_dict=dict(weights), dtype="auto", output_loading_info=True
+    )
+    missing = [name for name in info["missing_keys"] if not name.startswith(tuple(optional))]
+    missing += [str(one[0]) for one in info["mismatched_keys"]]
+    if missing or (missing := lacking_tensors(model)):
+        saved = ", ".join(config.architectures or ["unknown"])
+        raise CheckpointInvalid(
+            f"the checkpoint does not fill {kind.__name__}; it lacks {', '.join(sorted(missing)[:NAMED_MAX])}"
+            + (f" and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""),
+            hint=f"it was saved from {saved}: choose the task that this model was trained for",
+        )
+    return model
+
+
+def max_tokens(tokenizer: Any, config: Any, setting: int | None) -> int | None:
+    """Longest input in tokens: the setting, else the tokenizer's limit, else the model's; None if it has none."""
+    if setting is not None:
+        return setting
+    if tokenizer.model_max_length < MAX_TOKENS_UNKNOWN:
+        return int(tokenizer.model_max_length)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    return int(positions) - (config.pad_token_id + 1 if config.model_type in POSITIONS_FROM_PADDING else 0)

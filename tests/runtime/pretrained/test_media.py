@@ -1,0 +1,103 @@
+"""`Transformers` on sound and pictures: what transformers itself computes from the same folder, to 1e-6."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("PIL")
+
+import transformers
+from PIL import Image
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.pretrained import create_handler
+from tests.runtime.pretrained.models import save_listener, save_viewer
+from tests.runtime.saved_models import segment_of_folder
+
+RATE = 16_000
+HOPPER = Path(__file__).parents[3] / "examples" / "classify" / "hopper.jpg"
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `folder()` writes."""
+    (tmp_path / "small").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
+
+
+def served(folder: Path, task: str) -> Any:
+    handler = create_handler({"weights": "./weights", "task": task})
+    handler.load(segment_of_folder(folder).attach())
+    return handler
+
+
+def sound(seconds: float, *, rate: int = RATE, width: int = 2, channels: int = 1) -> bytes:
+    time = numpy.arange(round(seconds * rate)) / rate
+    wave_form = 0.4 * numpy.sin(2 * numpy.pi * 220 * time * (1 + time)) + 0.2 * numpy.sin(2 * numpy.pi * 700 * time)
+    kind = {1: numpy.uint8, 2: numpy.int16, 4: numpy.int32}[width]
+    values = (wave_form * ((1 << (8 * width - 1)) - 1) + (128 if width == 1 else 0)).astype(kind)
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(channels)
+        out.setsampwidth(width)
+        out.setframerate(rate)
+        out.writeframes(numpy.repeat(values, channels).tobytes())
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_listener(tmp_path_factory.mktemp("listener"))
+
+
+@pytest.mark.parametrize("seconds", [1.0, 31.0])
+def test_sound_is_heard_as_the_pipeline_hears_it(listener: Path, seconds: float) -> None:
+    data = sound(seconds)
+    samples = numpy.frombuffer(data[44:], numpy.int16).astype(numpy.float32) / (1 << 15)
+    plain = transformers.pipeline("automatic-speech-recognition", str(listener))
+    expected = plain({"raw": samples, "sampling_rate": RATE}, chunk_length_s=30 if seconds > 30 else 0)
+    found = served(listener, "automatic-speech-recognition")(data)
+    assert len(found["text"]) > 3
+    assert found == {"text": expected["text"]}
+
+
+@pytest.mark.parametrize(("width", "channels"), [(1, 1), (4, 1), (2, 2)])
+def test_samples_of_other_widths_and_channels_are_the_same_sound(width: int, channels: int) -> None:
+    from fleetstart.runtime.pretrained.media import _samples
+
+    plain = _samples(sound(0.2), RATE)
+    other = _samples(sound(0.2, width=width, channels=channels), RATE)
+    assert other == pytest.approx(plain, abs=0.02 if width == 1 else 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(b"no sound", "no WAV"), (sound(0.1, rate=8_000), "8000 samples a second, the model takes 16000")],
+)
+def test_what_cannot_be_heard_is_refused_with_the_command_that_converts_it(data: bytes, said: str) -> None:
+    from fleetstart.runtime.pretrained.media import _samples
+
+    with pytest.raises(InvalidInput, match=said) as refused:
+        _samples(data, RATE)
+    assert "ffmpeg" in refused.value.hint
+    assert "-ar 16000" in refused.value.hint
+
+
+def test_a_picture_has_the_labels_that_the_pipeline_gives_it(tmp_path: Path) -> None:
+    folder = save_viewer(tmp_path / "model")
+    expected = transformers.pipeline("image-classification", str(folder), top_k=5)(Image.open(HOPPER).convert("RGB"))
+    handler = served(folder, "image-classification")
+    found = handler(HOPPER.read_bytes())
+    assert [one["label"] for one in found] == [one["label"] for one in expected]
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], rel=0, abs=1e-6)
+    with pytest.raises(InvalidInput, match="no picture"):
+        handler(b"no picture")
