@@ -5,7 +5,7 @@ A request may resume after tokens that another worker generated and whose text w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,6 +42,8 @@ class Request:
     max_new_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stops: list[str] = field(default_factory=list)
+    shown_tokens: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that belong to the text, with what they are shown as."""
     ignore_eos: bool = False
     constraint: Constraint | None = None
     """Grammar that the output follows."""
@@ -134,7 +136,7 @@ def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids:
         request=request,
         sequence=sequence,
         sampler=resumed_sampler(sequence, request.sampling, request.constraint),
-        detokenizer=resume.detokenizer if resume is not None else Detokenizer(vocabulary),
+        detokenizer=resume.detokenizer if resume is not None else Detokenizer(vocabulary, request.shown_tokens),
         stops=resume.stops if resume is not None else StopMatcher(request.stops),
         eos_ids=eos_ids,
     )

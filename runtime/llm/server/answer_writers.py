@@ -17,6 +17,8 @@ from ..engine.generation import FinishReason, TokenDelta
 from ..engine.logprobs import TokenLogprob
 from ..text.token_texts import TokenTexts
 from .openai_responses import DONE, Json, TokenUsage, event
+from .tools.parser import CallArguments, CallStarted, ContentText, Part, ToolParser
+from .tools.reader import ToolReader
 
 
 @dataclass(slots=True)
@@ -91,20 +93,37 @@ class ChatWriter(_CompletionsWriter):
     prefix = "chatcmpl-"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, model: str, *, texts: TokenTexts | None = None, with_usage: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        texts: TokenTexts | None = None,
+        with_usage: bool = False,
+        tools: ToolReader | None = None,
+    ) -> None:
+        """`tools` is set if the answer may contain calls."""
         super().__init__(model, texts=texts, with_usage=with_usage)
         self._opened: set[int] = set()
+        self._tools = tools
+        self._parsers: dict[int, ToolParser] = {}
 
     def whole(self, choices: list[Choice], usage: TokenUsage) -> bytes:
-        listed = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(choice.logprobs),
-                "finish_reason": choice.finish,
-            }
-            for index, choice in enumerate(choices)
-        ]
+        listed = []
+        for index, choice in enumerate(choices):
+            message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+            if self._tools is not None and (parsed := self._tools.parse(choice.text)).calls:
+                message["content"] = parsed.content or None
+                message["tool_calls"] = [
+                    self._call(index, number, call.name, call.arguments) for number, call in enumerate(parsed.calls)
+                ]
+            listed.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": self._logprobs(choice.logprobs),
+                    "finish_reason": _finish(choice.finish, called="tool_calls" in message),
+                }
+            )
         return msgspec.json.encode(self._head("chat.completion") | {"choices": listed, "usage": usage.json()})
 
     def feed(self, index: int, delta: TokenDelta) -> bytes:
@@ -112,14 +131,44 @@ class ChatWriter(_CompletionsWriter):
         if index not in self._opened:
             self._opened.add(index)
             events = self._delta(index, {"role": "assistant", "content": ""})
+        if self._tools is not None:
+            return events + self._feed_tools(index, delta, self._tools)
         # A token that is part of a character, or may become a stop string, has no text yet.
         if delta.text or delta.finish or delta.logprobs:
             content = {"content": delta.text} if delta.text else {}
             events += self._delta(index, content, delta.logprobs, delta.finish)
         return events
 
+    def _feed_tools(self, index: int, delta: TokenDelta, tools: ToolReader) -> bytes:
+        parser = self._parsers.get(index)
+        if parser is None:
+            parser = self._parsers[index] = tools.parser()
+        parts = parser.feed(delta.text) + (parser.flush() if delta.finish else [])
+        bodies = [self._part(index, part) for part in parts]
+        if delta.finish or (delta.logprobs and not bodies):
+            bodies.append({})
+        events = b""
+        for place, body in enumerate(bodies):
+            finish = _finish(delta.finish, called=parser.called) if place == len(bodies) - 1 else None
+            events += self._delta(index, body, () if place else delta.logprobs, finish)
+        return events
+
+    def _part(self, index: int, part: Part) -> Json:
+        match part:
+            case ContentText(text=text):
+                return {"content": text}
+            case CallStarted(index=number, name=name):
+                return {"tool_calls": [{"index": number} | self._call(index, number, name, "")]}
+            case CallArguments(index=number, text=text):
+                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+
+    def _call(self, index: int, number: int, name: str, arguments: str) -> Json:
+        assert self._tools is not None
+        id = self._tools.call_id(f"{self.id}/{index}/{number}")
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
     def _delta(
-        self, index: int, delta: Json, logprobs: tuple[TokenLogprob, ...] = (), finish: FinishReason | None = None
+        self, index: int, delta: Json, logprobs: tuple[TokenLogprob, ...] = (), finish: str | None = None
     ) -> bytes:
         shown = self._logprobs(logprobs) if logprobs else None
         return self._chunk({"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish})
@@ -138,6 +187,10 @@ class ChatWriter(_CompletionsWriter):
         raw = self._texts.raw(token)
         shown = None if raw is None else list(raw)
         return {"token": self._texts.text(token), "logprob": logprob, "bytes": shown}
+
+
+def _finish(reason: FinishReason | None, *, called: bool) -> str | None:
+    return "tool_calls" if called and reason == "stop" else reason
 
 
 class TextWriter(_CompletionsWriter):

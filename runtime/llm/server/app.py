@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -26,6 +27,7 @@ from .answer_writers import AnswerWriter, ChatWriter, Choice, TextWriter
 from .call_reader import CallReader
 from .engine_service import DeltaStream, EngineService
 from .invalid_parameter import InvalidParameter, ModelNotFound
+from .output_format import json_grammar
 from .requests import ChatCall, ChatMessage, CompletionCall, PlainCall, SamplingFields, StreamableCall
 from .stream_resume import (
     ResumedStream,
@@ -35,6 +37,10 @@ from .stream_resume import (
     read_resume_marks,
     split_body,
 )
+from .tools.formats import ToolFormat, calls_grammar, format_of, shown_tokens
+from .tools.prompt import render_chat
+from .tools.reader import ToolReader
+from .tools.requests import ToolUse
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
 """Far more text than any context holds."""
@@ -136,8 +142,14 @@ class LLMApp:
         body, carried = split_body(scope["headers"], await _read_body(receive))
         call = self._chat_reader.read(body)
         self._check_model(call.model)
-        tokens = await self._encode_chat(call.messages)
-        await self._answer(await self._work(ChatWriter, call, [tokens], scope, carried), receive, send)
+        use = call.tool_use()
+        tokens = await self._encode_chat(call.messages, use)
+        constraint = await self._constraint(call.answer_schema(), use)
+        tools = None if use is None or self._tool_format is None else ToolReader(self._tool_format, use.parallel)
+        answer = partial(ChatWriter, tools=tools)
+        shown = {} if use is None else self._shown_tokens
+        work = await self._work(answer, call, [tokens], scope, carried, constraint=constraint, shown_tokens=shown)
+        await self._answer(work, receive, send)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, carried = split_body(scope["headers"], await _read_body(receive))
@@ -162,12 +174,23 @@ class LLMApp:
         if model and model.partition("@")[0] != self._name:
             raise ModelNotFound(f"the model {model!r} is not served here", hint=f"ask for {self._name!r}")
 
-    async def _encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+    async def _encode_chat(self, messages: list[ChatMessage], use: ToolUse | None = None) -> list[int]:
         template = self._model.chat_template
         if template is None:
             raise InvalidInput("this model has no chat template", hint="use /v1/completions")
-        text = template.render([message.plain() for message in messages])
+        if use is not None and self._tool_format is None:
+            raise InvalidParameter("tools: the format of the tools in this model's chat template is not known", "tools")
+        text = render_chat(template, [message.plain() for message in messages], use)
         return await self._tokens(text, add_special_tokens=False)
+
+    @cached_property
+    def _tool_format(self) -> ToolFormat | None:
+        template = self._model.chat_template
+        return None if template is None else format_of(template)
+
+    @cached_property
+    def _shown_tokens(self) -> dict[int, str]:
+        return {} if self._tool_format is None else shown_tokens(self._tool_format, self._model.tokenizer)
 
     async def _encode(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -185,16 +208,17 @@ class LLMApp:
 
     async def _work(
         self,
-        writer: type[AnswerWriter],
+        writer: Callable[..., AnswerWriter],
         call: StreamableCall,
         prompts: list[list[int]],
         scope: Scope,
         carried: bytes | None,
+        **more: Any,
     ) -> _EngineCall:
+        """`more`: further fields of the requests."""
         deadline_ns = _deadline_ns(scope)
-        constraint = await self._constraint(call)
         requests = [
-            _choice(replace(self._request(call, tokens, deadline_ns), constraint=constraint), number)
+            _choice(replace(self._request(call, tokens, deadline_ns), **more), number)
             for tokens in prompts
             for number in range(call.n or 1)
         ]
@@ -210,15 +234,20 @@ class LLMApp:
             return work
         return await self._resume_stream(work, carried) if carried else self._with_marks(work)
 
-    async def _constraint(self, call: StreamableCall) -> Constraint | None:
-        """The compiled grammar of a call's output, if it has one. Errors: InvalidParameter with the reason."""
-        grammar = call.grammar()
-        if grammar is None:
+    async def _constraint(self, schema: dict[str, Any] | bool | None, use: ToolUse | None) -> Constraint | None:
+        """The compiled grammar of an answer, if it has one. Errors: InvalidParameter with the reason."""
+        form = self._tool_format
+        if use is not None and form is not None and (use.forced or schema is not None):
+            answer = None if use.forced else schema
+            grammar, param = calls_grammar(use, form, self._shown_tokens, answer), "tools"
+        elif schema is not None:
+            grammar, param = json_grammar(schema), "response_format"
+        else:
             return None
         try:
             return await asyncio.to_thread(self._model.constraints.compile, grammar)
         except InvalidInput as error:
-            raise InvalidParameter(f"response_format: {error.message}", "response_format") from error
+            raise InvalidParameter(f"{param}: {error.message}", param) from error
 
     @staticmethod
     def _with_marks(work: _EngineCall) -> _EngineCall:

@@ -31,13 +31,13 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
-    def grammar(self) -> str | None:
-        """The grammar of the output; None for any text. Errors: InvalidParameter."""
+    def schema(self) -> dict[str, Any] | bool | None:
+        """Schema of the answer; None for any text. Errors: InvalidParameter."""
         if (self.json_schema is not None) is not (self.type == "json_schema"):
             raise InvalidParameter("response_format: json_schema goes with type 'json_schema'", "response_format")
         if self.type == "text":
             return None
-        return json_grammar({"type": "object"} if self.json_schema is None else self.json_schema.schema)
+        return {"type": "object"} if self.json_schema is None else self.json_schema.schema
 
 
 def json_grammar(schema: dict[str, Any] | bool) -> str:

@@ -72,6 +72,14 @@ FIELDS: tuple[RequestField, ...] = (
         "`text`, `json_object`, `json_schema`: only tokens that the schema allows are sampled. A schema with a keyword "
         "that cannot be followed (`not`, `uniqueItems`, look-around in patterns, ...) is refused with the reason",
     ),
+    _honoured(
+        "tools",
+        CHAT,
+        "functions, in the format of the chat template (Hermes and Qwen, Llama 3, Mistral); a template without tools "
+        "gets a system message that declares them. `strict` is followed where calls are forced",
+    ),
+    _honoured("tool_choice", CHAT, "`none`, `auto`, `required`, or a function: the last two force calls by a grammar"),
+    _honoured("parallel_tool_calls", CHAT, "false: one call at most"),
     _ignored("user", ALL, SAFETY),
     _ignored("metadata", ALL, "no answer is stored that it could describe"),
     _ignored("store", CHAT, "no answer is stored"),
@@ -82,9 +90,6 @@ FIELDS: tuple[RequestField, ...] = (
     _ignored("prompt_cache_options", CHAT, CACHED),
     _ignored("reasoning_effort", CHAT, "models think as their chat template has it"),
     _ignored("verbosity", CHAT, "ask for short answers in a message"),
-    _ignored("parallel_tool_calls", CHAT, "there are no tools to call"),
-    _refused("tools", CHAT, "tools are not supported yet"),
-    _refused("tool_choice", CHAT, "tools are not supported yet", "none", "auto"),
     _refused("functions", CHAT, "OpenAI replaced it by `tools`"),
     _refused("function_call", CHAT, "OpenAI replaced it by `tool_choice`", "none", "auto"),
     _refused("moderation", CHAT, SAFETY),

@@ -5,7 +5,7 @@ The table of all fields is `request_fields`; `call_reader` decodes bodies by bot
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from ..engine.sampler import SamplingParams
 from .invalid_parameter import InvalidParameter, check_limit, check_range
 from .output_format import ResponseFormat
 from .request_fields import REFUSED_PARTS
+from .tools.requests import Tool, ToolCall, ToolChoice, ToolUse, read_tool_use
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -50,8 +51,15 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    """Calls of an assistant's message."""
+    tool_call_id: str | None = None
+    """Call that a message of role "tool" answers."""
     refusal: str | None = None
-    """Empty field of assistant messages, which clients send back."""
+    """Empty field of assistant messages, which clients send back, as are the next three."""
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
 
     def text(self) -> str:
         """The content; text parts are concatenated. Errors: InvalidParameter for parts of other kinds."""
@@ -59,9 +67,14 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return "".join(part.plain() for part in self.content)
         return self.content or ""
 
-    def plain(self) -> dict[str, str]:
-        """The message for a chat template."""
-        return {"role": self.role, "content": self.text()}
+    def plain(self) -> dict[str, Any]:
+        """The message for a chat template. Errors: InvalidParameter."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text()}
+        if self.tool_calls:
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.role == "tool":
+            message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+        return message
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,10 +129,6 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Most new tokens; None for as many as the context holds. Errors: InvalidParameter."""
         return check_limit("max_tokens", self.max_tokens)
 
-    def grammar(self) -> str | None:
-        """Grammar that the output follows, if any. Errors: InvalidParameter."""
-        return None
-
     def wanted_logprobs(self) -> int | None:
         """Number of alternatives whose log probability is wanted beside each token's own; None for neither."""
         return None
@@ -147,6 +156,9 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def check(self) -> None:
         super(ChatCall, self).check()  # noqa: UP008 - structs lose the cell that bare super() needs
@@ -156,8 +168,9 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs is only allowed when logprobs is true", "top_logprobs")
         for message in self.messages:
-            message.text()
-        if self.ignore_eos and self.grammar() is not None:
+            message.plain()
+        use = self.tool_use()
+        if self.ignore_eos and (self.answer_schema() is not None or (use is not None and use.forced)):
             raise InvalidParameter("ignore_eos: an answer in a format ends where the format does", "ignore_eos")
 
     def limit(self) -> int | None:
@@ -167,8 +180,13 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
             raise InvalidParameter("max_tokens and max_completion_tokens differ: give one", "max_tokens")
         return older if newer is None else newer
 
-    def grammar(self) -> str | None:
-        return None if self.response_format is None else self.response_format.grammar()
+    def answer_schema(self) -> dict[str, Any] | bool | None:
+        """Schema of the answer's JSON; None for any text. Errors: InvalidParameter."""
+        return None if self.response_format is None else self.response_format.schema()
+
+    def tool_use(self) -> ToolUse | None:
+        """What the call may do with tools; None for nothing. Errors: InvalidParameter."""
+        return read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def wanted_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None

@@ -6,11 +6,15 @@ Jinja template in a sandbox, since the checkpoint may be untrusted.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
 import tokenizers
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...contract.errors import CheckpointInvalid, InvalidInput
@@ -66,13 +70,19 @@ class Detokenizer:
     after a few shown ones and the common beginning is taken away.
     """
 
-    def __init__(self, tokenizer: Vocabulary) -> None:
+    def __init__(self, tokenizer: Vocabulary, shown: Mapping[int, str] = MappingProxyType({})) -> None:
+        """`shown`: special tokens that belong to the text."""
         self._tokenizer = tokenizer
+        self._special = shown
         self._tokens: list[int] = []
         self._context = 0
         self._shown = 0
 
     def feed(self, token: int) -> str:
+        if token in self._special:
+            text = self.flush() + self._special[token]
+            self._tokens, self._context, self._shown = [], 0, 0
+            return text
         self._tokens.append(token)
         text = self._fresh()
         if text.endswith(REPLACEMENT) and len(self._tokens) - self._shown < MAX_HELD_TOKENS:
@@ -108,13 +118,25 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise CheckpointInvalid(f"the chat template does not compile: {error}") from error
+        self._environment = environment
         self._special_tokens = special_tokens
+        self.source = source
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template renders tools."""
+        return "tools" in meta.find_undeclared_variables(self._environment.parse(self.source))
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
+            return self._template.render(given | self._special_tokens)
         except (TemplateError, TypeError, ValueError, OverflowError) as error:
             raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from error
 
@@ -141,5 +163,12 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def _tojson(value: Any, **_: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as templates are written for: with the spaces of Python's own encoder, and letters as they are."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -50,14 +50,17 @@ class Checkpoint(dict[str, Tensor]):
         return self._files[name]
 
 
-def byte_tokenizer() -> bytes:
-    """tokenizer.json with a token a byte and no merges: half a character is easy to come by."""
+def byte_tokenizer(*more: str) -> bytes:
+    """tokenizer.json with a token a byte and no merges: half a character is easy to come by.
+
+    `more`: special tokens after the letters.
+    """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *letters])}
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *letters, *more])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIAL, *more)])
     return tokenizer.to_str().encode()
 
 

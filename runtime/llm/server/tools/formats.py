@@ -1,0 +1,124 @@
+"""Tool formats: how models of a family write calls, recognised by their chat template.
+
+A template that renders no tools gets a system message with the tools in the format of Hermes, which many small models
+have seen in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ...text.tokenizer import ChatTemplate, Vocabulary
+from ..output_format import with_options
+from .requests import FunctionTool, ToolUse
+
+MAX_FORCED_CALLS = 8
+"""Calls in one forced answer: a model that repeats itself has to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """How a family of models writes calls: `begin`, JSON objects with a name and arguments, `end`."""
+
+    name: str
+    begin: str
+    end: str = ""
+    arguments: str = "arguments"
+    """Key of the arguments."""
+    opens: str = ""
+    """Text between `begin` and the first object."""
+    between: str = ", "
+    closes: str = ""
+    """Text between the last object and `end`."""
+    one_per_block: bool = False
+    """Whether each call has its own `begin` and `end`."""
+    bare: bool = False
+    """Whether a call may begin without `begin`, as the answer's first character."""
+    short_ids: bool = False
+    """Whether the template takes only ids of nine letters and digits."""
+    own_prompt: bool = False
+    """Whether the template renders no tools, so that a system message declares them."""
+
+
+HERMES = ToolFormat(
+    name="Hermes", begin="<tool_call>", end="</tool_call>", opens="\n", closes="\n", between="\n", one_per_block=True
+)
+LLAMA3 = ToolFormat(name="Llama 3", begin="<|python_tag|>", arguments="parameters", between="; ", bare=True)
+MISTRAL = ToolFormat(name="Mistral", begin="[TOOL_CALLS]", opens="[", closes="]", short_ids=True)
+PROMPTED = ToolFormat(
+    name="Hermes, declared by a system message", begin=HERMES.begin, end=HERMES.end, opens="\n", closes="\n",
+    between="\n", one_per_block=True, own_prompt=True,
+)  # fmt: skip
+
+
+def format_of(template: ChatTemplate) -> ToolFormat | None:
+    """Format of a template's tools; None if it renders tools in a format that is not known here."""
+    if not template.takes_tools:
+        return PROMPTED
+    source = template.source
+    if "[TOOL_CALLS]" in source:
+        return None if "[ARGS]" in source else MISTRAL
+    if "<|python_tag|>" in source:
+        return LLAMA3
+    if "<tool_call>" in source and "<function=" not in source:
+        return HERMES
+    return None
+
+
+def shown_tokens(form: ToolFormat, vocabulary: Vocabulary) -> dict[int, str]:
+    """Special tokens among the format's marks, which belong to the text that calls are read from."""
+    shown = {}
+    for mark in filter(None, (form.begin, form.end)):
+        tokens = vocabulary.encode(mark, add_special_tokens=False)
+        if len(tokens) == 1 and not vocabulary.decode(tokens):
+            shown[tokens[0]] = mark
+    return shown
+
+
+def calls_grammar(
+    use: ToolUse, form: ToolFormat, shown: Mapping[int, str], answer: dict[str, Any] | bool | None = None
+) -> str:
+    """Grammar of an answer that consists of calls, or else of a JSON text of the schema `answer`, if that is given."""
+    begin, end = _literal(form.begin, shown), _literal(form.end, shown) if form.end else ""
+    if form.bare:
+        begin = ""  # the mark is for code; calls are bare objects
+    opened = f"{begin} {_quoted(form.opens)}"
+    closed = f"{_quoted(form.closes)} {end}"
+    between = f"{closed} {_quoted(form.between)} {opened}" if form.one_per_block else _quoted(form.between)
+    more = MAX_FORCED_CALLS - 1 if use.parallel else 0
+    repeated = f"({between} call){{0,{more}}}" if more else ""
+    lines = [
+        f"start: {'calls' if answer is None else 'calls | answer'}",
+        f"calls: {opened} call {repeated} {closed}",
+        "call: " + " | ".join(f"call_{number}" for number in range(len(use.tools))),
+    ]
+    for number, tool in enumerate(use.tools):
+        lines += _call_rules(number, tool, form)
+    if answer is not None:
+        lines.append(f"answer: %json {_schema(answer)}")
+    return msgspec.json.encode({"grammars": [{"lark_grammar": "\n".join(lines)}]}).decode()
+
+
+def _call_rules(number: int, tool: FunctionTool, form: ToolFormat) -> list[str]:
+    """Rules of one function's calls. Its schema is a grammar of its own, so that its references stay valid."""
+    head = f'{{"name": {_quoted(tool.name)}, "{form.arguments}": '
+    call = f"call_{number}: {_quoted(head)} arguments_{number} {_quoted('}')}"
+    return [call, f"arguments_{number}: %json {_schema(tool.schema)}"]
+
+
+def _schema(schema: dict[str, Any] | bool) -> str:
+    return msgspec.json.encode(with_options(schema)).decode()
+
+
+def _literal(mark: str, shown: Mapping[int, str]) -> str:
+    """A mark in a grammar: as its special token, or else as text."""
+    tokens = [token for token, text in shown.items() if text == mark]
+    return f"<[{tokens[0]}]>" if tokens else _quoted(mark)
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode() if text else ""

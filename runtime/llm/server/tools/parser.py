@@ -1,0 +1,193 @@
+"""Tool parser: splits a model's text, piece by piece as it comes, into content and calls.
+
+What comes out depends on the text alone, not on its pieces: a parser that is fed the same text again, after a resume,
+is in the same state. Text that looks like a call and is none stays content.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .call_scanner import CallScanner
+from .formats import ToolFormat
+
+_BETWEEN = " \t\r\n[],;"
+"""Characters between calls, which families write in their own ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    index: int
+    text: str
+
+
+Part = ContentText | CallStarted | CallArguments
+
+
+@dataclass(slots=True)
+class ParsedCall:
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ParsedAnswer:
+    """A whole answer."""
+
+    content: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+
+    def add(self, part: Part) -> None:
+        match part:
+            case ContentText(text=text):
+                self.content += text
+            case CallStarted(name=name):
+                self.calls.append(ParsedCall(name))
+            case CallArguments(index=index, text=text):
+                self.calls[index].arguments += text
+
+
+class ToolParser:
+    """Parser of one choice's text."""
+
+    def __init__(self, form: ToolFormat, *, parallel: bool = True) -> None:
+        """Without `parallel`, what follows the first call is dropped."""
+        self._begin, self._end = form.begin, form.end
+        # "[" may belong to a mark or be a separator, so marks are compared without it.
+        self._marks = [mark.strip(_BETWEEN) for mark in (form.begin, form.end) if mark]
+        self._arguments = form.arguments
+        self._parallel = parallel
+        self._parts: list[Part] = []
+        self._held = ""
+        """Content that may become a mark, or is white space before one."""
+        self._in_calls = False
+        self._region = ""
+        """What was read since the mark or the last call: content again if no call comes."""
+        self._gap = ""
+        """What was read since the last mark or call, without a scanner."""
+        self._at_start = form.bare
+        self._scanner: CallScanner | None = None
+        self.calls = 0
+        """Calls that were read to their end."""
+
+    @property
+    def called(self) -> bool:
+        """Whether a call has begun."""
+        return self.calls > 0 or (self._scanner is not None and self._scanner.started)
+
+    def feed(self, text: str) -> list[Part]:
+        """Adds text; returns what it makes known."""
+        for letter in text:
+            if self.calls and not self._parallel:
+                break
+            if not self._in_calls:
+                self._read_content(letter)
+            elif self._scanner is None:
+                self._read_gap(letter)
+            else:
+                self._region += letter
+                self._scan(self._scanner, letter)
+        return self._take()
+
+    def flush(self) -> list[Part]:
+        """Returns what was held back at the end of the text. White space around calls and cut marks are dropped."""
+        if self._in_calls:
+            unread = self._scanner is not None and not self._scanner.started
+            if unread or (self._scanner is None and not self.calls):
+                self._show(self._region)
+        elif self._held.strip() or not self.calls:
+            self._show(self._held)
+        self._held = self._region = ""
+        return self._take()
+
+    def _take(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        if self._parts and isinstance(last := self._parts[-1], ContentText):
+            self._parts[-1] = ContentText(last.text + text)
+        else:
+            self._parts.append(ContentText(text))
+
+    def _read_content(self, letter: str) -> None:
+        self._held += letter
+        if self._at_start and letter.strip():
+            self._at_start = False
+            if letter == "{":
+                self._in_calls, self._region, self._held = True, self._held[:-1], ""
+                self._read_gap(letter)
+                return
+        if self._held.endswith(self._begin):
+            before = self._held[: -len(self._begin)].rstrip()
+            self._show(before)
+            self._in_calls, self._region, self._held = True, self._held[len(before) :], ""
+            return
+        shown = len(self._held) - _kept(self._held, self._begin)
+        self._show(self._held[:shown])
+        self._held = self._held[shown:]
+
+    def _read_gap(self, letter: str) -> None:
+        self._region += letter
+        self._gap += letter
+        mark = self._gap.strip(_BETWEEN)
+        if mark == "{":
+            self._gap, self._scanner = "", CallScanner(self._arguments)
+            self._scan(self._scanner, letter)
+        elif mark in self._marks:
+            if mark == self._end:
+                self._in_calls, self._region = False, ""
+            self._gap = ""
+        elif not any(one.startswith(mark) for one in self._marks):
+            self._give_up()
+
+    def _scan(self, scanner: CallScanner, letter: str) -> None:
+        known = scanner.started
+        scanner.feed(letter)
+        if scanner.failed and not scanner.started:
+            self._give_up()
+            return
+        if scanner.started and not known:
+            self._parts.append(CallStarted(self.calls, scanner.name))
+        if scanner.started and (text := scanner.take()):
+            if self._parts and isinstance(last := self._parts[-1], CallArguments) and last.index == self.calls:
+                self._parts[-1] = CallArguments(self.calls, last.text + text)
+            else:
+                self._parts.append(CallArguments(self.calls, text))
+        if scanner.complete or scanner.failed:
+            self._scanner, self._region = None, ""
+            self.calls += 1
+
+    def _give_up(self) -> None:
+        """Returns to content: what was read is no call."""
+        self._in_calls, self._scanner, self._gap = False, None, ""
+        region, self._region = self._region, ""
+        self._show(region)
+
+
+def _kept(text: str, mark: str) -> int:
+    """Length of the end of a text that may be white space before a mark, and the mark's beginning."""
+    overlap = _overlap(text, mark)
+    body = text[: len(text) - overlap]
+    return overlap + len(body) - len(body.rstrip())
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the longest end of a text that begins a mark."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0

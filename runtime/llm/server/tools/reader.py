@@ -1,0 +1,38 @@
+"""Tool reader: what the writer of one call's answer needs to find tool calls in it."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from dataclasses import dataclass
+
+from .formats import ToolFormat
+from .parser import ParsedAnswer, ToolParser
+
+_ALPHABET = string.ascii_letters + string.digits
+SHORT_ID = 9
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReader:
+    """Format of the calls in an answer, and whether there may be several."""
+
+    form: ToolFormat
+    parallel: bool
+
+    def parser(self) -> ToolParser:
+        return ToolParser(self.form, parallel=self.parallel)
+
+    def parse(self, text: str) -> ParsedAnswer:
+        """Content and calls of a whole answer."""
+        parser, answer = self.parser(), ParsedAnswer()
+        for part in parser.feed(text) + parser.flush():
+            answer.add(part)
+        return answer
+
+    def call_id(self, place: str) -> str:
+        """Id of the call at a place in an answer: the same again on the worker that resumes a stream."""
+        digest = hashlib.sha256(place.encode()).digest()
+        if self.form.short_ids:
+            return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest[:SHORT_ID])
+        return "call_" + digest.hex()[:24]

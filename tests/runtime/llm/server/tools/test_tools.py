@@ -1,0 +1,256 @@
+"""Tools through the `openai` client: forced and free calls, streams and their resume, results that come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.worker_headers import MARK
+from fleetstart.runtime.llm.engine.generation import FinishReason, TokenDelta
+from fleetstart.runtime.llm.server.answer_writers import ChatWriter
+from fleetstart.runtime.llm.server.tools.formats import HERMES, LLAMA3, MISTRAL, PROMPTED, ToolFormat, format_of
+from fleetstart.runtime.llm.server.tools.reader import ToolReader
+from fleetstart.runtime.llm.text.tokenizer import ChatTemplate
+from tests.runtime.llm.models import Checkpoint, byte_tokenizer, tiny
+from tests.runtime.llm.server.test_openai_responses import Served, openai, served, user
+from tests.runtime.llm.server.test_stream_resume import ask
+
+ROOMY = LLMSettings(max_context_tokens=1024)
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+CLOCK: dict[str, Any] = {
+    "type": "object", "properties": {"zone": {"$ref": "#/$defs/zone"}}, "required": ["zone"],
+    "additionalProperties": False, "$defs": {"zone": {"enum": ["CET", "UTC"]}},
+}  # fmt: skip
+SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
+
+
+def tool(name: str) -> dict[str, Any]:
+    function = {"name": name, "description": f"What {name} says", "parameters": SCHEMAS[name]}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [tool("get_weather"), tool("get_time")]
+NAMED = {"type": "function", "function": {"name": "get_time"}}
+MESSAGES = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}CALL{{ call.function | tojson }}END{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+)
+TEMPLATES = {
+    "Hermes": "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "Use <tool_call> tags.\n{% endif %}",
+    "Llama 3": "{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools is not none %}"
+    "{{ tools | tojson(indent=4) }} <|python_tag|>{% endif %}",
+    "Mistral": "{% if tools is not none %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]"
+    " [TOOL_CALLS]{% endif %}",
+}
+SPECIAL = {"Llama 3": ["<|python_tag|>"], "Mistral": ["[TOOL_CALLS]"]}
+FORMS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL)}
+
+
+def family(name: str) -> Checkpoint:
+    """A tiny model whose template and tokenizer are in the style of a family."""
+    special = SPECIAL.get(name, [])
+    weights = tiny(vocab_size=258 + len(special), max_position_embeddings=4096)
+    files = {name: weights.file(name) for name in ("config.json", "generation_config.json", "tokenizer_config.json")}
+    files["tokenizer.json"] = byte_tokenizer(*special)
+    files["chat_template.jinja"] = (TEMPLATES[name] + MESSAGES).encode()
+    return Checkpoint(dict(weights), files)
+
+
+@pytest.fixture(scope="module")
+def real(chat_model: Checkpoint) -> Iterator[Served]:
+    with served(chat_model, ROOMY) as subject:
+        yield subject
+
+
+@pytest.fixture(scope="module", params=list(TEMPLATES))
+def of_family(request: pytest.FixtureRequest) -> Iterator[tuple[str, Served]]:
+    with served(family(request.param), LLMSettings(max_context_tokens=3072)) as subject:
+        yield request.param, subject
+
+
+def test_the_real_model_calls_a_tool_and_uses_its_result(real: Served) -> None:
+    fields: dict[str, Any] = {"model": "chat", "temperature": 0, "max_tokens": 120, "tools": TOOLS}
+    asked = user("What is the weather in Paris?")
+    first = real.client.chat.completions.create(
+        **fields, messages=asked, tool_choice="required", parallel_tool_calls=False
+    )
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls"
+    assert message.content is None
+    (call,) = message.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["city"] == "Paris"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees, sunny"}
+    second = real.client.chat.completions.create(
+        **fields, messages=[*asked, message.model_dump(exclude_none=True), result]
+    )
+    assert "sunny" in second.choices[0].message.content
+    assert second.choices[0].finish_reason == "stop"
+
+
+def streamed(stream: Any) -> tuple[list[dict[str, Any]], str]:
+    """Calls put together from the deltas as a client does, and why it ended."""
+    calls: list[dict[str, Any]] = []
+    finish = ""
+    for chunk in stream:
+        choice = chunk.choices[0]
+        finish = choice.finish_reason or finish
+        assert not choice.delta.content
+        for delta in choice.delta.tool_calls or []:
+            if delta.index == len(calls):
+                assert delta.type == "function"
+                calls.append({"id": delta.id, "name": delta.function.name, "arguments": ""})
+            calls[delta.index]["arguments"] += delta.function.arguments
+    return calls, finish
+
+
+@pytest.mark.parametrize(("choice", "count"), [("required", None), (NAMED, 1)])
+def test_forced_calls_follow_their_schemas_in_every_family(
+    of_family: tuple[str, Served], choice: Any, count: int | None
+) -> None:
+    name, subject = of_family
+    for seed in range(3):
+        fields: dict[str, Any] = {
+            "model": "chat", "messages": user("hi"), "tools": TOOLS, "tool_choice": choice, "seed": seed,
+            "temperature": 1.0, "max_tokens": 900,
+        }  # fmt: skip
+        whole = subject.client.chat.completions.create(**fields).choices[0]
+        assert whole.finish_reason == "tool_calls"
+        assert whole.message.content is None
+        for call in whole.message.tool_calls:
+            jsonschema_rs.validate(SCHEMAS[call.function.name], json.loads(call.function.arguments))
+            assert (len(call.id) == 9) is (name == "Mistral")
+        assert count is None or [call.function.name for call in whole.message.tool_calls] == ["get_time"]
+        calls, finish = streamed(subject.client.chat.completions.create(**fields, stream=True))
+        assert finish == "tool_calls"
+        assert [(call["name"], call["arguments"]) for call in calls] == [
+            (call.function.name, call.function.arguments) for call in whole.message.tool_calls
+        ]
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, PROMPTED], ids=lambda form: form.name)
+def test_a_free_call_streams_its_arguments_as_they_come(form: ToolFormat) -> None:
+    text = f'{form.begin}{form.opens}{{"name": "f", "{form.arguments}": {{"a": [1, 2]}}}}{form.closes}{form.end}'
+    text = text if form.bare else f"Sure. {text}"
+    writer = ChatWriter("chat", tools=ToolReader(form, True))
+    deltas = []
+    for place, letter in enumerate(text):
+        finish: FinishReason | None = "stop" if place == len(text) - 1 else None
+        events = writer.feed(0, TokenDelta(id=0, text=letter, tokens=(5,), finish=finish)).split(b"\n\n")[:-1]
+        deltas += [json.loads(event[6:])["choices"][0] for event in events]
+    content = "".join(delta["delta"].get("content") or "" for delta in deltas)
+    assert content == ("" if form.bare else "Sure.")
+    parts = [part for delta in deltas for part in delta["delta"].get("tool_calls", [])]
+    assert [part["function"].get("name") for part in parts if "id" in part] == ["f"]
+    arguments = [part["function"]["arguments"] for part in parts]
+    assert "".join(arguments) == '{"a": [1, 2]}'
+    assert len(arguments) > 5
+    assert [delta["finish_reason"] for delta in deltas if delta["finish_reason"]] == ["tool_calls"]
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tool_choice": "auto"}, {"n": 2, "logprobs": True}])
+def test_a_stream_with_tools_that_is_cut_goes_on_with_the_same_calls(fields: dict[str, Any]) -> None:
+    body = {
+        "messages": user("hi"), "stream": True, "max_tokens": 120, "temperature": 1.0, "tools": TOOLS,
+        "tool_choice": "required", "ignore_eos": fields.get("tool_choice") == "auto",
+    } | fields  # fmt: skip
+    with served(family("Mistral"), ROOMY) as one, served(family("Mistral"), ROOMY) as other:
+        blocks = ask(one, "/v1/chat/completions", body)
+        marks = [number for number, block in enumerate(blocks) if block.startswith(MARK)]
+        for cut in {marks[0], marks[len(marks) // 3], marks[len(marks) // 2], marks[-2], marks[-1]}:
+            carried = b"\n".join(block[len(MARK) : -2] for block in blocks[: cut + 1] if block.startswith(MARK))
+            rest = ask(other, "/v1/chat/completions", body, carried)
+            assert events_of([*blocks[: cut + 1], *rest]) == events_of(blocks)
+
+
+def events_of(blocks: list[bytes]) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for block in blocks:
+        if block.startswith(b"data: {"):
+            event = json.loads(block[6:])
+            found.setdefault(event["choices"][0]["index"], []).append(event)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
+        ({"tools": [{"type": "custom"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "a", "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages",
+        ),
+    ],
+)
+def test_wrong_tools_are_refused_by_name(real: Served, fields: dict[str, Any], param: str) -> None:
+    answer = real.http.post("/v1/chat/completions", json={"messages": user("hi")} | fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_tools_that_may_not_be_used_cost_no_prompt(real: Served) -> None:
+    fields: dict[str, Any] = {"model": "chat", "messages": user("hi"), "max_tokens": 2}
+    without = real.client.chat.completions.create(**fields).usage.prompt_tokens
+    assert real.client.chat.completions.create(**fields, tools=TOOLS, tool_choice="none").usage.prompt_tokens == without
+    assert real.client.chat.completions.create(**fields, tools=TOOLS).usage.prompt_tokens > without + 100
+
+
+def test_an_answer_is_a_call_or_follows_its_format(of_family: tuple[str, Served]) -> None:
+    _, subject = of_family
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]} | {
+        "additionalProperties": False
+    }
+    kinds = set()
+    for seed in range(12):
+        choice = subject.client.chat.completions.create(
+            model="chat", messages=user("hi"), tools=TOOLS, seed=seed, temperature=1.0, max_tokens=900,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        ).choices[0]  # fmt: skip
+        kinds.add(choice.finish_reason)
+        if choice.finish_reason == "stop":
+            jsonschema_rs.validate(schema, json.loads(choice.message.content))
+    assert "stop" in kinds or "tool_calls" in kinds
+
+
+def test_formats_are_recognised_by_their_templates() -> None:
+    for name, template in TEMPLATES.items():
+        assert format_of(ChatTemplate(template + MESSAGES, {})) == FORMS[name]
+    assert format_of(ChatTemplate(MESSAGES, {})) == PROMPTED
+    for unknown in ("{{ tools }}", "{{ tools }}<tool_call><function=x>", "{{ tools }}[TOOL_CALLS]x[ARGS]"):
+        assert format_of(ChatTemplate(unknown, {})) is None
+
+
+def test_a_format_that_is_not_known_refuses_tools() -> None:
+    weights = tiny()
+    files = {name: weights.file(name) for name in ("config.json", "tokenizer.json", "generation_config.json")}
+    files["chat_template.jinja"] = b"{{ tools }}" + MESSAGES.encode()
+    with served(Checkpoint(dict(weights), files)) as subject, pytest.raises(openai.BadRequestError) as caught:
+        subject.client.chat.completions.create(model="chat", messages=user("hi"), tools=TOOLS)
+    assert caught.value.param == "tools"
