@@ -5,6 +5,7 @@
 #   make test     all tests          make lint    style, types, import rules
 #   make bench    the measurements   make models  the examples' weights      make clean
 #   make burn-in  SUITE="tests/..." ROUNDS=10: a suite again and again, beside programs that burn both cores
+#   make sanitize the native module's tests with address and undefined-behaviour sanitizers; needs gcc
 #   make docs     the documentation as a site, in site/
 
 PYTHON ?= python3
@@ -28,7 +29,7 @@ EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: style types import-rules quick-tests
+.PHONY: style types import-rules quick-tests sanitize
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -74,6 +75,17 @@ check: dev
 
 burn-in: dev models
 	@$(BIN)/python -m tests.burn_in --rounds $(or $(ROUNDS),10) $(SUITE)
+
+# Python itself is not compiled with the sanitizers, so their runtime is preloaded, and leaks, of which it reports its
+# own, are not looked for. The base interpreter runs the tests: its path then holds no editable install, which would come first.
+SANITIZED := build/sanitize
+sanitize: dev
+	@$(PIP) install --no-deps --upgrade --target $(SANITIZED) -C cmake.define.FS_SANITIZE=address,undefined \
+	  -C cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -C install.strip=false -C build-dir=build/sanitize-objects .
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	  $$($(BIN)/python -c 'import sys; print(sys._base_executable)') -m pytest --quiet $(or $(SUITE),tests/native)
 
 # Warnings are errors: a link or an anchor without a target fails.
 docs: $(STAMPS)/docs
