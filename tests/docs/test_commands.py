@@ -20,6 +20,8 @@ AROUND = ("fs up", "fs down")
 """Done around each page. `test_blocks` holds their place, and checks `make`, `key=` and the like."""
 KEY = "key=$(cat ~/.fleetstart/key)"
 LIMIT_S = 60
+NEEDS = {"docs/recipes.md": ("onnxruntime", "skl2onnx", "skops", "xgboost")}
+"""Modules that a page's scripts and handlers import, beside those that everything needs."""
 SILENT = ("fs rm", "fs budget rm", "fs key revoke", "python ")
 """Commands that print no data."""
 
@@ -46,6 +48,8 @@ PAGES = [name for name in NAMES if _steps(name)]
 def test_each_command_works_as_printed(page: str, tmp_path: Path) -> None:
     """One test a page, because a call needs the deploy that stands above it."""
     steps = _steps(page)
+    for module in NEEDS.get(page, ()):
+        pytest.importorskip(module)
     if not (ROOT / "examples/chat/weights/model.safetensors").exists():
         pytest.skip("no weights: make models")
     if shutil.which("curl") is None:
