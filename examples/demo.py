@@ -43,8 +43,8 @@ def main() -> int:
 def play() -> None:
     url = fs("up", "--port", "0", captured=True).strip()
     os.environ["FS_URL"] = url
-    title("Deploy: the handler is read, not run; its weights become a checkpoint in the store")
-    function_url = fs("deploy", "examples/chat/handler.py", captured=True).strip()
+    title("Deploy: the handler is read, not run, nor tried; its weights become a checkpoint in the store")
+    function_url = fs("deploy", "examples/chat/handler.py", "--no-probe", captured=True).strip()
     title("A fork server that has imported torch stands ready; a worker does not")
     await_torch()
     fs("status")

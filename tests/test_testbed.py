@@ -110,7 +110,7 @@ def test_the_queue_of_a_link_is_short_at_every_rate() -> None:
 
 
 def test_a_function_is_deployed_through_the_store_and_called(bed: Testbed) -> None:
-    bed.fs("deploy", str(HELLO))
+    bed.fs("deploy", str(HELLO), "--no-probe")
     assert bed.http.post("/fn/hello", json={"name": "Ada"}).json() == {"message": "Hello, Ada!"}
     (worker,) = bed.workers("hello")
     node = bed.node(worker.node)

@@ -41,6 +41,12 @@ def is_serving(traffic: Traffic, version: Version) -> bool:
 def _rejection(traffic: Traffic, version: Version) -> FleetError:
     info = traffic.error
     assert info is not None
+    if traffic.live == version:  # there is no other version that calls could go to
+        text = f"{traffic.name}@{version} does not start: {info.message}"
+        mend = "calls to it fail until it starts; deploy it again when it is mended"
+        return error_from(
+            msgspec.structs.replace(info, message=text, hint=f"{mend}; {info.hint}" if info.hint else mend)
+        )
     keeps = f"{traffic.name}@{traffic.live} keeps serving"
     return error_from(
         msgspec.structs.replace(

@@ -191,11 +191,9 @@ class Registry:
 
 
 def _after(function: FunctionRecord | None, name: FunctionName, plan: Rollout, *, probe: bool) -> bytes:
-    """The record after a deploy. A function's first version is live at once: there is nothing that it could replace."""
+    """The record after a deploy."""
     if function is None:
-        traffic.check_rollout(plan)
-        function = FunctionRecord(name=name, live=plan.version, deployed_unix_ms=plan.begun_unix_ms)
-        plan, probe = msgspec.structs.replace(plan, percent=100), False
+        return msgspec.json.encode(traffic.created(name, plan, probe=probe))
     return msgspec.json.encode(traffic.deployed(function, plan, probe=probe))
 
 

@@ -134,12 +134,29 @@ class RolloutController:
 
     async def _round(self, session: aiohttp.ClientSession) -> bool:
         """One round over all rollouts. Returns whether a worker must be probed again soon."""
+        for record in self._view.functions.values():
+            await self._note_recovery(record)
         tried = [record for record in self._view.functions.values() if record.rollout is not None]
         if not tried:
             self._unplaced_since_ns.clear()
             self._problems.clear()
             return False
         return any(await asyncio.gather(*(self._step(record, session) for record in tried)))
+
+    async def _note_recovery(self, record: FunctionRecord) -> None:
+        """Forgets a rejection once a later worker of the version has started, for a call or for a minimum."""
+        rejected = record.rejected
+        if rejected is None or record.rollout is not None or rejected.version not in traffic.in_service(record):
+            return
+        started = self._ready(VersionKey(record.name, rejected.version))
+        if started is None or started.changed_unix_ns < rejected.unix_ms * 1_000_000:
+            return
+
+        def change(now: FunctionRecord) -> FunctionRecord:
+            return traffic.recovered(now) if now.rejected == rejected else now
+
+        with contextlib.suppress(FleetError):  # removed meanwhile
+            await self._registry.change(record.name, change)
 
     async def _step(self, record: FunctionRecord, session: aiohttp.ClientSession) -> bool:
         rollout = record.rollout

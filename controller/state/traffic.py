@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
-from fleetstart.runtime.contract.ids import LIVE, Version
+from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version
 
 from .records import FunctionRecord, Rejection, Rollout, ScaleOverride
 
@@ -192,8 +192,22 @@ def rolled_back(record: FunctionRecord, to: Version | None, now_unix_ms: int) ->
 # ── deploys ────────────────────────────────────────────────────────────────────────────────────────
 
 
+def created(name: FunctionName, plan: Rollout, *, probe: bool) -> FunctionRecord:
+    """The record of a new function. Its first version is live, since calls have nowhere else to go: with `probe` they
+    wait for the start that the rollout tries.
+
+    Errors: InvalidInput.
+    """
+    check_rollout(plan)
+    plan = replace(plan, percent=100)
+    begun = FunctionRecord(name=name, live=plan.version, deployed_unix_ms=plan.begun_unix_ms, rollout=plan)
+    return begun if probe else promoted(begun, plan.begun_unix_ms)
+
+
 def deployed(record: FunctionRecord, plan: Rollout, *, probe: bool) -> FunctionRecord:
     """The record after a deploy of a version; with `probe` its traffic changes only by `promoted`.
+
+    What is in effect already changes nothing, unless it has not been seen to start: then it is tried again.
 
     Errors: InvalidInput for a canary of what is live.
     """
@@ -204,7 +218,7 @@ def deployed(record: FunctionRecord, plan: Rollout, *, probe: bool) -> FunctionR
             hint="nothing has changed since it was deployed",
         )
     fresh = replace(record, rollout=None, rejected=None)
-    if _in_effect(record, plan):
+    if _in_effect(record, plan) and not (probe and _unproven(record, plan.version)):
         return fresh
     begun = replace(fresh, rollout=plan)
     return begun if probe else promoted(begun, plan.begun_unix_ms)
@@ -230,6 +244,12 @@ def _in_effect(record: FunctionRecord, plan: Rollout) -> bool:
     return record.live == plan.version and not record.split
 
 
+def _unproven(record: FunctionRecord, version: Version) -> bool:
+    """Whether the version is being tried, or was rejected and has not started since."""
+    trying, rejected = record.rollout, record.rejected
+    return (trying is not None and trying.version == version) or (rejected is not None and rejected.version == version)
+
+
 def promoted(record: FunctionRecord, now_unix_ms: int) -> FunctionRecord:
     """Ends a rollout successfully: the version gets its traffic."""
     plan = record.rollout
@@ -247,6 +267,11 @@ def rejected(record: FunctionRecord, error: ErrorInfo, now_unix_ms: int) -> Func
     plan = record.rollout
     assert plan is not None
     return replace(record, rollout=None, rejected=Rejection(version=plan.version, error=error, unix_ms=now_unix_ms))
+
+
+def recovered(record: FunctionRecord) -> FunctionRecord:
+    """Forgets the rejection of a version that calls go to all the same, once it has started."""
+    return replace(record, rejected=None)
 
 
 def roles(record: FunctionRecord, version: Version) -> list[str]:

@@ -32,7 +32,7 @@ def main() -> None:
     with running("python") as system:
         env = {**os.environ, "FS_HOME": str(system.home)}
         commands = {BASELINE: [sys.executable, "-c", "pass"], HELP: [FS, "--help"], "fs ls": [FS, "ls"]}
-        commands |= {name: [FS, "deploy", str(ROOT / handler)] for name, handler in DEPLOYS.items()}
+        commands |= {name: [FS, "deploy", str(ROOT / handler), "--no-probe"] for name, handler in DEPLOYS.items()}
         for handler in DEPLOYS.values():
             system.deploy(handler)
         took_ms: dict[str, list[float]] = {name: [] for name in commands}

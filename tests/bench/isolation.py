@@ -65,7 +65,9 @@ class Side:
         handler.write_text(text.replace("ISOLATION", f'isolation="{self.isolation}"'))
         if function == "chat":
             (handler.parent / "weights").symlink_to(ROOT / "examples/chat/weights")
-        self.system.fs("deploy", str(handler), "--name", self.name(function), "--keep-alive", keep_alive_s)
+        self.system.fs(
+            "deploy", str(handler), "--no-probe", "--name", self.name(function), "--keep-alive", keep_alive_s
+        )
 
     def hello(self, measure: str, *, keep: bool = True) -> None:
         answer = self.connection.post(f"/fn/{self.name('hello')}", {"name": "you"}).expect()

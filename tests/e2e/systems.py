@@ -91,6 +91,7 @@ class System:
         self.http = httpx.Client(trust_env=False, timeout=60)
         self._shm_before = _shared_memory()
         self._daemons: set[int] = set()
+        self._deployed: set[str] = set()
         self._guard: subprocess.Popen[bytes] | None = None
 
     # ── the command line ───────────────────────────────────────────────────────────────────────────
@@ -140,8 +141,11 @@ class System:
         return path
 
     def deploy(self, text: str, *, name: str, options: tuple[str, ...] = ()) -> str:
-        """Deploys the one function of a handler's source; returns its name."""
-        self.deploy_file(self.source(text, folder=name), "--name", name, *options)
+        """Deploys the one function of a handler's source; returns its name. A new one has no worker until its first
+        call: what starts are like is for the tests to see."""
+        first = () if name in self._deployed else ("--no-probe",)
+        self._deployed.add(name)
+        self.deploy_file(self.source(text, folder=name), "--name", name, *first, *options)
         return name
 
     def deploy_file(self, handler: Path, *options: str) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ class Fleet:
     def deploy(self, model: Model) -> None:
         """Deploys with more time than `bed.fs` has: a gigabyte goes up through a small store."""
         env = {**os.environ, "FS_URL": self.bed.url, "FS_HOME": str(self.bed.folder / "user")}
-        argv = [*FS, "deploy", str(model.handler), *model.options]
+        argv = [*FS, "deploy", str(model.handler), "--no-probe", *model.options]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=CALL_S, cwd=self.bed.folder)
         if done.returncode:
             raise RuntimeError(f"fs deploy ended with {done.returncode}: {done.stderr[-2000:]}")

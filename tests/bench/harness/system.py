@@ -56,8 +56,8 @@ class System:
         return _fs(self.home, *arguments)
 
     def deploy(self, handler: str, *flags: str) -> str:
-        """The invoke path, such as /fn/hello."""
-        return urlsplit(self.fs("deploy", str(ROOT / handler), *flags).split()[-1]).path
+        """The invoke path, such as /fn/hello. Nothing is started: benchmarks measure starts."""
+        return urlsplit(self.fs("deploy", str(ROOT / handler), "--no-probe", *flags).split()[-1]).path
 
     def function(self, name: str) -> Any:
         return self.api(f"/functions/{name}")

@@ -171,12 +171,67 @@ def test_a_worker_that_is_ready_but_not_well_gets_no_calls(controller: Controlle
     wait_until(lambda: traffic(controller)["live"] == 3, what="one that answers")
 
 
-def test_a_first_version_is_live_at_once(controller: ControllerProcess) -> None:
-    """There is none that it could spoil the calls of, and nothing is started that nobody calls."""
-    assert not deploy(controller, 1, query="probe=1&alias=prod")["trying"]
+def test_a_first_version_is_tried_and_its_worker_then_serves(controller: ControllerProcess, node: HandNode) -> None:
+    assert deploy(controller, 1, query="probe=1&alias=prod")["trying"]
+    wait_until(lambda: traffic(controller)["trying"] is None, what="its promotion")
     assert (traffic(controller)["live"], traffic(controller)["aliases"]) == (1, {"prod": 1})
+    assert controller.http.post("/fn/f@prod", json={}).headers["fs-start"] == "hot"
+    assert len(node.ordered()) == 1
     deploy(controller, 1, query="probe=1&percent=10", name="g")
     assert controller.http.get("/api/v1/functions/g/traffic").json()["split"] == []
+
+
+def test_a_first_version_that_is_not_tried_is_live_at_once(controller: ControllerProcess, node: HandNode) -> None:
+    assert not deploy(controller, 1, query="alias=prod")["trying"]
+    assert (traffic(controller)["live"], traffic(controller)["aliases"]) == (1, {"prod": 1})
+    assert not node.ordered()
+
+
+def test_a_first_version_that_cannot_start_is_told_and_tried_again_by_the_next_deploy(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    node.answer = lambda node, order: node.fail(order, "handler_failed", "load() raised: no such thing")
+    assert deploy(controller, 1)["trying"]
+    wait_until(lambda: traffic(controller)["rejected"] == 1, 20, what="its rejection")
+    assert "no such thing" in traffic(controller)["error"]["message"]
+    again = deploy(controller, 1)
+    assert (again["version"], again["created"], again["trying"]) == (1, False, True)
+    wait_until(lambda: traffic(controller)["rejected"] == 1, 20, what="its second rejection")
+    node.answer = HandNode.serve
+    assert deploy(controller, 1)["trying"]
+    wait_until(lambda: traffic(controller)["trying"] is None, what="its promotion")
+    assert traffic(controller)["rejected"] is None
+    assert not deploy(controller, 1)["trying"], "it has been seen to start"
+
+
+def test_a_rejection_is_forgotten_once_the_version_has_started_for_a_call(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    held: list[WorkerOrder] = []
+
+    def fail_all_but_one(node: HandNode, order: WorkerOrder) -> None:
+        if order.spec.name == "f" and order.wanted == "run" and len(node.ordered()) == 1:
+            node.say(order, "starting")
+            held.append(order)
+        else:
+            node.fail(order, "syntax_error", "line 3")
+
+    node.answer = fail_all_but_one
+    deploy(controller, 1, scale={"min": 2})
+    wait_until(lambda: traffic(controller)["rejected"] == 1, 20, what="its rejection")
+    node.ready(held[0])
+    wait_until(lambda: traffic(controller)["rejected"] is None, what="its recovery")
+    assert version_of(controller) == 1
+
+
+def test_a_first_version_that_starts_and_is_not_well_stays_rejected(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    deploy(controller, 1, probe="/drop", start_timeout_s=1.0)
+    wait_until(lambda: traffic(controller)["rejected"] == 1, 20, what="its rejection")
+    assert "its worker started, but GET /drop" in traffic(controller)["error"]["message"]
+    controller.deploy("helper")
+    assert traffic(controller)["rejected"] == 1
 
 
 def test_a_trial_outlives_the_controller_that_began_it(controller: ControllerProcess, node: HandNode) -> None:

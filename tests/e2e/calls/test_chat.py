@@ -35,7 +35,7 @@ def chat(system: System) -> System:
         if os.environ.get("CI"):
             pytest.fail("examples/chat/weights is not there: `make models` makes it")
         pytest.skip("examples/chat/weights is not there: `make models` makes it")
-    system.deploy_file(EXAMPLE / "handler.py", "--keep-alive", "600")
+    system.deploy_file(EXAMPLE / "handler.py", "--keep-alive", "600", "--no-probe")
     return system
 
 

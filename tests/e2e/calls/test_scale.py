@@ -97,7 +97,7 @@ def test_an_idle_function_adds_no_rows(system: System) -> None:
 def test_ten_calls_to_a_cold_function_fetch_its_weights_once(system: System) -> None:
     handler = system.source(READER.format(most=2, keep_alive_s=2), folder="reader")
     write_safetensors(handler.parent / "weights" / "model.safetensors", tensors=TENSORS, tensor_bytes=TENSOR_BYTES)
-    system.deploy_file(handler)
+    system.deploy_file(handler, "--no-probe")
     read_before = _bytes_read(system)
     with ThreadPoolExecutor(10) as pool:
         responses = list(pool.map(lambda _: system.call("reader", {"nap_s": 0.05}), range(10)))

@@ -138,7 +138,7 @@ def flip(path: Path, offset: int) -> None:
 def test_a_wrong_checksum_in_the_store(system: System) -> None:
     handler = weighed(system, "flipped")
     write_safetensors(handler.parent / "weights" / "model.safetensors", tensors=9)
-    system.deploy_file(handler)
+    system.deploy_file(handler, "--no-probe")
     part = part_of(system, "flipped")
     middle = part.stat().st_size // 2
     flip(part, middle)
@@ -149,7 +149,7 @@ def test_a_wrong_checksum_in_the_store(system: System) -> None:
     assert "chunk" in error.message
     # Nothing of the broken copy is kept: as soon as the store is right, a deploy gives it another chance.
     flip(part, middle)
-    system.deploy_file(handler)
+    system.deploy_file(handler, "--no-probe")
     assert system.ok("flipped", {}, timeout_s=30)["layers.2.weight"] == 2.0 * 64 * 1024
     system.fs("rm", "flipped", "--yes")
 
@@ -157,7 +157,7 @@ def test_a_wrong_checksum_in_the_store(system: System) -> None:
 def test_a_part_that_was_cut_in_the_store(system: System) -> None:
     handler = weighed(system, "cut")
     write_safetensors(handler.parent / "weights" / "model.safetensors", tensors=10)
-    system.deploy_file(handler)
+    system.deploy_file(handler, "--no-probe")
     part = part_of(system, "cut")
     os.truncate(part, part.stat().st_size - 5000)
     status, error = system.failed("cut", {}, timeout_s=30)
@@ -165,6 +165,6 @@ def test_a_part_that_was_cut_in_the_store(system: System) -> None:
     assert status in (400, 502)
     assert part.name in error.message
     # The same deploy again mends the store: what is not whole there is sent again.
-    system.deploy_file(handler)
+    system.deploy_file(handler, "--no-probe")
     assert system.ok("cut", {}, timeout_s=30)["layers.3.weight"] == 3.0 * 64 * 1024
     system.fs("rm", "cut", "--yes")

@@ -61,6 +61,32 @@ def good(number: int) -> str:
     return GOOD.replace("NUMBER", str(number))
 
 
+def test_a_first_version_whose_load_raises_fails_the_deploy_with_its_traceback(versioned: System) -> None:
+    broken = versioned.source(
+        """
+        from fleetstart.runtime import function
+
+        @function(memory="64MiB")
+        class Firstling:
+            def load(self):
+                raise KeyError("no such layer")
+
+            def __call__(self) -> int:
+                return 1
+        """,
+        folder="firstling",
+    )
+    for _ in range(2):  # what never started is no success the second time, either
+        ran = versioned.fs("deploy", str(broken), code=1)
+        assert "Traceback" in ran.err
+        assert "KeyError: 'no such layer'" in ran.err
+        assert "firstling@1 does not start" in ran.err
+    assert "firstling@1 is live already" in versioned.fs("deploy", str(broken), "--no-probe").err
+    broken.write_text(broken.read_text().replace('raise KeyError("no such layer")', "pass"))
+    assert "firstling@2 deployed" in versioned.fs("deploy", str(broken)).err
+    assert versioned.call("firstling").headers["fs-start"] == "hot", "the worker that was tried serves"
+
+
 def test_a_deploy_that_cannot_start_says_why_and_spoils_no_call(versioned: System) -> None:
     versioned.deploy(good(1), name="steady")
     with loaded(versioned, "steady") as load:

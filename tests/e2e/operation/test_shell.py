@@ -72,7 +72,7 @@ def system() -> Iterator[System]:
         subprocess.run([*FS, "secret", "set", "TOKEN"], env=system.env, input=b"t0ken", check=True, capture_output=True)
         handler = system.source(HANDLER, folder="looks")
         (handler.parent / "look.py").write_text(LOOK)
-        system.deploy_file(handler)
+        system.deploy_file(handler, "--no-probe")
         yield system
         assert shells(system) == []
 

@@ -197,7 +197,7 @@ class Fleet:
             (folder / "weights" / file).write_bytes(weights.file(file))
         handler = HANDLER.format(name=name, settings=settings, context=CONTEXT_TOKENS)
         (folder / "handler.py").write_text(handler)
-        self.bed.fs("deploy", str(folder / "handler.py"))
+        self.bed.fs("deploy", str(folder / "handler.py"), "--no-probe")
         shutil.rmtree(folder / "weights")
         return Function(name, weights)
 

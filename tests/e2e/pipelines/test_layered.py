@@ -67,7 +67,7 @@ class Tower(Function):
         tensors = {f"part_{index}.matrix": one for index, one in enumerate(noise)} | {"stem": self._stem}
         save_file(tensors, folder / "weights" / "model.safetensors")
         (folder / "handler.py").write_text(HANDLER.format(name=name, layer_s=LAYER_S))
-        fleet.bed.fs("deploy", str(folder / "handler.py"))
+        fleet.bed.fs("deploy", str(folder / "handler.py"), "--no-probe")
         shutil.rmtree(folder / "weights")
         self._bed = fleet.bed
         self._pool = ThreadPoolExecutor(8)

@@ -36,11 +36,12 @@ def fails():
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("system")
-    (folder / "handler.py").write_text(HANDLER)
+    (folder / "src").mkdir()  # beside the home, whose bundles are no part of this one
+    (folder / "src" / "handler.py").write_text(HANDLER)
     system = System(folder / "home")
     system.up()
     try:
-        system.fs("deploy", folder / "handler.py")
+        system.fs("deploy", folder / "src" / "handler.py")
         yield system
     finally:
         system.down()
@@ -48,7 +49,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 def test_deploying_prints_one_url_a_function(system: System) -> None:
-    result = system.fs("deploy", system.home.parent / "handler.py")
+    result = system.fs("deploy", system.home.parent / "src" / "handler.py")
     assert result.stdout.split() == [f"{system.url}/fn/{name}" for name in ("echo", "counter", "fails")]
     assert "echo@1 is live already" in result.stderr
 

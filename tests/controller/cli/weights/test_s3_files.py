@@ -119,7 +119,7 @@ def test_the_command_line_takes_weights_from_s3(
     handler.write_text(
         'from fleetstart.runtime import function\n@function(weights="s3://weights/model")\ndef weighty(): ...\n'
     )
-    assert run([*home, "deploy", str(handler), "--url", controller.url]) == OK
+    assert run([*home, "deploy", str(handler), "--no-probe", "--url", controller.url]) == OK
     assert "in the store already" in capsys.readouterr().err
     (info,) = controller.http.get("/api/v1/checkpoints").json()
     assert (info["id"], info["used_by"]) == (checkpoint, ["weighty@1"])
