@@ -29,6 +29,7 @@ from ..home import HomeLayout
 from ..progress import ProgressBar
 from ..rollout import wait_until_serving
 from ..root import verb
+from ..weights.engine_support import require_runnable
 from ..weights.publish import Published, publish_source
 from ..weights.source import Source, read_source
 from ..weights.upload import UploadTarget
@@ -155,9 +156,10 @@ def deploy_all(
     cache: Path,
 ) -> list[Deployed]:
     """Deploys functions one after the other, waiting for each rollout. `target`: the query of the deploy."""
+    read = [_read(declaration, path) for declaration in declarations]  # what is refused by itself uploads nothing
     if server.object_size(bundle.key) != len(bundle.data):
         server.put_object(bundle.key, bundle.data, len(bundle.data))
-    return [_deploy(server, declaration, path, bundle, target, cache) for declaration in declarations]
+    return [_deploy(server, one, path, bundle, target, cache) for one in read]
 
 
 def bundle_of(path: Path, declarations: Sequence[Declaration]) -> Bundle:
@@ -169,10 +171,10 @@ def bundle_of(path: Path, declarations: Sequence[Declaration]) -> Bundle:
 
 
 def _deploy(
-    server: ApiClient, declaration: Declaration, path: Path, bundle: Bundle, target: dict[str, str | int], cache: Path
+    server: ApiClient, read: ReadFunction, path: Path, bundle: Bundle, target: dict[str, str | int], cache: Path
 ) -> Deployed:
     started_s = time.monotonic()
-    packed = _packed(server, declaration, path, bundle, cache)
+    packed = _packed(server, read, path, bundle, cache)
     deployed = server.post("/api/v1/functions", packed.spec, Deployed, **target)
     if deployed.trying:
         wait_until_serving(server, deployed)
@@ -180,6 +182,38 @@ def _deploy(
     if deployed.warning:
         output.message(f"warning: {deployed.warning}")
     return deployed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFunction:
+    """A declaration with its weights, of which only headers and small files have been read."""
+
+    declaration: Declaration
+    weights: Source | None
+    adapter: Source | None
+
+
+def _read(declaration: Declaration, path: Path) -> ReadFunction:
+    """Reads the weights of a declaration. Errors: InvalidSpec; those of `read_source`; CheckpointInvalid for what the
+    engine of language models cannot run."""
+    where = f"{path}:{declaration.line}"
+    text = weights_of(declaration)
+    if declaration.kind != "function" and not text:
+        maker = {"llm": "LLM", "transformers": "Transformers"}.get(declaration.kind)
+        how = f"{declaration.attribute} = {maker}" if maker else "@function"
+        what = maker or f"{declaration.attribute} is Layered and"
+        raise InvalidSpec(f"{where}: {what} needs weights", hint=f'write {how}(weights="...")')
+    if not text:
+        return ReadFunction(declaration=declaration, weights=None, adapter=None)
+    source = _source(path.parent, text)
+    if declaration.kind == "layered":
+        source = with_layer_names(source, layer_pattern_of(declaration), where)
+    if declaration.kind == "llm":
+        require_runnable(source, where)
+    change = adapter_of(declaration)
+    return ReadFunction(
+        declaration=declaration, weights=source, adapter=_source(path.parent, change) if change else None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,24 +225,16 @@ class PackedFunction:
     """The weights and their adapter, if it has them."""
 
 
-def _packed(store: UploadTarget, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> PackedFunction:
-    """Publishes the weights of a declaration, and builds its spec."""
-    text = weights_of(declaration)
-    if declaration.kind != "function" and not text:
-        maker = {"llm": "LLM", "transformers": "Transformers"}.get(declaration.kind)
-        how = f"{declaration.attribute} = {maker}" if maker else "@function"
-        what = maker or f"{declaration.attribute} is Layered and"
-        raise InvalidSpec(f"{path}:{declaration.line}: {what} needs weights", hint=f'write {how}(weights="...")')
+def _packed(store: UploadTarget, read: ReadFunction, path: Path, bundle: Bundle, cache: Path) -> PackedFunction:
+    """Publishes the weights of a function, and builds its spec."""
+    declaration = read.declaration
     published: Published | None = None
     adapter: Published | None = None
-    if text:
+    if read.weights is not None:
         with ProgressBar(declaration.attribute, live=output.is_terminal()) as bar:
-            source = _source(path.parent, text)
-            if declaration.kind == "layered":
-                source = with_layer_names(source, layer_pattern_of(declaration), f"{path}:{declaration.line}")
-            published = publish_source(source, store, cache=cache, progress=bar)
-            if change := adapter_of(declaration):
-                adapter = publish_source(_source(path.parent, change), store, cache=cache, progress=bar)
+            published = publish_source(read.weights, store, cache=cache, progress=bar)
+            if read.adapter is not None:
+                adapter = publish_source(read.adapter, store, cache=cache, progress=bar)
     spec = build_spec(
         declaration,
         module=module_name(path),
@@ -237,7 +263,7 @@ def _foreseen(server: ApiClient, declaration: Declaration, path: Path, bundle: B
     from ...schemas.planning import Forecast, Proposal
     from ..handler.dry_run import DryRun  # late: the planner comes with it
 
-    packed = _packed(_Unsent(server), declaration, path, bundle, cache)
+    packed = _packed(_Unsent(server), _read(declaration, path), path, bundle, cache)
     base = packed.checkpoints[0] if packed.checkpoints else None
     proposal = Proposal(
         spec=packed.spec,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...contract.errors import CheckpointInvalid
+from ...contract.weights.llama_config import LlamaConfig
 from ...weights.lora import AdaptedWeights
-from .config import LlamaConfig
 from .weights import ModelWeights
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -18,6 +18,7 @@ import torch
 from ...contract.errors import CheckpointInvalid, InvalidSpec
 from ...contract.function.spec import LLMSettings
 from ...contract.weights import token_table
+from ...contract.weights.llama_config import LlamaConfig, read_config
 from ...weights.tensor_mapping import TensorMapping
 from ..engine.block_pool import BlockPool
 from ..engine.constraint import ConstraintCompiler
@@ -27,7 +28,6 @@ from ..engine.sampler import SamplingParams
 from ..engine.scheduler import Scheduler
 from ..text.table_tokenizer import TableTokenizer
 from ..text.tokenizer import ChatTemplate, Tokenizer, Vocabulary, read_chat_template
-from .config import LlamaConfig, read_config
 from .layers import gather
 from .native_decoder import NativeDecoder, runs_natively
 from .torch_decoder import TorchDecoder

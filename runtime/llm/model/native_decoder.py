@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fleetstart.native import Decoder
 
+from ...contract.weights.llama_config import LlamaConfig
 from ..engine.runner import Batch
-from .config import LlamaConfig
 from .layers import LayerWeights, StageWeights
 from .rope import inverse_frequencies
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .config import LlamaConfig, RopeScaling
+from ...contract.weights.llama_config import LlamaConfig, RopeScaling
 
 
 def inverse_frequencies(config: LlamaConfig) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...contract.weights.llama_config import LlamaConfig
 from ..engine.runner import Batch
-from .config import LlamaConfig
 from .layers import LayerWeights, StageWeights
 from .rope import inverse_frequencies
 

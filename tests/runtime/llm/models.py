@@ -11,12 +11,12 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from fleetstart.runtime.contract.weights.llama_config import LlamaConfig, read_config
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.engine.runner import Decoder, LocalRunner
 from fleetstart.runtime.llm.engine.scheduler import Scheduler
-from fleetstart.runtime.llm.model.config import LlamaConfig, read_config
 from fleetstart.runtime.llm.model.layers import StageWeights, gather
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
 from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder

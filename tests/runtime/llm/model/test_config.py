@@ -11,8 +11,8 @@ import torch
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.sizes import MIB
+from fleetstart.runtime.contract.weights.llama_config import read_config
 from fleetstart.runtime.llm.engine.runner import LocalRunner
-from fleetstart.runtime.llm.model.config import read_config
 from fleetstart.runtime.llm.model.layers import gather
 from fleetstart.runtime.llm.model.loader import LoadedModel, default_sampling, load_model
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder, runs_natively

@@ -1,7 +1,8 @@
 """Model configuration: reads config.json of a Llama-family checkpoint, and rejects unsupported fields by name.
 
 A wrong result is worse than an error: every field that changes the arithmetic is either honoured or rejected here.
-Fields that do not (dropout, initialisers) are ignored.
+Fields that do not (dropout, initialisers) are ignored. `fs deploy` reads it as well, so that
+nothing is uploaded that no worker could run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ...contract.errors import CheckpointInvalid
+from ..errors import CheckpointInvalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def read_config(config: bytes, generation: bytes | None = None) -> LlamaConfig:
     if kind != "llama":
         raise CheckpointInvalid(
             f"config.json: model_type {kind!r} is not supported",
-            hint="the engine runs Llama-family models; serve others with a handler of your own",
+            hint="the engine runs checkpoints of model_type 'llama'; serve others with a handler of your own",
         )
     _refuse_unsupported(fields)
     head_count = _positive(fields, "num_attention_heads")
@@ -96,6 +97,14 @@ def _refuse_unsupported(fields: dict[str, Any]) -> None:
     for name in ("attention_bias", "mlp_bias"):
         if fields.get(name):
             raise CheckpointInvalid(f"config.json: {name} is not supported")
+    for architecture in fields.get("architectures") or ():
+        if architecture != "LlamaForCausalLM":
+            raise CheckpointInvalid(
+                f"config.json: architectures names {architecture!r}, only LlamaForCausalLM is supported",
+                hint="the engine continues text; serve classifiers and other heads with a handler of your own",
+            )
+    if fields.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointInvalid("config.json: partial_rotary_factor is not supported")
     if fields.get("sliding_window"):
         raise CheckpointInvalid("config.json: sliding_window is not supported")
     if fields.get("quantization_config"):

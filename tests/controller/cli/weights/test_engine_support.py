@@ -1,0 +1,80 @@
+"""LLMs that the engine cannot run are refused by the deploy, by the field's name, and nothing is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetstart.controller.cli.output import FAILED
+from fleetstart.controller.cli.root import run
+from fleetstart.controller.cli.weights.engine_support import require_runnable
+from fleetstart.controller.cli.weights.source import read_source
+from fleetstart.runtime.contract.errors import CheckpointInvalid
+from tests.controller.cli.checkpoints import write_model
+from tests.controller.conftest import ControllerProcess
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
+}  # fmt: skip
+OTHERS = [
+    ({"model_type": "qwen2"}, "model_type 'qwen2'"),
+    ({"model_type": "mistral"}, "model_type 'mistral'"),
+    ({"model_type": "gemma2"}, "model_type 'gemma2'"),
+    ({"model_type": "gpt2"}, "model_type 'gpt2'"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "architectures names 'LlamaForSequenceClassification'"),
+    ({"quantization_config": {"bits": 4}}, "quantised weights"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"hidden_size": None}, "hidden_size"),
+]
+HANDLER = 'from fleetstart.runtime import LLM\n\nchat = LLM(weights="./w")\n'
+
+
+def model(folder: Path, **changes: Any) -> Path:
+    write_model(folder, {"model.embed_tokens.weight": ("F32", (2, 2), bytes(16))})
+    fields = {name: value for name, value in (LLAMA | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(fields))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def test_what_the_engine_runs_passes(tmp_path: Path) -> None:
+    assert require_runnable(read_source(model(tmp_path / "w")), "handler.py:3").layer_count == 2
+
+
+@pytest.mark.parametrize(("changes", "named"), OTHERS)
+def test_what_it_does_not_run_is_refused_with_the_place_and_the_field(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointInvalid) as refused:
+        require_runnable(read_source(model(tmp_path / "w", **changes)), "handler.py:3")
+    assert refused.value.message.startswith("handler.py:3: this LLM cannot run: config.json: ")
+    assert named in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_file_that_the_engine_needs_is_named(tmp_path: Path, name: str) -> None:
+    (model(tmp_path / "w") / name).unlink()
+    with pytest.raises(CheckpointInvalid, match=f"have no {name}"):
+        require_runnable(read_source(tmp_path / "w"), "handler.py:3")
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_deploy_of_it_sends_nothing(
+    tmp_path: Path, controller: ControllerProcess, capsys: pytest.CaptureFixture[str], dry: list[str]
+) -> None:
+    model(tmp_path / "w", model_type="qwen2")
+    (tmp_path / "handler.py").write_text(HANDLER)
+    home = ["--home", str(tmp_path / "client")]
+    assert run([*home, "deploy", str(tmp_path / "handler.py"), "--url", controller.url, *dry]) == FAILED
+    shown = capsys.readouterr().err
+    assert "handler.py:3: this LLM cannot run: config.json: model_type 'qwen2' is not supported" in shown
+    assert "handler of your own" in shown
+    store = controller.home / "store"
+    assert not [path for path in store.rglob("*") if path.is_file()]
+    assert controller.http.get("/api/v1/functions").json() == []
