@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -17,35 +15,23 @@ from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
 from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
-from ..engine.constraint import Constraint
-from ..engine.generation import Request
 from ..model.loader import LoadedModel, load_model
 from ..model.weights import ModelWeights
 from ..text.token_texts import TokenTexts
 from . import openai_responses
 from .answer_writers import AnswerWriter, ChatWriter, Choice, TextWriter
 from .call_reader import CallReader
+from .engine_call import EngineCall, engine_call, request_of
 from .engine_service import DeltaStream, EngineService
-from .invalid_parameter import InvalidParameter, ModelNotFound
-from .output_format import json_grammar
-from .requests import ChatCall, ChatMessage, CompletionCall, PlainCall, SamplingFields, StreamableCall
-from .stream_resume import (
-    ResumedStream,
-    ResumeMarkWriter,
-    apply_settings,
-    choose_settings,
-    read_resume_marks,
-    split_body,
-)
-from .tools.formats import ToolFormat, calls_grammar, format_of, shown_tokens
-from .tools.prompt import render_chat
-from .tools.reader import ToolReader
-from .tools.requests import ToolUse
+from .invalid_parameter import ModelNotFound
+from .prompts import ChatPrompt, Prompts
+from .requests import ChatCall, CompletionCall, PlainCall, StreamableCall
+from .responses_api.requests import ResponsesCall, own_names
+from .responses_api.writer import ResponsesWriter
+from .stream_resume import split_body
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
 """Far more text than any context holds."""
-LONG_TEXT = 16_384
-"""Length in characters above which a text is tokenised in a thread, since it takes milliseconds."""
 Result = TypeVar("Result")
 STREAMING = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -60,18 +46,6 @@ def create_app(weights: ModelWeights, settings: LLMSettings, *, name: str, threa
     return LLMApp(load_model(weights, settings, threads=threads), name=name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EngineCall:
-    """One call for the engine: a request for each choice, and the response's settings."""
-
-    requests: list[Request]
-    answer: AnswerWriter
-    usage: openai_responses.TokenUsage
-    stream: bool = False
-    marker: ResumeMarkWriter | None = None
-    """Set if another worker can resume the stream."""
-
-
 class LLMApp:
     """ASGI app of one model, without lifespan."""
 
@@ -82,14 +56,17 @@ class LLMApp:
         # Sampling is a few tensor operations on one row: more threads would only compete with the decoder's.
         on_cpu = not torch.cuda.is_available()
         self.service = EngineService(model.engine, prepare=(lambda: torch.set_num_threads(1)) if on_cpu else None)
+        self._prompts = Prompts(model)
         self._token_texts = TokenTexts(model.tokenizer)
         self._chat_reader = CallReader(ChatCall, "chat")
         self._completion_reader = CallReader(CompletionCall, "completions")
+        self._responses_reader = CallReader(ResponsesCall, "responses")
         self._plain_reader = CallReader(PlainCall, "plain")
         self._routes: dict[str, tuple[str, Callable[[Scope, Receive, Send], Awaitable[None]]]] = {
             "/": ("POST", self._plain),
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._complete),
+            "/v1/responses": ("POST", self._respond),
             "/v1/models": ("GET", self._models),
         }
 
@@ -142,29 +119,53 @@ class LLMApp:
         body, carried = split_body(scope["headers"], await _read_body(receive))
         call = self._chat_reader.read(body)
         self._check_model(call.model)
-        use = call.tool_use()
-        tokens = await self._encode_chat(call.messages, use)
-        constraint = await self._constraint(call.answer_schema(), use)
-        tools = None if use is None or self._tool_format is None else ToolReader(self._tool_format, use.parallel)
-        answer = partial(ChatWriter, tools=tools)
-        shown = {} if use is None else self._shown_tokens
-        work = await self._work(answer, call, [tokens], scope, carried, constraint=constraint, shown_tokens=shown)
-        await self._answer(work, receive, send)
+        prompt = await self._prompts.chat(call.messages, call.tool_use(), call.answer_schema())
+        answer = ChatWriter(self._name, texts=self._texts(call), with_usage=call.with_usage, tools=prompt.tools)
+        await self._answer_chat(call, prompt, answer, scope, carried, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, carried = split_body(scope["headers"], await _read_body(receive))
+        call = self._responses_reader.read(body)
+        self._check_model(call.model)
+        chat = call.chat()
+        with own_names():
+            prompt = await self._prompts.chat(chat.messages, chat.tool_use(), chat.answer_schema())
+        answer = ResponsesWriter(self._name, call, texts=self._texts(chat), tools=prompt.tools)
+        await self._answer_chat(chat, prompt, answer, scope, carried, receive, send)
+
+    async def _answer_chat(
+        self,
+        call: ChatCall,
+        prompt: ChatPrompt,
+        answer: AnswerWriter,
+        scope: Scope,
+        carried: bytes | None,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        deadline_ns = _deadline_ns(scope)
+        work = engine_call(
+            call, answer, [prompt.tokens], self._model, deadline_ns, prompt.constraint, prompt.shown_tokens
+        )
+        await self._answer(work, carried, receive, send)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, carried = split_body(scope["headers"], await _read_body(receive))
         call = self._completion_reader.read(body)
         self._check_model(call.model)
-        prompts = [await self._encode(prompt) for prompt in call.prompts()]
-        await self._answer(await self._work(TextWriter, call, prompts, scope, carried), receive, send)
+        prompts = [await self._prompts.text(prompt) for prompt in call.prompts()]
+        answer = TextWriter(self._name, texts=self._texts(call), with_usage=call.with_usage)
+        work = engine_call(call, answer, prompts, self._model, _deadline_ns(scope))
+        await self._answer(work, carried, receive, send)
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._plain_reader.read(await _read_body(receive))
         self._check_model(call.model)
-        tokens = await (
-            self._encode(call.prompt) if call.prompt is not None else self._encode_chat(call.messages or [])
-        )
-        request = self._request(call, tokens, _deadline_ns(scope))
+        if call.prompt is not None:
+            tokens = await self._prompts.text(call.prompt)
+        else:
+            tokens = (await self._prompts.chat(call.messages or [])).tokens
+        request = request_of(call, tokens, self._model, _deadline_ns(scope))
         usage = openai_responses.TokenUsage(prompt_tokens=len(tokens))
         [choice] = await _while_connected(receive, self._collect(self.service.open([request]), usage))
         body = {"text": choice.text, "finish_reason": choice.finish, "usage": usage.json()}
@@ -174,123 +175,15 @@ class LLMApp:
         if model and model.partition("@")[0] != self._name:
             raise ModelNotFound(f"the model {model!r} is not served here", hint=f"ask for {self._name!r}")
 
-    async def _encode_chat(self, messages: list[ChatMessage], use: ToolUse | None = None) -> list[int]:
-        template = self._model.chat_template
-        if template is None:
-            raise InvalidInput("this model has no chat template", hint="use /v1/completions")
-        if use is not None and self._tool_format is None:
-            raise InvalidParameter("tools: the format of the tools in this model's chat template is not known", "tools")
-        text = render_chat(template, [message.plain() for message in messages], use)
-        return await self._tokens(text, add_special_tokens=False)
+    def _texts(self, call: StreamableCall) -> TokenTexts | None:
+        return None if call.wanted_logprobs() is None else self._token_texts
 
-    @cached_property
-    def _tool_format(self) -> ToolFormat | None:
-        template = self._model.chat_template
-        return None if template is None else format_of(template)
-
-    @cached_property
-    def _shown_tokens(self) -> dict[int, str]:
-        return {} if self._tool_format is None else shown_tokens(self._tool_format, self._model.tokenizer)
-
-    async def _encode(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return await self._tokens(prompt, add_special_tokens=True)
-        vocab_size = self._model.vocab_size
-        if any(not 0 <= token < vocab_size for token in prompt):
-            raise InvalidInput(f"prompt: a token is not of 0 to {vocab_size - 1}")
-        return prompt
-
-    async def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        encode = self._model.tokenizer.encode
-        if len(text) < LONG_TEXT:
-            return encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
-
-    async def _work(
-        self,
-        writer: Callable[..., AnswerWriter],
-        call: StreamableCall,
-        prompts: list[list[int]],
-        scope: Scope,
-        carried: bytes | None,
-        **more: Any,
-    ) -> _EngineCall:
-        """`more`: further fields of the requests."""
-        deadline_ns = _deadline_ns(scope)
-        requests = [
-            _choice(replace(self._request(call, tokens, deadline_ns), **more), number)
-            for tokens in prompts
-            for number in range(call.n or 1)
-        ]
-        texts = self._token_texts if call.wanted_logprobs() is not None else None
-        with_usage = call.stream_options is not None and call.stream_options.include_usage
-        work = _EngineCall(
-            requests=requests,
-            answer=writer(self._name, texts=texts, with_usage=with_usage),
-            usage=openai_responses.TokenUsage(prompt_tokens=sum(map(len, prompts))),
-            stream=bool(call.stream),
-        )
-        if not work.stream or carried is None:
-            return work
-        return await self._resume_stream(work, carried) if carried else self._with_marks(work)
-
-    async def _constraint(self, schema: dict[str, Any] | bool | None, use: ToolUse | None) -> Constraint | None:
-        """The compiled grammar of an answer, if it has one. Errors: InvalidParameter with the reason."""
-        form = self._tool_format
-        if use is not None and form is not None and (use.forced or schema is not None):
-            answer = None if use.forced else schema
-            grammar, param = calls_grammar(use, form, self._shown_tokens, answer), "tools"
-        elif schema is not None:
-            grammar, param = json_grammar(schema), "response_format"
-        else:
-            return None
-        try:
-            return await asyncio.to_thread(self._model.constraints.compile, grammar)
-        except InvalidInput as error:
-            raise InvalidParameter(f"{param}: {error.message}", param) from error
-
-    @staticmethod
-    def _with_marks(work: _EngineCall) -> _EngineCall:
-        first = choose_settings(work.answer.id, work.answer.created_s, work.requests)
-        return replace(work, requests=apply_settings(work.requests, first), marker=ResumeMarkWriter(first))
-
-    async def _resume_stream(self, work: _EngineCall, carried: bytes) -> _EngineCall:
-        """Resumes a stream that another worker started."""
-        before = read_resume_marks(carried, choices=len(work.requests), vocab_size=self._model.vocab_size)
-        work.answer.resume(before.chosen.id, before.chosen.created_s)
-        work.usage.completion_tokens = sum(map(len, before.tokens))
-        requests = await asyncio.to_thread(self._resumed, work, before)
-        return replace(work, requests=requests, marker=ResumeMarkWriter(None))
-
-    def _resumed(self, work: _EngineCall, before: ResumedStream) -> list[Request]:
-        """The requests after their earlier tokens. Their events were sent: the writer forms them again, for its state.
-
-        Events of several choices alternate as their tokens did, which no writer depends on.
-        """
-        requests = []
-        for index, request in enumerate(apply_settings(work.requests, before.chosen)):
-            state = self._model.engine.resume(request, before.tokens[index])
-            for delta in state.deltas:
-                work.answer.feed(index, delta)
-            requests.append(replace(request, resume=state))
-        return requests
-
-    def _request(self, call: SamplingFields, tokens: list[int], deadline_ns: int | None) -> Request:
-        limit = call.limit()
-        room = self._model.engine.scheduler.context_tokens - len(tokens)
-        return Request(
-            tokens=tokens,
-            # Without a limit the response may fill the context; `open` rejects a limit that does not fit.
-            max_new_tokens=max(room, 1) if limit is None else limit,
-            sampling=call.params(self._model.sampling, self._model.vocab_size),
-            stops=call.stops(),
-            ignore_eos=call.ignore_eos,
-            logprobs=call.wanted_logprobs(),
-            deadline_ns=deadline_ns,
-        )
-
-    async def _answer(self, work: _EngineCall, receive: Receive, send: Send) -> None:
+    async def _answer(self, work: EngineCall, carried: bytes | None, receive: Receive, send: Send) -> None:
         if work.stream:
+            if carried:
+                work = await asyncio.to_thread(work.resumed, carried, self._model.engine, self._model.vocab_size)
+            elif carried is not None:
+                work = work.with_marks()
             await _while_connected(receive, self._send_stream(work, send))
             return
         choices = await _while_connected(receive, self._collect(self.service.open(work.requests), work.usage))
@@ -305,7 +198,7 @@ class LLMApp:
                 usage.completion_tokens += len(delta.tokens)
         return [choices[index] for index in sorted(choices)]
 
-    async def _send_stream(self, work: _EngineCall, send: Send) -> None:
+    async def _send_stream(self, work: EngineCall, send: Send) -> None:
         to_do = [index for index, one in enumerate(work.requests) if one.resume is None or one.resume.finish is None]
         async with self.service.open([work.requests[index] for index in to_do]) as stream:
             begun = False
@@ -323,7 +216,7 @@ class LLMApp:
             await send({"type": "http.response.body", "body": b""})
 
     @staticmethod
-    async def _chunks(work: _EngineCall, stream: DeltaStream, to_do: list[int]) -> AsyncIterator[bytes]:
+    async def _chunks(work: EngineCall, stream: DeltaStream, to_do: list[int]) -> AsyncIterator[bytes]:
         """Events, each with its mark. `to_do`: the choices in the stream."""
         marker = work.marker
         async for number, delta in stream:
@@ -334,13 +227,6 @@ class LLMApp:
             if events := work.answer.feed(index, delta):
                 yield events if marker is None else events + marker.mark()
         yield work.answer.closing(work.usage)
-
-
-def _choice(request: Request, number: int) -> Request:
-    """The request of the nth choice of a prompt, with its own seed if the call has one."""
-    if number == 0 or request.sampling.seed is None:
-        return request
-    return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + number))
 
 
 def _deadline_ns(scope: Scope) -> int | None:

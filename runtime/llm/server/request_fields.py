@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Route = Literal["chat", "completions", "plain"]
+Route = Literal["chat", "completions", "responses", "plain"]
 Status = Literal["honoured", "no effect", "refused"]
 CHAT: tuple[Route, ...] = ("chat",)
 COMPLETIONS: tuple[Route, ...] = ("completions",)
-OPENAI: tuple[Route, ...] = ("chat", "completions")
-ALL: tuple[Route, ...] = ("chat", "completions", "plain")
+RESPONSES: tuple[Route, ...] = ("responses",)
+CHATS: tuple[Route, ...] = ("chat", "responses")
+STREAMED: tuple[Route, ...] = ("chat", "completions")
+GENERATED: tuple[Route, ...] = ("chat", "completions", "plain")
+ALL: tuple[Route, ...] = ("chat", "completions", "responses", "plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +47,38 @@ def _refused(name: str, routes: tuple[Route, ...], note: str, *off: object) -> R
 
 
 CACHED = "no prompt is kept between calls"
+STORED = "no answers are stored: send the earlier items again"
 SAFETY = "the engine judges no content"
 FIELDS: tuple[RequestField, ...] = (
     _honoured("model", ALL, "the function's name; may be left out"),
     _honoured("messages", (*CHAT, "plain"), "roles and text; parts of other kinds than `text` are refused"),
     _honoured("prompt", (*COMPLETIONS, "plain"), "text; in completions also tokens, or up to 16 of either"),
-    _honoured("max_tokens", ALL, "at least 1; completions: 16 unless given, others: as many as the context holds"),
+    _honoured(
+        "max_tokens", GENERATED, "at least 1; completions: 16 unless given, others: as many as the context holds"
+    ),
     _honoured("max_completion_tokens", CHAT, "the newer name of `max_tokens`"),
     _honoured("temperature", ALL, "0 to 2"),
     _honoured("top_p", ALL, "above 0, at most 1"),
-    _honoured("top_k", ALL, "not in OpenAI's API; 0 and -1 keep every token"),
-    _honoured("presence_penalty", ALL, "-2 to 2"),
-    _honoured("frequency_penalty", ALL, "-2 to 2"),
-    _honoured("logit_bias", ALL, "by token id, -100 to 100 each, added to the logits"),
-    _honoured("seed", ALL, "64 bits; with it a call can be repeated token for token"),
-    _honoured("stop", ALL, "up to 16 strings"),
-    _honoured("ignore_eos", ALL, "not in OpenAI's API: generates until `max_tokens`, for benchmarks"),
-    _honoured("n", OPENAI, "1 to 16"),
+    _honoured("top_k", GENERATED, "not in OpenAI's API; 0 and -1 keep every token"),
+    _honoured("presence_penalty", GENERATED, "-2 to 2"),
+    _honoured("frequency_penalty", GENERATED, "-2 to 2"),
+    _honoured("logit_bias", GENERATED, "by token id, -100 to 100 each, added to the logits"),
+    _honoured("seed", GENERATED, "64 bits; with it a call can be repeated token for token"),
+    _honoured("stop", GENERATED, "up to 16 strings"),
+    _honoured("ignore_eos", GENERATED, "not in OpenAI's API: generates until `max_tokens`, for benchmarks"),
+    _honoured("n", STREAMED, "1 to 16"),
     _honoured("best_of", COMPLETIONS, "only equal to `n`"),
-    _honoured("stream", OPENAI, "events, with a resume after a lost worker"),
-    _honoured("stream_options", OPENAI, "`include_usage`"),
-    _honoured("logprobs", OPENAI, "chat: true or false; completions: 0 to 20. Of the logits as the model gives them"),
-    _honoured("top_logprobs", CHAT, "0 to 20, with `logprobs`"),
+    _honoured("stream", ("chat", "completions", "responses"), "events, with a resume after a lost worker"),
+    _honoured("stream_options", STREAMED, "`include_usage`"),
+    _honoured("logprobs", STREAMED, "chat: true or false; completions: 0 to 20. Of the logits as the model gives them"),
+    _honoured("top_logprobs", CHATS, "0 to 20; chat: with `logprobs`; responses: for whole answers"),
+    _honoured("input", RESPONSES, "a text, or items: messages, calls of functions and their results"),
+    _honoured("instructions", RESPONSES, "a system message before the input"),
+    _honoured("max_output_tokens", RESPONSES, "at least 1"),
+    _honoured("text", RESPONSES, "`format`, as `response_format`; `verbosity` has no effect"),
+    _honoured("metadata", RESPONSES, "comes back in the answer"),
+    _honoured("truncation", RESPONSES, "`disabled`"),
+    _honoured("include", RESPONSES, "`message.output_text.logprobs` of whole answers; nothing else is there"),
     _honoured(
         "response_format",
         CHAT,
@@ -74,25 +87,36 @@ FIELDS: tuple[RequestField, ...] = (
     ),
     _honoured(
         "tools",
-        CHAT,
+        CHATS,
         "functions, in the format of the chat template (Hermes and Qwen, Llama 3, Mistral); a template without tools "
         "gets a system message that declares them. `strict` is followed where calls are forced",
     ),
-    _honoured("tool_choice", CHAT, "`none`, `auto`, `required`, or a function: the last two force calls by a grammar"),
-    _honoured("parallel_tool_calls", CHAT, "false: one call at most"),
+    _honoured("tool_choice", CHATS, "`none`, `auto`, `required`, or a function: the last two force calls by a grammar"),
+    _honoured("parallel_tool_calls", CHATS, "false: one call at most"),
     _ignored("user", ALL, SAFETY),
-    _ignored("metadata", ALL, "no answer is stored that it could describe"),
-    _ignored("store", CHAT, "no answer is stored"),
-    _ignored("service_tier", OPENAI, "there is one tier"),
-    _ignored("safety_identifier", CHAT, SAFETY),
-    _ignored("prompt_cache_key", CHAT, CACHED),
-    _ignored("prompt_cache_retention", CHAT, CACHED),
-    _ignored("prompt_cache_options", CHAT, CACHED),
+    _ignored("metadata", GENERATED, "no answer is stored that it could describe"),
+    _ignored("store", CHATS, "no answer is stored"),
+    _ignored("service_tier", ("chat", "completions", "responses"), "there is one tier"),
+    _ignored("safety_identifier", CHATS, SAFETY),
+    _ignored("prompt_cache_key", CHATS, CACHED),
+    _ignored("prompt_cache_retention", CHATS, CACHED),
+    _ignored("prompt_cache_options", CHATS, CACHED),
+    _ignored("reasoning", RESPONSES, "models think as their chat template has it"),
+    _ignored("max_tool_calls", RESPONSES, "it counts calls of OpenAI's own tools"),
+    _ignored("context_management", RESPONSES, STORED),
+    _ignored("background_options", RESPONSES, "answers are not made in the background"),
+    _ignored("access_programs", RESPONSES, "the engine has no such programs"),
+    _ignored("stream_options", RESPONSES, "events are not padded"),
     _ignored("reasoning_effort", CHAT, "models think as their chat template has it"),
     _ignored("verbosity", CHAT, "ask for short answers in a message"),
     _refused("functions", CHAT, "OpenAI replaced it by `tools`"),
     _refused("function_call", CHAT, "OpenAI replaced it by `tool_choice`", "none", "auto"),
-    _refused("moderation", CHAT, SAFETY),
+    _refused("previous_response_id", RESPONSES, STORED),
+    _refused("conversation", RESPONSES, STORED),
+    _refused("background", RESPONSES, "send the header `Prefer: respond-async`"),
+    _refused("prompt", RESPONSES, "no prompts are stored: send the instructions"),
+    _refused("image", RESPONSES, "the engine reads and writes text"),
+    _refused("moderation", CHATS, SAFETY),
     _refused("modalities", CHAT, "the engine reads and writes text", ["text"]),
     _refused("audio", CHAT, "the engine reads and writes text"),
     _refused("prediction", CHAT, "the engine does not verify predicted text"),

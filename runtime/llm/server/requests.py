@@ -69,7 +69,9 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def plain(self) -> dict[str, Any]:
         """The message for a chat template. Errors: InvalidParameter."""
-        message: dict[str, Any] = {"role": self.role, "content": self.text()}
+        # Templates know the older name of a developer's messages.
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": self.text()}
         if self.tool_calls:
             message["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.role == "tool":
@@ -140,6 +142,11 @@ class StreamableCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
     def check(self) -> None:
         """Checks the fields. Errors: InvalidParameter for a value out of range or an unsupported feature."""

@@ -24,7 +24,7 @@ from .requests import SEED_BITS
 CARRIED_MAX_BYTES = 4 << 20
 """Largest size of all marks of a call: twice the gateway's limit."""
 CREATED_MAX_S = 1 << 40
-_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

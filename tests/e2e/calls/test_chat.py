@@ -127,6 +127,27 @@ def test_the_client_streams_and_is_told_how_much_was_used(client: openai.OpenAI)
     assert usage.completion_tokens == len(SHORT["output_ids"])
 
 
+def test_a_schema_a_tool_and_a_response_go_through_the_gateway(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    messages: Any = [{"role": "user", "content": SHORT["prompt"]}]
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    filled = client.chat.completions.create(
+        model="chat", messages=messages, temperature=0, max_tokens=60, response_format=shape
+    )
+    assert "city" in json.loads(filled.choices[0].message.content or "")
+    tool: Any = {"type": "function", "function": {"name": "look_up", "parameters": schema}}
+    called = client.chat.completions.create(
+        model="chat", messages=messages, temperature=0, max_tokens=60, tools=[tool], tool_choice="required",
+        parallel_tool_calls=False,
+    )  # fmt: skip
+    (call,) = called.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert "city" in json.loads(call.function.arguments)
+    with client.responses.stream(model="chat", input=SHORT["prompt"], temperature=0) as stream:
+        assert [event.type for event in stream][-1] == "response.completed"
+        assert stream.get_final_response().output_text == expected(SHORT)
+
+
 def test_a_stream_closes_with_the_bill(chat: System) -> None:
     body = {"prompt": "The three states of matter are", "max_tokens": 8, "temperature": 0, "stream": True}
     with chat.http.stream("POST", "/fn/chat/v1/completions", json=body) as response:

@@ -12,11 +12,15 @@ from fleetstart.runtime.llm.server.call_reader import CallReader
 from fleetstart.runtime.llm.server.invalid_parameter import InvalidParameter
 from fleetstart.runtime.llm.server.request_fields import FIELDS, REFUSED_PARTS, RequestField, Route, of_route
 from fleetstart.runtime.llm.server.requests import ChatCall, CompletionCall, PlainCall
+from fleetstart.runtime.llm.server.responses_api.requests import ResponsesCall
 
-KINDS: dict[Route, type[msgspec.Struct]] = {"chat": ChatCall, "completions": CompletionCall, "plain": PlainCall}
+KINDS: dict[Route, type[msgspec.Struct]] = {
+    "chat": ChatCall, "completions": CompletionCall, "responses": ResponsesCall, "plain": PlainCall,
+}  # fmt: skip
 SMALLEST: dict[Route, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hi"}]},
     "completions": {"prompt": "hi"},
+    "responses": {"input": "hi"},
     "plain": {"prompt": "hi"},
 }
 
@@ -40,10 +44,12 @@ def test_every_field_of_the_client_is_listed() -> None:
     pytest.importorskip("openai")
     from openai.types import completion_create_params as text
     from openai.types.chat import completion_create_params as chat
+    from openai.types.responses import response_create_params as responses
 
     clients: dict[Route, Any] = {
         "chat": chat.CompletionCreateParamsStreaming,
         "completions": text.CompletionCreateParamsStreaming,
+        "responses": responses.ResponseCreateParamsStreaming,
     }
     for route, params in clients.items():
         missing = set(params.__annotations__) - {field.name for field in FIELDS if route in field.routes}

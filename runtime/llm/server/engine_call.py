@@ -1,0 +1,91 @@
+"""Engine calls: the requests of one API call, new or resumed, with the writer of its response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..engine.constraint import Constraint
+from ..engine.engine import Engine
+from ..engine.generation import Request
+from ..model.loader import LoadedModel
+from .answer_writers import AnswerWriter
+from .openai_responses import TokenUsage
+from .requests import SamplingFields, StreamableCall
+from .stream_resume import ResumeMarkWriter, apply_settings, choose_settings, read_resume_marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCall:
+    """One call for the engine: a request for each choice, and the response's settings."""
+
+    requests: list[Request]
+    answer: AnswerWriter
+    usage: TokenUsage
+    stream: bool = False
+    marker: ResumeMarkWriter | None = None
+    """Set if another worker can resume the stream."""
+
+    def with_marks(self) -> EngineCall:
+        """The call of a stream that another worker can resume."""
+        first = choose_settings(self.answer.id, self.answer.created_s, self.requests)
+        return replace(self, requests=apply_settings(self.requests, first), marker=ResumeMarkWriter(first))
+
+    def resumed(self, carried: bytes, engine: Engine, vocab_size: int) -> EngineCall:
+        """The call after the tokens of another worker. Takes some tens of microseconds a token.
+
+        Their events were sent: the writer forms them again, for its state. Events of several choices alternate as their
+        tokens did, which no writer depends on. Errors: InvalidInput for marks that are none of this call.
+        """
+        before = read_resume_marks(carried, choices=len(self.requests), vocab_size=vocab_size)
+        self.answer.resume(before.chosen.id, before.chosen.created_s)
+        self.usage.completion_tokens = sum(map(len, before.tokens))
+        requests = []
+        for index, request in enumerate(apply_settings(self.requests, before.chosen)):
+            state = engine.resume(request, before.tokens[index])
+            for delta in state.deltas:
+                self.answer.feed(index, delta)
+            requests.append(replace(request, resume=state))
+        return replace(self, requests=requests, marker=ResumeMarkWriter(None))
+
+
+def engine_call(
+    call: StreamableCall,
+    answer: AnswerWriter,
+    prompts: Sequence[list[int]],
+    model: LoadedModel,
+    deadline_ns: int | None,
+    constraint: Constraint | None = None,
+    shown_tokens: Mapping[int, str] | None = None,
+) -> EngineCall:
+    """The engine call of an API call. Errors: InvalidParameter for a field out of range."""
+    requests = []
+    for tokens in prompts:
+        request = request_of(call, tokens, model, deadline_ns)
+        request = replace(request, constraint=constraint, shown_tokens=shown_tokens or {})
+        requests += [_choice(request, number) for number in range(call.n or 1)]
+    usage = TokenUsage(prompt_tokens=sum(map(len, prompts)))
+    return EngineCall(requests=requests, answer=answer, usage=usage, stream=bool(call.stream))
+
+
+def request_of(call: SamplingFields, tokens: list[int], model: LoadedModel, deadline_ns: int | None) -> Request:
+    """The request of one prompt. Errors: as of `engine_call`."""
+    limit = call.limit()
+    room = model.engine.scheduler.context_tokens - len(tokens)
+    return Request(
+        tokens=tokens,
+        # Without a limit the response may fill the context; `open` rejects a limit that does not fit.
+        max_new_tokens=max(room, 1) if limit is None else limit,
+        sampling=call.params(model.sampling, model.vocab_size),
+        stops=call.stops(),
+        ignore_eos=call.ignore_eos,
+        logprobs=call.wanted_logprobs(),
+        deadline_ns=deadline_ns,
+    )
+
+
+def _choice(request: Request, number: int) -> Request:
+    """The request of the nth choice of a prompt, with its own seed if the call has one."""
+    if number == 0 or request.sampling.seed is None:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + number))

@@ -1,0 +1,101 @@
+"""Prompts: tokens of texts and chats, and what follows from a chat's tools and format for its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ...contract.errors import InvalidInput
+from ..engine.constraint import Constraint
+from ..model.loader import LoadedModel
+from .invalid_parameter import InvalidParameter
+from .output_format import json_grammar
+from .requests import ChatMessage
+from .tools.formats import ToolFormat, calls_grammar, format_of, shown_tokens
+from .tools.prompt import render_chat
+from .tools.reader import ToolReader
+from .tools.requests import ToolUse
+
+LONG_TEXT = 16_384
+"""Length in characters above which a text is tokenised in a thread, since it takes milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Prompt of a chat, and what its answer has to follow."""
+
+    tokens: list[int]
+    constraint: Constraint | None = None
+    tools: ToolReader | None = None
+    shown_tokens: Mapping[int, str]
+
+
+class Prompts:
+    """Makes the prompts of one model."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+
+    async def text(self, prompt: str | list[int]) -> list[int]:
+        """Tokens of a text or of given tokens. Errors: InvalidInput for a token that the model does not have."""
+        if isinstance(prompt, str):
+            return await self._tokens(prompt, add_special_tokens=True)
+        vocab_size = self._model.vocab_size
+        if any(not 0 <= token < vocab_size for token in prompt):
+            raise InvalidInput(f"prompt: a token is not of 0 to {vocab_size - 1}")
+        return prompt
+
+    async def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        use: ToolUse | None = None,
+        schema: dict[str, Any] | bool | None = None,
+    ) -> ChatPrompt:
+        """Prompt of a chat with these tools, whose answer is JSON of the schema. Errors: InvalidInput with the reason.
+
+        The answer may be calls instead of JSON, unless calls are forced.
+        """
+        template = self._model.chat_template
+        if template is None:
+            raise InvalidInput("this model has no chat template", hint="use /v1/completions")
+        form = self._tool_format
+        if use is not None and form is None:
+            raise InvalidParameter("tools: the format of the tools in this model's chat template is not known", "tools")
+        text = render_chat(template, [message.plain() for message in messages], use)
+        tokens = await self._tokens(text, add_special_tokens=False)
+        if use is None or form is None:
+            constraint = await self._constraint(None if schema is None else json_grammar(schema), "response_format")
+            return ChatPrompt(tokens=tokens, constraint=constraint, shown_tokens={})
+        grammar = None
+        if use.forced or schema is not None:
+            grammar = calls_grammar(use, form, self._shown_tokens, None if use.forced else schema)
+        constraint = await self._constraint(grammar, "tools")
+        reader = ToolReader(form, use.parallel)
+        return ChatPrompt(tokens=tokens, constraint=constraint, tools=reader, shown_tokens=self._shown_tokens)
+
+    @cached_property
+    def _tool_format(self) -> ToolFormat | None:
+        template = self._model.chat_template
+        return None if template is None else format_of(template)
+
+    @cached_property
+    def _shown_tokens(self) -> dict[int, str]:
+        return {} if self._tool_format is None else shown_tokens(self._tool_format, self._model.tokenizer)
+
+    async def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        encode = self._model.tokenizer.encode
+        if len(text) < LONG_TEXT:
+            return encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+
+    async def _constraint(self, grammar: str | None, param: str) -> Constraint | None:
+        """A compiled grammar. Errors: InvalidParameter with the reason."""
+        if grammar is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._model.constraints.compile, grammar)
+        except InvalidInput as error:
+            raise InvalidParameter(f"{param}: {error.message}", param) from error

@@ -1,0 +1,1 @@
+"""Responses API: `/v1/responses` over the same chats, its items and events."""
