@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import transformers
 from transformers.utils import logging
 
@@ -35,7 +36,15 @@ def load_config(weights: TensorMapping) -> Any:
         raise CheckpointInvalid(
             f"the checkpoint has no {CONFIG}", hint="push the folder that save_pretrained wrote, not a file of it"
         )
-    return transformers.AutoConfig.from_pretrained(weights.folder())
+    name = msgspec.json.decode(weights.file(CONFIG)).get("model_type")
+    try:
+        # Said aloud: transformers would ask at a terminal.
+        return transformers.AutoConfig.from_pretrained(weights.folder(), trust_remote_code=False)
+    except ValueError as error:
+        raise CheckpointInvalid(
+            f"transformers {transformers.__version__} has no model_type {name!r}",
+            hint="a newer release may have it; code that comes with a checkpoint is not run: write a handler with it",
+        ) from error
 
 
 def load_model(weights: TensorMapping, config: Any, *, kinds: Sequence[str], optional: Sequence[str] = ()) -> Any:

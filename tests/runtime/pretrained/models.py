@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
+from tokenizers import pre_tokenizers
 
 WORDS = (
     "[PAD]",
@@ -43,11 +44,35 @@ def save_text_model(folder: Path, kind: str, **changes: Any) -> Path:
     model = getattr(transformers, kind)(transformers.BertConfig(**(SMALL | changes)))
     _randomise(model)
     model.save_pretrained(folder)
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    transformers.BertTokenizer.from_pretrained(
-        folder, model_max_length=SMALL["max_position_embeddings"]
-    ).save_pretrained(folder)
+    _save_tokenizer(folder)
     return folder
+
+
+TEXT_FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {}, "distilbert": {"dim": 32, "n_heads": 2, "hidden_dim": 64, "n_layers": 2},
+    "roberta": {"max_position_embeddings": 25}, "mpnet": {"max_position_embeddings": 26},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "modernbert": {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
+    "gpt2": {"n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 24}, "qwen2": {"num_key_value_heads": 2},
+}  # fmt: skip
+"""Families with what makes them small."""
+
+
+def save_family(folder: Path, family: str, auto: str, dtype: torch.dtype = torch.float32) -> Path:
+    """A random model of a family, of the class that an auto class has for it."""
+    torch.manual_seed(0)
+    settings = {**SMALL, "pad_token_id": 0, "embedding_size": 16, "num_labels": 3, **TEXT_FAMILIES[family]}
+    model = getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(family, **settings))
+    _randomise(model)
+    model.to(dtype).save_pretrained(folder)
+    _save_tokenizer(folder)
+    return folder
+
+
+def _save_tokenizer(folder: Path) -> None:
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    tokenizer = transformers.BertTokenizer.from_pretrained(folder, model_max_length=SMALL["max_position_embeddings"])
+    tokenizer.save_pretrained(folder)
 
 
 def save_listener(folder: Path) -> Path:
@@ -68,6 +93,33 @@ def save_listener(folder: Path) -> Path:
         folder
     )
     transformers.Wav2Vec2FeatureExtractor().save_pretrained(folder)
+    return folder
+
+
+def save_whisper(folder: Path) -> Path:
+    """A Whisper that writes bytes."""
+    marks = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|translate|>", "<|notimestamps|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    end = marks[0]
+    tokenizer = transformers.WhisperTokenizer(
+        vocab={letter: number for number, letter in enumerate(letters)}, merges=[],
+        unk_token=end, bos_token=end, eos_token=end,
+    )  # fmt: skip
+    tokenizer.add_tokens(marks[1:], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    numbers = tokenizer.convert_tokens_to_ids(marks)
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        vocab_size=len(tokenizer), d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_target_positions=32,
+        decoder_start_token_id=numbers[1], eos_token_id=numbers[0], pad_token_id=numbers[0], bos_token_id=numbers[0],
+        suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config)
+    _randomise(model)
+    model.generation_config.max_length = 24
+    model.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor().save_pretrained(folder)
     return folder
 
 

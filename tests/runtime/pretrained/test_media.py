@@ -20,7 +20,7 @@ from PIL import Image
 
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.pretrained import create_handler
-from tests.runtime.pretrained.models import save_listener, save_viewer
+from tests.runtime.pretrained.models import save_listener, save_viewer, save_whisper
 from tests.runtime.saved_models import segment_of_folder
 
 RATE = 16_000
@@ -66,6 +66,18 @@ def test_sound_is_heard_as_the_pipeline_hears_it(listener: Path, seconds: float)
     plain = transformers.pipeline("automatic-speech-recognition", str(listener))
     expected = plain({"raw": samples, "sampling_rate": RATE}, chunk_length_s=30 if seconds > 30 else 0)
     found = served(listener, "automatic-speech-recognition")(data)
+    assert len(found["text"]) > 3
+    assert found == {"text": expected["text"]}
+
+
+def test_a_whisper_writes_what_the_pipeline_writes(tmp_path: Path) -> None:
+    folder = save_whisper(tmp_path / "model")
+    data = sound(2.0)
+    samples = numpy.frombuffer(data[44:], numpy.int16).astype(numpy.float32) / (1 << 15)
+    expected = transformers.pipeline("automatic-speech-recognition", str(folder))(
+        {"raw": samples, "sampling_rate": RATE}
+    )
+    found = served(folder, "automatic-speech-recognition")(data)
     assert len(found["text"]) > 3
     assert found == {"text": expected["text"]}
 

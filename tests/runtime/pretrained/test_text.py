@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.pretrained import create_handler
-from tests.runtime.pretrained.models import save_text_model
+from tests.runtime.pretrained.models import TEXT_FAMILIES, save_family, save_text_model
 from tests.runtime.saved_models import segment_of, segment_of_folder
 from tests.runtime.workers import Functions
 
@@ -50,6 +52,56 @@ def test_a_classifier_answers_as_the_pipeline_does(tmp_path: Path) -> None:
     for labels, expected in zip(found, plain, strict=True):
         assert [one["score"] for one in labels] == pytest.approx([one["score"] for one in expected], **NEAR)
     assert len({labels[0]["score"] for labels in found}) == len(TEXTS)
+
+
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def test_classifiers_and_embeddings_of_every_family_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    classifier = save_family(tmp_path / "classifier", family, "AutoModelForSequenceClassification")
+    plain = transformers.pipeline("text-classification", str(classifier), top_k=None, truncation=True)(TEXTS)
+    found = served(classifier, "text-classification")(TEXTS)
+    for labels, expected in zip(found, plain, strict=True):
+        assert [one["label"] for one in labels] == [one["label"] for one in expected]
+        assert [one["score"] for one in labels] == pytest.approx([one["score"] for one in expected], **NEAR)
+    folder = save_family(tmp_path / "embedder", family, "AutoModel")
+    model = transformers.AutoModel.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for text, vector in zip(TEXTS, served(folder, "embedding")(TEXTS)["embeddings"], strict=True):
+        with torch.inference_mode():
+            mean = model(**tokenizer(text, truncation=True, return_tensors="pt")).last_hidden_state[0].mean(0)
+        assert vector == pytest.approx((mean / mean.norm()).tolist(), **NEAR)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_checkpoint_in_sixteen_bits_stays_in_them(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = save_family(tmp_path / "model", "bert", "AutoModelForSequenceClassification", dtype)
+    handler = served(folder, "text-classification")
+    plain = transformers.pipeline("text-classification", str(folder), top_k=None, dtype="auto")(TEXTS[:2])
+    assert handler(TEXTS[:2]) == plain
+    assert handler._pipeline.model.dtype == dtype
+
+
+def test_names_of_old_checkpoints_are_understood(tmp_path: Path) -> None:
+    folder = save_text_model(tmp_path / "model", "BertForSequenceClassification", num_labels=3)
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors.items()
+    }
+    assert renamed.keys() != tensors.keys()
+    expected = served(folder, "text-classification")(TEXTS)
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    assert served(folder, "text-classification")(TEXTS) == expected
+
+
+def test_code_beside_the_weights_is_never_run(tmp_path: Path) -> None:
+    folder = save_text_model(tmp_path / "model", "BertModel")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(CheckpointInvalid, match="'own'") as refused:
+        served(folder, "embedding")
+    assert "code" in refused.value.hint
 
 
 def test_one_text_and_the_best_labels_only(tmp_path: Path) -> None:
