@@ -29,7 +29,7 @@ from ..home import HomeLayout
 from ..progress import ProgressBar
 from ..rollout import wait_until_serving
 from ..root import verb
-from ..weights.engine_support import require_runnable
+from ..weights.engine_support import require_runnable, require_task
 from ..weights.publish import Published, publish_source
 from ..weights.source import Source, read_source
 from ..weights.upload import UploadTarget
@@ -194,8 +194,8 @@ class ReadFunction:
 
 
 def _read(declaration: Declaration, path: Path) -> ReadFunction:
-    """Reads the weights of a declaration. Errors: InvalidSpec; those of `read_source`; CheckpointInvalid for what the
-    engine of language models cannot run."""
+    """Reads the weights of a declaration. Errors: InvalidSpec; those of `read_source`; CheckpointInvalid for what an
+    `LLM` or a `Transformers` cannot run."""
     where = f"{path}:{declaration.line}"
     text = weights_of(declaration)
     if declaration.kind != "function" and not text:
@@ -210,6 +210,8 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
         source = with_layer_names(source, layer_pattern_of(declaration), where)
     if declaration.kind == "llm":
         require_runnable(source, where)
+    if declaration.kind == "transformers":
+        require_task(source, declaration.settings["task"], where)
     change = adapter_of(declaration)
     return ReadFunction(
         declaration=declaration, weights=source, adapter=_source(path.parent, change) if change else None

@@ -1,13 +1,19 @@
-"""Whether the engine of language models can run a checkpoint, from its config.json, before anything is uploaded."""
+"""Whether a checkpoint can be run as it is declared, from its config.json, before anything is uploaded.
+
+By the engine of language models, or as a task of `Transformers`.
+"""
 
 from __future__ import annotations
 
+import msgspec
+
 from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.function.tasks import check_checkpoint
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.llama_config import LlamaConfig, read_config
 
 from .local_files import read_all
-from .source import Source
+from .source import SmallFile, Source
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -19,18 +25,36 @@ def require_runnable(source: Source, where: str) -> LlamaConfig:
 
     Errors: CheckpointInvalid, naming the field that the engine does not support, or the file that is not there.
     """
-    files = {one.name: one for one in source.files}
-    for name in (CONFIG, TOKENIZER):
-        if name not in files:
-            raise CheckpointInvalid(
-                f"{where}: the weights of this LLM have no {name}", hint=f"put {name} beside the safetensors"
-            )
-    config = files[CONFIG]
-    if config.size_bytes > CONFIG_MAX_BYTES:
-        raise CheckpointInvalid(f"{config.file} has {config.size_bytes} bytes, {CONFIG_MAX_BYTES} at most")
+    config = _config(source, f"{where}: the weights of this LLM", (CONFIG, TOKENIZER))
     try:
         return read_config(read_all(config.file))
     except CheckpointInvalid as error:
         raise CheckpointInvalid(
             f"{where}: this LLM cannot run: {error.message}", hint=error.hint or f"in {config.file}"
         ) from error
+
+
+def require_task(source: Source, task: str, where: str) -> None:
+    """Checks that the weights of a `Transformers` are a model of its task.
+
+    Errors: CheckpointInvalid, naming the architecture, or the file that is not there.
+    """
+    config = _config(source, f"{where}: the weights of this Transformers", (CONFIG,))
+    try:
+        check_checkpoint(task, msgspec.json.decode(read_all(config.file)), [one.name for one in source.files])
+    except msgspec.DecodeError as error:
+        raise CheckpointInvalid(f"{where}: {config.file} is no JSON: {error}") from error
+    except CheckpointInvalid as error:
+        raise CheckpointInvalid(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def _config(source: Source, what: str, names: tuple[str, ...]) -> SmallFile:
+    """The config of a model that must have all these files. Errors: CheckpointInvalid."""
+    files = {one.name: one for one in source.files}
+    for name in names:
+        if name not in files:
+            raise CheckpointInvalid(f"{what} have no {name}", hint=f"put {name} beside the safetensors")
+    config = files[CONFIG]
+    if config.size_bytes > CONFIG_MAX_BYTES:
+        raise CheckpointInvalid(f"{config.file} has {config.size_bytes} bytes, {CONFIG_MAX_BYTES} at most")
+    return config

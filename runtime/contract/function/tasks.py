@@ -7,10 +7,11 @@ the class.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InvalidSpec
+from ..errors import CheckpointInvalid, InvalidSpec
 
 PACKAGE = Path(__file__).parents[2] / "pretrained"
 """The folder of the classes. Their files are read and parsed at deploy, and imported by workers only."""
@@ -19,23 +20,47 @@ POOLINGS = ("mean", "cls", "last")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A class of `runtime/pretrained`, and the settings that only this task has."""
+    """A class of `runtime/pretrained`, the settings that only this task has, and the models that it runs."""
 
     module: str
     handler: str
     settings: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    """Parts of names of transformers' classes, of which the model's architecture has one. Empty: any."""
+    reader: str = "tokenizer"
+    """What reads its inputs: a file of one of `READERS` must be beside the weights."""
 
     @property
     def path(self) -> Path:
         return PACKAGE / f"{self.module}.py"
 
 
+READERS = {
+    "tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model",
+                  "sentencepiece.bpe.model"),
+    "processor": ("preprocessor_config.json", "processor_config.json"),
+}  # fmt: skip
+"""Files that transformers makes a tokenizer or a processor of sound and pictures from."""
 TASKS = {
-    "text-classification": Task(module="text", handler="TextClassification", settings=("max_tokens",)),
+    "text-classification": Task(
+        module="text",
+        handler="TextClassification",
+        settings=("max_tokens",),
+        architectures=("ForSequenceClassification",),
+    ),
     "embedding": Task(module="text", handler="Embedding", settings=("max_tokens", "pooling", "normalize")),
-    "reranking": Task(module="text", handler="Reranking", settings=("max_tokens",)),
-    "automatic-speech-recognition": Task(module="media", handler="SpeechRecognition"),
-    "image-classification": Task(module="media", handler="ImageClassification"),
+    "reranking": Task(
+        module="text", handler="Reranking", settings=("max_tokens",), architectures=("ForSequenceClassification",)
+    ),
+    "automatic-speech-recognition": Task(
+        module="media",
+        handler="SpeechRecognition",
+        architectures=("ForCTC", "ForConditionalGeneration", "ForSpeechSeq2Seq"),
+        reader="processor",
+    ),
+    "image-classification": Task(
+        module="media", handler="ImageClassification", architectures=("ForImageClassification",), reader="processor"
+    ),
 }
 
 
@@ -65,3 +90,34 @@ def check_task(settings: dict[str, object]) -> Task:
     if not isinstance(settings.get("normalize", True), bool):
         raise InvalidSpec(f"Transformers(normalize={settings['normalize']!r}): True or False")
     return task
+
+
+def check_checkpoint(name: str, config: object, files: Collection[str]) -> None:
+    """Checks that a checkpoint is of a model of this task.
+
+    Args:
+        name: The task.
+        config: The checkpoint's config.json, decoded.
+        files: Names of its small files.
+
+    Errors: CheckpointInvalid, naming the architecture or the file that is not there.
+    """
+    task = TASKS[name]
+    found = config.get("architectures") if isinstance(config, dict) else None
+    saved = [str(one) for one in found] if isinstance(found, list) else []
+    if task.architectures and saved and not any(part in one for part in task.architectures for one in saved):
+        fits = [
+            other for other, its in TASKS.items() if any(part in one for part in its.architectures for one in saved)
+        ]
+        raise CheckpointInvalid(
+            f"config.json: the model was saved as {', '.join(saved)}, and {name} needs a model "
+            f"{' or '.join(f'...{part}' for part in task.architectures)}",
+            hint=f"choose task={fits[0]!r}"
+            if fits
+            else "choose a model that was trained for the task, or another task",
+        )
+    if not any(file in files for file in READERS[task.reader]):
+        raise CheckpointInvalid(
+            f"the weights have no {task.reader}: none of {', '.join(READERS[task.reader])}",
+            hint=f"save it beside them: {task.reader}.save_pretrained(FOLDER)",
+        )

@@ -1,4 +1,4 @@
-"""LLMs that the engine cannot run are refused by the deploy, by the field's name, and nothing is sent."""
+"""LLMs that the engine cannot run, and models of another task, are refused by the deploy, and nothing is sent."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 from fleetstart.controller.cli.output import FAILED
 from fleetstart.controller.cli.root import run
-from fleetstart.controller.cli.weights.engine_support import require_runnable
+from fleetstart.controller.cli.weights.engine_support import require_runnable, require_task
 from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.function.tasks import TASKS
 from tests.controller.cli.checkpoints import write_model
 from tests.controller.conftest import ControllerProcess
 
@@ -78,3 +79,59 @@ def test_a_deploy_of_it_sends_nothing(
     store = controller.home / "store"
     assert not [path for path in store.rglob("*") if path.is_file()]
     assert controller.http.get("/api/v1/functions").json() == []
+
+
+TASK_MODELS = {
+    "text-classification": ("BertForSequenceClassification", "vocab.txt"),
+    "embedding": ("BertForMaskedLM", "tokenizer.json"),
+    "reranking": ("XLMRobertaForSequenceClassification", "sentencepiece.bpe.model"),
+    "automatic-speech-recognition": ("WhisperForConditionalGeneration", "preprocessor_config.json"),
+    "image-classification": ("ViTForImageClassification", "preprocessor_config.json"),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_model_of_the_task_passes_and_lacks_nothing(tmp_path: Path, task: str) -> None:
+    architecture, reader = TASK_MODELS[task]
+    folder = model(tmp_path / "w", model_type="some", architectures=[architecture])
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointInvalid, match=r"handler\.py:3: the weights have no (tokenizer|processor)"):
+        require_task(read_source(folder), task, "handler.py:3")
+    (folder / reader).write_text("{}")
+    require_task(read_source(folder), task, "handler.py:3")
+    require_task(read_source(model(folder, architectures=None)), task, "handler.py:3")  # an old file may not name it
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointInvalid, match=r"of this Transformers have no config\.json"):
+        require_task(read_source(folder), task, "handler.py:3")
+
+
+@pytest.mark.parametrize(
+    ("task", "architecture", "hint"),
+    [
+        ("text-classification", "BertForMaskedLM", "trained for the task"),
+        ("text-classification", "ViTForImageClassification", "task='image-classification'"),
+        ("image-classification", "WhisperForConditionalGeneration", "task='automatic-speech-recognition'"),
+    ],
+)
+def test_a_model_of_another_task_is_refused_with_the_task_that_fits(
+    tmp_path: Path, task: str, architecture: str, hint: str
+) -> None:
+    folder = model(tmp_path / "w", architectures=[architecture])
+    with pytest.raises(CheckpointInvalid, match=f"saved as {architecture}, and {task} needs") as refused:
+        require_task(read_source(folder), task, "handler.py:3")
+    assert hint in refused.value.hint
+
+
+def test_a_deploy_of_another_tasks_model_sends_nothing(
+    tmp_path: Path, controller: ControllerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model(tmp_path / "w", architectures=["BertForMaskedLM"])
+    (tmp_path / "handler.py").write_text(
+        HANDLER.replace("LLM(", 'Transformers(task="text-classification", ').replace(
+            "import LLM", "import Transformers"
+        )
+    )
+    home = ["--home", str(tmp_path / "client")]
+    assert run([*home, "deploy", str(tmp_path / "handler.py"), "--url", controller.url]) == FAILED
+    assert "handler.py:3: config.json: the model was saved as BertForMaskedLM" in capsys.readouterr().err
+    assert not [path for path in (controller.home / "store").rglob("*") if path.is_file()]
