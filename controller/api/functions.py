@@ -27,11 +27,11 @@ from ..planner.constraints import constraints_of, unmet_constraint
 from ..registry.registry import Registry
 from ..scheduler.deploy_forecast import forecast
 from ..scheduler.worker_pool import broken
-from ..schemas.functions import Deployed, FunctionInfo, Prediction
+from ..schemas.functions import Deployed, FailedStart, FunctionInfo, Prediction
 from ..schemas.planning import Proposal
 from ..state.records import FunctionRecord, VersionKey
 from ..state.redis_client import REDIS_ERRORS
-from ..state.traffic import limits_of, scale_of, version_of_alias
+from ..state.traffic import last_failure, limits_of, scale_of, version_of_alias
 from ..state.view import View
 from .openapi.invoke_document import function_document
 
@@ -79,6 +79,8 @@ class FunctionsApi:
                 url=self._url(spec.name),
                 created=created,
                 trying=rollout is not None and rollout.version == record.version,
+                started=function is not None and function.started == record.version,
+                last_failure=self._last_failure(function) if function is not None and not created else None,
                 warning=self._warning(spec),
             )
         )
@@ -174,11 +176,16 @@ class FunctionsApi:
             workers=[msgspec.structs.replace(status, token="") for status in workers],
             queued=load.queued,
             running=load.running,
+            last_failure=self._last_failure(record),
             broken=failure.error if failure is not None and broken(failure, now_unix_ms()) else None,
             prediction=prediction_of(view, key),
             scale=scale_of(record, view.versions[key].spec),
             limits=limits_of(record, view.versions[key].spec),
         )
+
+    def _last_failure(self, record: FunctionRecord) -> FailedStart | None:
+        found = last_failure(record, self._view.failures.get(VersionKey(record.name, record.live)))
+        return FailedStart(unix_ms=found.unix_ms, error=found.error) if found is not None else None
 
     def _url(self, name: FunctionName) -> str:
         return f"{self._at}/fn/{name}"

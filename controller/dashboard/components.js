@@ -23,7 +23,8 @@ export function functionState(info) {
   const workers = workersOf(info);
   if (workers.some((worker) => worker.state === "ready")) return tag(info.running ? "running" : "ready", "good");
   if (workers.some((worker) => worker.state === "starting")) return tag("starting", "busy");
-  return info.queued ? tag("queued", "warn") : tag("scaled to zero");
+  if (info.queued) return tag("queued", "warn");
+  return info.last_failure ? tag("failed to start", "bad") : tag("scaled to zero");
 }
 
 export function workerState(state) {

@@ -19,8 +19,8 @@ export function view({ info, versions, traffic, recent, log, seen }, nowMs) {
   return [
     h("div", { class: "title" }, h("h1", null, info.name), functionState(info),
       h("span", { class: "sub" }, `version ${info.version}, deployed ${age(info.deployed_unix_ms, nowMs)} ago`)),
-    info.broken ? trouble(info.broken) : lastStart(info, versions),
-    traffic.error ? trouble({ message: `Version ${traffic.rejected} was rejected: ${traffic.error.message}` }) : null,
+    lastStart(info, nowMs),
+    traffic.error && traffic.rejected !== info.version ? trouble({ message: `Version ${traffic.rejected} was rejected: ${traffic.error.message}` }) : null,
     h("div", { class: "figures" },
       figure(rate(seen?.calls_per_min ?? 0), "calls a minute"),
       figure(ms(seen?.p50_ms), `latency p50 (p99 ${ms(seen?.p99_ms)})`),
@@ -51,9 +51,8 @@ export function view({ info, versions, traffic, recent, log, seen }, nowMs) {
 }
 
 // A failed start is retried with the next call.
-function lastStart(info, versions) {
-  const error = versions.find((one) => one.version === info.version)?.error;
-  return error && !workersOf(info).length ? trouble({ message: `Last start failed: ${error}` }) : null;
+function lastStart({ last_failure: failed }, nowMs) {
+  return failed && trouble({ ...failed.error, message: `The last start failed ${age(failed.unix_ms, nowMs)} ago: ${failed.error.message}` });
 }
 
 function settings({ spec, scale }) {

@@ -83,7 +83,9 @@ function longest(rows, trace) {
   const share = percent(total(bars), spanMs);
   const came = Object.entries(trace.fetched ?? {}).map(([source, size]) => `${bytes(size)} from the ${source}`).join(", ");
   const meaning = {
-    queue: "the call waited for a free slot while all workers were busy. More workers (scale.max) or more concurrency help",
+    queue: trace.row.worker
+      ? "the call waited for a free slot while all workers were busy. More workers (scale.max) or more concurrency help"
+      : `the call waited for a worker and none took it: ${trace.row.error || "no reason was kept"}`,
     place: "placement, or waiting for capacity on a node",
     start: "process start",
     fetch: `fetching weights${came ? `: ${came}` : ""}`,

@@ -22,7 +22,7 @@ from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, i
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
 from ..state import traffic
-from ..state.records import FunctionRecord, Rollout, VersionKey, VersionRecord
+from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord
 from ..state.redis_client import Script
 from ..state.sync import StateSync
 from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint
@@ -69,7 +69,8 @@ class Registry:
                 layout=layout,
             )
             plan = Rollout(version=record.version, alias=alias, percent=percent, begun_unix_ms=now_unix_ms)
-            new = _after(function, spec.name, plan, probe=probe)
+            failure = self._state.view.failures.get(VersionKey(spec.name, record.version))
+            new = _after(function, spec.name, plan, failure, probe=probe)
             data = msgspec.json.encode(record) if known is None else b""
             if await self._run(spec.name, raw, new, record.version, data, list(zip(needed, marks, strict=True))):
                 await self._state.resync()
@@ -190,11 +191,14 @@ class Registry:
         return Version(max((int(number) for number in taken), default=0) + 1)
 
 
-def _after(function: FunctionRecord | None, name: FunctionName, plan: Rollout, *, probe: bool) -> bytes:
+def _after(
+    function: FunctionRecord | None, name: FunctionName, plan: Rollout, failure: Failure | None, *, probe: bool
+) -> bytes:
     """The record after a deploy."""
     if function is None:
         return msgspec.json.encode(traffic.created(name, plan, probe=probe))
-    return msgspec.json.encode(traffic.deployed(function, plan, probe=probe))
+    failed = traffic.last_failure(function, failure) if plan.version == function.live else None
+    return msgspec.json.encode(traffic.deployed(function, plan, probe=probe, failed=failed))
 
 
 def _busy(name: FunctionName) -> Unavailable:

@@ -134,8 +134,8 @@ class RolloutController:
 
     async def _round(self, session: aiohttp.ClientSession) -> bool:
         """One round over all rollouts. Returns whether a worker must be probed again soon."""
-        for record in self._view.functions.values():
-            await self._note_recovery(record)
+        for record in list(self._view.functions.values()):
+            await self._note_start(record)
         tried = [record for record in self._view.functions.values() if record.rollout is not None]
         if not tried:
             self._unplaced_since_ns.clear()
@@ -143,17 +143,20 @@ class RolloutController:
             return False
         return any(await asyncio.gather(*(self._step(record, session) for record in tried)))
 
-    async def _note_recovery(self, record: FunctionRecord) -> None:
-        """Forgets a rejection once a later worker of the version has started, for a call or for a minimum."""
-        rejected = record.rejected
-        if rejected is None or record.rollout is not None or rejected.version not in traffic.in_service(record):
+    async def _note_start(self, record: FunctionRecord) -> None:
+        """Notes that the live version has started: the first time, and after a failure."""
+        failed = record.rejected is not None and record.rejected.version == record.live
+        if record.rollout is not None or (record.started == record.live and not failed):
             return
-        started = self._ready(VersionKey(record.name, rejected.version))
-        if started is None or started.changed_unix_ns < rejected.unix_ms * 1_000_000:
+        worker = self._ready(VersionKey(record.name, record.live))
+        if worker is None:
+            return
+        live, ready_unix_ms = record.live, worker.changed_unix_ns // 1_000_000
+        if traffic.with_start(record, ready_unix_ms) == record:
             return
 
         def change(now: FunctionRecord) -> FunctionRecord:
-            return traffic.recovered(now) if now.rejected == rejected else now
+            return traffic.with_start(now, ready_unix_ms) if now.live == live else now
 
         with contextlib.suppress(FleetError):  # removed meanwhile
             await self._registry.change(record.name, change)

@@ -16,6 +16,13 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from ..state.records import ScaleOverride
 
 
+class FailedStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A start of a version that failed."""
+
+    unix_ms: int
+    error: ErrorInfo
+
+
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     version: Version
@@ -24,6 +31,10 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     """False if a version in service already has this spec."""
     trying: bool = False
     """Whether a rollout began: the version gets calls once it is ready. `traffic` has the outcome."""
+    started: bool = False
+    """Whether a worker of it has ever been ready."""
+    last_failure: FailedStart | None = None
+    """The last failed start of a version that was in service already, if none has succeeded since."""
     warning: str = ""
     """Why no node could run it at present; empty if one could."""
 
@@ -49,6 +60,8 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     broken: ErrorInfo | None = None
     """Why its starts are given up for now, if they are."""
+    last_failure: FailedStart | None = None
+    """The last failed start of the live version, until one succeeds."""
     prediction: Prediction | None = None
     """Accuracy of predictions for its starts so far."""
     scale: Scale = Scale()

@@ -72,7 +72,9 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Versions that were live, the last one last: where `fs rollback` goes."""
     rollout: Rollout | None = None
     rejected: Rejection | None = None
-    """The last failed rollout, until the next deploy."""
+    """The last failed rollout, until the next deploy; that of the live version, until one of its workers starts."""
+    started: Version | None = None
+    """The live version, once one of its workers has been ready."""
     scaled: ScaleOverride | None = None
 
 

@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
 from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version
 
-from .records import FunctionRecord, Rejection, Rollout, ScaleOverride
+from .records import Failure, FunctionRecord, Rejection, Rollout, ScaleOverride
 
 ALIASES_MAX = 20
 PAST_KEPT = 20
@@ -204,10 +204,11 @@ def created(name: FunctionName, plan: Rollout, *, probe: bool) -> FunctionRecord
     return begun if probe else promoted(begun, plan.begun_unix_ms)
 
 
-def deployed(record: FunctionRecord, plan: Rollout, *, probe: bool) -> FunctionRecord:
+def deployed(record: FunctionRecord, plan: Rollout, *, probe: bool, failed: Rejection | None = None) -> FunctionRecord:
     """The record after a deploy of a version; with `probe` its traffic changes only by `promoted`.
 
-    What is in effect already changes nothing, unless it has not been seen to start: then it is tried again.
+    What is in effect already changes nothing, unless its last start failed: then it is tried again. `failed` is that
+    start, which only the record remembers after the deploy.
 
     Errors: InvalidInput for a canary of what is live.
     """
@@ -218,8 +219,12 @@ def deployed(record: FunctionRecord, plan: Rollout, *, probe: bool) -> FunctionR
             hint="nothing has changed since it was deployed",
         )
     fresh = replace(record, rollout=None, rejected=None)
-    if _in_effect(record, plan) and not (probe and _unproven(record, plan.version)):
-        return fresh
+    if _in_effect(record, plan):
+        rejected = record.rejected if record.rejected is not None and record.rejected.version == plan.version else None
+        trying = record.rollout is not None and record.rollout.version == plan.version
+        failed = failed or rejected
+        if not (probe and (trying or failed)):
+            return replace(fresh, rejected=failed)
     begun = replace(fresh, rollout=plan)
     return begun if probe else promoted(begun, plan.begun_unix_ms)
 
@@ -244,12 +249,6 @@ def _in_effect(record: FunctionRecord, plan: Rollout) -> bool:
     return record.live == plan.version and not record.split
 
 
-def _unproven(record: FunctionRecord, version: Version) -> bool:
-    """Whether the version is being tried, or was rejected and has not started since."""
-    trying, rejected = record.rollout, record.rejected
-    return (trying is not None and trying.version == version) or (rejected is not None and rejected.version == version)
-
-
 def promoted(record: FunctionRecord, now_unix_ms: int) -> FunctionRecord:
     """Ends a rollout successfully: the version gets its traffic."""
     plan = record.rollout
@@ -269,9 +268,20 @@ def rejected(record: FunctionRecord, error: ErrorInfo, now_unix_ms: int) -> Func
     return replace(record, rollout=None, rejected=Rejection(version=plan.version, error=error, unix_ms=now_unix_ms))
 
 
-def recovered(record: FunctionRecord) -> FunctionRecord:
-    """Forgets the rejection of a version that calls go to all the same, once it has started."""
-    return replace(record, rejected=None)
+def with_start(record: FunctionRecord, ready_unix_ms: int) -> FunctionRecord:
+    """Notes that a worker of the live version got ready then: it forgets an earlier failure of that version."""
+    rejected = record.rejected
+    if rejected is not None and rejected.version == record.live and rejected.unix_ms < ready_unix_ms:
+        rejected = None
+    return replace(record, started=record.live, rejected=rejected)
+
+
+def last_failure(record: FunctionRecord, failure: Failure | None) -> Rejection | None:
+    """The last failed start of the live version, if none has succeeded since. `failure` is the scheduler's record."""
+    rejected = record.rejected
+    if failure is not None:
+        return Rejection(version=record.live, error=failure.error, unix_ms=failure.last_unix_ms)
+    return rejected if rejected is not None and rejected.version == record.live else None
 
 
 def roles(record: FunctionRecord, version: Version) -> list[str]:

@@ -307,7 +307,18 @@ def _summary(deployed: Deployed, published: Sequence[Published], took_s: float) 
     text = (
         f"{deployed.name}@{deployed.version} {'deployed' if deployed.created else 'is live already'} in {took_s:.1f} s"
     )
+    text += _doubt(deployed)
     for what, one in zip(("weights", "adapter"), published, strict=False):
         sent = f"{output.format_size(one.uploaded_bytes)} sent" if one.uploaded_bytes else "in the store already"
         text += f"; {what} {output.format_size(one.weight_bytes)}, {sent}"
     return text
+
+
+def _doubt(deployed: Deployed) -> str:
+    """What speaks against a version that was there already and was not tried now; "" if it has started before."""
+    if deployed.created or deployed.trying:
+        return ""
+    if (failed := deployed.last_failure) is not None:
+        age = output.format_age(max(0.0, time.time() - failed.unix_ms / 1000))
+        return f"; its last start failed {age} ago: {failed.error.message}"
+    return "" if deployed.started else "; it has never started"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -30,7 +30,7 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
         output.message("no function is deployed yet: fs deploy handler.py")
 
 
-def functions_table(functions: Iterable[FunctionInfo], *, now_s: float) -> str:
+def functions_table(functions: Sequence[FunctionInfo], *, now_s: float) -> str:
     rows = [
         (
             info.name,
@@ -44,12 +44,26 @@ def functions_table(functions: Iterable[FunctionInfo], *, now_s: float) -> str:
         for info in functions
     ]
     headings = ("FUNCTION", "VERSION", "WORKERS", "RUNNING", "QUEUED", "AGE", "URL")
-    return output.table(headings, rows, right=frozenset({1, 3, 4, 5}))
+    lines = [output.table(headings, rows, right=frozenset({1, 3, 4, 5}))]
+    lines += [line for info in functions if (line := failed_start_line(info, now_s=now_s))]
+    return "\n".join(lines)
+
+
+def failed_start_line(info: FunctionInfo, *, now_s: float) -> str:
+    """When and why the last start failed, if none has succeeded since: "hello: its last start failed 3m ago: …"."""
+    failed = info.last_failure
+    if failed is None:
+        return ""
+    age = output.format_age(max(0.0, now_s - failed.unix_ms / 1000))
+    return f"{info.name}: its last start failed {age} ago: {failed.error.message}"
 
 
 def _workers(info: FunctionInfo) -> str:
-    """Describes workers: "2 ready, 1 starting"; "scaled to zero" without any, "broken" after too many failed starts."""
+    """Describes workers: "2 ready, 1 starting"; "scaled to zero" without any, "broken" after too many failed starts,
+    "failed to start" as long as none has succeeded."""
     if info.broken is not None:
         return f"broken: {info.broken.code}"
     states = Counter(worker.state for worker in info.workers if worker.state not in ("gone", "failed"))
-    return ", ".join(f"{count} {state}" for state, count in states.items()) or "scaled to zero"
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or (
+        "failed to start" if info.last_failure is not None else "scaled to zero"
+    )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fleetstart.controller.state import traffic
-from fleetstart.controller.state.records import FunctionRecord, Rollout, ScaleOverride
+from fleetstart.controller.state.records import Failure, FunctionRecord, Rejection, Rollout, ScaleOverride
 from fleetstart.runtime.contract.errors import ErrorInfo, InvalidInput, InvalidSpec, NotFound
 from fleetstart.runtime.contract.function.spec import Limits, Scale
 from fleetstart.runtime.contract.ids import FunctionName, Version
@@ -216,6 +216,30 @@ def test_the_same_deploy_again_changes_nothing() -> None:
     split = traffic.with_split(ONE, {V1: 90, V2: 10}, 6)
     assert traffic.deployed(split, plan(V2, percent=10), probe=True) == split
     assert traffic.deployed(split, plan(V1), probe=False).split == {}
+
+
+def test_a_deploy_of_what_failed_to_start_is_tried_again_or_remembers_it() -> None:
+    failed = Rejection(version=V1, error=ErrorInfo(code="start_failed", message="it raised"), unix_ms=8)
+    again = traffic.deployed(ONE, plan(V1), probe=True, failed=failed)
+    assert again.rollout == plan(V1)
+    assert traffic.deployed(again, plan(V1), probe=True).rollout == plan(V1), "it is being tried"
+    untried = traffic.deployed(ONE, plan(V1), probe=False, failed=failed)
+    assert (untried.rollout, untried.rejected) == (None, failed)
+    assert traffic.deployed(untried, plan(V1), probe=False).rejected == failed
+    assert traffic.deployed(untried, plan(V1), probe=True).rollout == plan(V1)
+    assert traffic.deployed(untried, plan(V2), probe=False).rejected is None
+
+
+def test_the_last_failure_is_told_until_a_later_start_succeeds() -> None:
+    error = ErrorInfo(code="start_failed", message="it raised")
+    failed = Rejection(version=V1, error=error, unix_ms=8)
+    assert traffic.last_failure(ONE, None) is None
+    assert traffic.last_failure(ONE, Failure(count=1, last_unix_ms=8, error=error)) == failed
+    record = replace(ONE, rejected=failed)
+    assert traffic.last_failure(record, None) == failed
+    assert traffic.last_failure(replace(record, live=V2), None) is None
+    assert traffic.with_start(record, 7) == replace(record, started=V1), "a worker that was ready before it"
+    assert traffic.with_start(record, 9) == replace(ONE, started=V1)
 
 
 @pytest.mark.parametrize(

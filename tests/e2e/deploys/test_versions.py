@@ -81,10 +81,18 @@ def test_a_first_version_whose_load_raises_fails_the_deploy_with_its_traceback(v
         assert "Traceback" in ran.err
         assert "KeyError: 'no such layer'" in ran.err
         assert "firstling@1 does not start" in ran.err
-    assert "firstling@1 is live already" in versioned.fs("deploy", str(broken), "--no-probe").err
+    said = versioned.fs("deploy", str(broken), "--no-probe").err
+    assert "firstling@1 is live already" in said
+    assert "its last start failed" in said
+    assert "failed to start" in versioned.fs("ls").out
+    assert "firstling: its last start failed" in versioned.fs("ls").out
+    assert "no such layer" in versioned.fs("ls").out
+    assert versioned.failed("firstling")[0] == 500
+    assert "firstling: its last start failed" in versioned.fs("trace", "firstling").err
     broken.write_text(broken.read_text().replace('raise KeyError("no such layer")', "pass"))
     assert "firstling@2 deployed" in versioned.fs("deploy", str(broken)).err
     assert versioned.call("firstling").headers["fs-start"] == "hot", "the worker that was tried serves"
+    assert "firstling: its last" not in versioned.fs("ls").out
 
 
 def test_a_deploy_that_cannot_start_says_why_and_spoils_no_call(versioned: System) -> None:
