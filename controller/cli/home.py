@@ -1,8 +1,8 @@
 """Files of `fs up` under FS_HOME, and whether its processes run.
 
-A supervisor runs as long as it holds a lock, which the kernel frees: a file left behind means nothing. Its record
-(`run/supervisor.json`) names pid and start time, so that a signal cannot hit another process that got the same pid
-later.
+A supervisor runs as long as it holds a lock, which the kernel frees: a file left behind means nothing. Its record, in
+the locked file itself and in `run/supervisor.json`, names pid and start time, so that a signal cannot hit another
+process that got the same pid later. It writes `run/` again when something else has removed it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     deaths: int
+    stopping_s: float = 0.0
+    """While the process is being stopped: the time it may take. Otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,11 @@ def read_record(path: Path, kind: type[HomeRecord]) -> HomeRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def read_supervisor(layout: HomeLayout) -> SupervisorRecord | None:
+    """The record of the supervisor that runs or ran last; whether it runs, the lock tells."""
+    return read_record(layout.supervisor, SupervisorRecord) or read_record(layout.lock, SupervisorRecord)
 
 
 def read_services(layout: HomeLayout) -> dict[str, ServiceRecord]:

@@ -13,28 +13,47 @@ import click
 from fleetstart.runtime.contract.errors import FleetError
 
 from .. import output
-from ..home import HomeLayout, SupervisorRecord, read_record, start_ticks, try_lock
+from ..home import HomeLayout, read_services, read_supervisor, start_ticks, try_lock
+from ..local.services import CONTROLLER, NODE, REDIS
 from ..root import verb
 
 DEADLINE_S = 45.0
 """Longer than the grace periods of controller, node and Redis together."""
 KILLED_S = 5.0
 POLL_S = 0.02
+SILENT_S = 1.0
+"""What takes longer is explained; without calls in progress it takes half of it."""
+REASONS = {
+    CONTROLLER: "it lets the calls in progress end",
+    NODE: "it lets its workers end",
+    REDIS: "it writes its data to the disk",
+}
 
 
 @click.command
+@click.option("--now", is_flag=True, help="Do not wait for calls in progress: they end with an error.")
 @verb(server=False)
 @click.pass_obj
-def command(home: Path, *, as_json: bool) -> None:
-    """Stop everything that `fs up` started. Deployed functions stay for the next `fs up`."""
-    stopped = stop_supervisor(HomeLayout(home))
+def command(home: Path, *, now: bool, as_json: bool) -> None:
+    """Stop everything that `fs up` started. Deployed functions stay for the next `fs up`.
+
+    Calls in progress have ten seconds to end. Asynchronous calls that have not ended go on after the next `fs up`.
+    """
+    began_s = time.monotonic()
+    try:
+        stopped = stop_supervisor(HomeLayout(home), now=now)
+    except KeyboardInterrupt:
+        output.message("it goes on stopping in the background; `fs down --now` ends it at once")
+        raise
     output.message("down" if stopped else f"nothing runs in {home}")
     if as_json:
-        output.json_data({"stopped": stopped})
+        output.json_data({"stopped": stopped, "took_s": round(time.monotonic() - began_s, 3)})
 
 
-def stop_supervisor(layout: HomeLayout) -> bool:
+def stop_supervisor(layout: HomeLayout, *, now: bool = False) -> bool:
     """Stops the system of a home; returns whether it ran. Nothing runs when this returns.
+
+    `now` ends the grace period of each service at once.
 
     Errors: FleetError if the supervisor outlives even SIGKILL.
     """
@@ -42,12 +61,16 @@ def stop_supervisor(layout: HomeLayout) -> bool:
         return False
     # A supervisor that took the lock a moment ago has not written its record yet.
     ends = time.monotonic() + KILLED_S
-    while (record := read_record(layout.supervisor, SupervisorRecord)) is None:
+    while (record := read_supervisor(layout)) is None or start_ticks(record.pid) != record.start_ticks:
         if _clean_if_free(layout):
             return False
         if time.monotonic() > ends:
-            raise FleetError(f"{layout.lock} is held, but {layout.supervisor} does not say by whom")
+            raise FleetError(
+                f"{layout.lock} is held by a process that it does not name",
+                hint=f"`fuser {layout.lock}` tells which; end it, and run `fs down` again",
+            )
         time.sleep(POLL_S)
+    explained = time.monotonic() + SILENT_S, ""
     for number, wait_s in ((signal.SIGTERM, DEADLINE_S), (signal.SIGKILL, KILLED_S)):
         # The pid may be another process's by now, if the supervisor died.
         if start_ticks(record.pid) == record.start_ticks:
@@ -55,11 +78,32 @@ def stop_supervisor(layout: HomeLayout) -> bool:
                 os.kill(record.pid, number)
         ends = time.monotonic() + wait_s
         while time.monotonic() < ends:
+            if now and _stopping(layout) and start_ticks(record.pid) == record.start_ticks:
+                with suppress(ProcessLookupError):
+                    os.kill(record.pid, signal.SIGTERM)  # each signal but the first ends a grace period
+            explained = _explain(layout, *explained)
             # The lock is free a moment before its holder has ended.
             if _clean_if_free(layout) and start_ticks(record.pid) != record.start_ticks:
                 return True
             time.sleep(POLL_S)
     raise FleetError(f"process {record.pid} does not end", hint=f"see {layout.log('supervisor')}")
+
+
+def _stopping(layout: HomeLayout) -> tuple[str, float] | None:
+    """The service that is being stopped, and the time it may take."""
+    found = ((name, record.stopping_s) for name, record in read_services(layout).items() if record.stopping_s)
+    return next(found, None)
+
+
+def _explain(layout: HomeLayout, silent_until_s: float, explained: str) -> tuple[float, str]:
+    """Says what is waited for, once a service; returns what it is called with the next time."""
+    if time.monotonic() > silent_until_s and (stopping := _stopping(layout)) and stopping[0] != explained:
+        name, most_s = stopping
+        output.message(
+            f"waiting for the {name}, at most {most_s:.0f} s: {REASONS[name]}; `fs down --now` does not wait"
+        )
+        return silent_until_s, name
+    return silent_until_s, explained
 
 
 def _clean_if_free(layout: HomeLayout) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
+from click.core import ParameterSource
 
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
 from fleetstart.runtime.contract.function.spec import check_region
@@ -22,7 +23,7 @@ from ...schemas.functions import SystemStatus
 from .. import output
 from ..api_client import ApiClient, own_server
 from ..curl_hint import access_line
-from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services, tail
+from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services, read_supervisor, tail
 from ..local.services import CONTROLLER, NODE, REDIS, find_redis
 from ..output import Unreachable
 from ..root import verb
@@ -103,6 +104,7 @@ def command(
     status = wait_ready(layout, process)
     if already:
         output.message(f"already up, in {home}")
+        _say_ignored(click.get_current_context(), layout)
     else:
         output.message(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
     if layout.key.exists() and not had_key:
@@ -112,6 +114,19 @@ def command(
         output.json_data({"url": status.url, "home": str(home), "started": not already})
     else:
         output.data(status.url)
+
+
+def _say_ignored(context: click.Context, layout: HomeLayout) -> None:
+    """Names the options given on the command line that a system that runs already does not take."""
+    given = [
+        str(option.opts[0])
+        for option in context.command.params
+        if option.name != "as_json" and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        record = read_supervisor(layout)
+        where = f" (it runs at {record.url}, with the store {record.store})" if record else ""
+        output.message(f"ignored, as it runs already: {', '.join(given)}{where}; `fs down` first to change that")
 
 
 def supervisor_argv(

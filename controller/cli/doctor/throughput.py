@@ -22,7 +22,7 @@ from fleetstart.runtime.contract.store_url import is_s3
 
 from ...schemas.functions import SystemStatus
 from ..api_client import ApiClient, find_server
-from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services
+from ..home import HomeLayout, is_locked, read_services, read_supervisor
 from ..local.services import NODE
 from .bottleneck import ObservedLoads, diagnose, format_rate
 from .checks import Finding, available_bytes
@@ -73,7 +73,7 @@ def check_throughput(home: Path, store: str, size_bytes: int = 0) -> list[Findin
 
 def store_location(home: Path) -> str:
     """Store of the server that runs here, or of the one that `fs up` would start."""
-    record = read_record(HomeLayout(home).supervisor, SupervisorRecord)
+    record = read_supervisor(HomeLayout(home))
     return record.store if record is not None else str(HomeLayout(home).store)
 
 
@@ -83,7 +83,7 @@ def running_node(home: Path) -> tuple[NodeReport | None, str]:
     Nodes on other machines have other limits.
     """
     layout = HomeLayout(home)
-    record = read_record(layout.supervisor, SupervisorRecord)
+    record = read_supervisor(layout)
     if record is None or not is_locked(layout.lock):
         return None, ""
     try:

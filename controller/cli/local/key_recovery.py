@@ -16,7 +16,7 @@ from ...auth.owner_key_file import NAME, owner_key_record, write_key_file
 from ...schemas.access import AuditEvent, KeyInfo
 from ...state.access_records import LOCAL, digest
 from ..api_client import Address, ApiClient
-from ..home import HomeLayout, SupervisorRecord, read_record
+from ..home import HomeLayout, read_supervisor
 from ..output import Unreachable
 
 KNOWN_S = 5.0
@@ -27,7 +27,7 @@ POLL_S = 0.05
 def recover_key(layout: HomeLayout, url: str) -> str:
     """Creates an admin key and stores it in the home. Returns its name once it is valid. Errors: Unreachable,
     NotFound."""
-    record = read_record(layout.supervisor, SupervisorRecord)
+    record = read_supervisor(layout)
     if record is None:
         raise Unreachable(f"no server runs in {layout.home}", hint="start it with `fs up`, then recover its key")
     text = new_key_text().text

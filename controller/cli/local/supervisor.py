@@ -130,9 +130,18 @@ class Supervisor:
     """Runs services. They are started in the order given and stopped in that of `stop_order`."""
 
     def __init__(
-        self, services: Sequence[Service], layout: HomeLayout, *, environ: Mapping[str, str], redis_socket: Path | None
+        self,
+        services: Sequence[Service],
+        layout: HomeLayout,
+        *,
+        environ: Mapping[str, str],
+        redis_socket: Path | None,
+        run_files: Mapping[Path, bytes] | None = None,
     ) -> None:
+        """`run_files` are written at the start, and again when something else removed them: cleaners of /tmp do."""
         self.layout = layout
+        self.run_files = run_files or {}
+        self.own_socket = redis_socket
         self.environ = environ
         self.running = {service.name: RunningService(service, layout.log(service.name)) for service in services}
         self.redis_socket = redis_socket
@@ -148,12 +157,28 @@ class Supervisor:
                 item.start_at_s = now_s
         try:
             while not self.signals_seen:
+                self._restore_run_files()
                 self._start_due()
                 self._wait()
                 for item in self.running.values():
                     item.trim_log()
         finally:
             self._stop_all()
+
+    def _restore_run_files(self) -> None:
+        for path, data in self.run_files.items():
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_atomically(path, data)
+        if self.run_files and not self.layout.services.exists():
+            self._write_services()
+        redis = self.running.get(REDIS)
+        if self.redis_socket is None and self.own_socket is not None and not self.own_socket.exists():
+            self.own_socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if redis is not None and redis.process is not None:
+                log.warning("%s was removed: redis is started again to have it", self.own_socket)
+                redis.process.terminate()
+                self.redis_socket = self.own_socket  # until it answers there
 
     def _take_signals(self) -> None:
         reader, writer = socket.socketpair()
@@ -178,7 +203,7 @@ class Supervisor:
         if self.redis_socket is not None and _answers(self.redis_socket):
             self.redis_socket = None
             for item in self.running.values():
-                if item.service.name != REDIS:
+                if item.service.name != REDIS and item.process is None:
                     item.start_at_s = now_s
         changed = False
         for item in self.running.values():
@@ -212,14 +237,20 @@ class Supervisor:
         """Stops the controller first, so that calls drain while everything below still works, and Redis last."""
         for name in stop_order(list(self.running)):
             log.info("stopping %s", name)
+            self._write_services(stopping=name)
             self.running[name].stop(self.running[name].service.grace_s)
 
-    def _write_services(self) -> None:
+    def _write_services(self, *, stopping: str = "") -> None:
         records = {
-            name: ServiceRecord(pid=item.process.pid if item.process else 0, deaths=item.deaths)
+            name: ServiceRecord(
+                pid=item.process.pid if item.process else 0,
+                deaths=item.deaths,
+                stopping_s=item.service.grace_s if name == stopping else 0.0,
+            )
             for name, item in self.running.items()
         }
-        write_atomically(self.layout.services, msgspec.json.encode(records))
+        with suppress(FileNotFoundError):  # the folder was removed: written again in the next round
+            write_atomically(self.layout.services, msgspec.json.encode(records))
 
 
 def stop_order(names: Sequence[str]) -> list[str]:
@@ -258,7 +289,8 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
             store=store,
             socket_dir="" if socket_dir == layout.run else str(socket_dir),
         )
-        write_atomically(layout.supervisor, msgspec.json.encode(record))
+        encoded = msgspec.json.encode(record)
+        layout.lock.write_bytes(encoded)  # in place: the lock is on this file
         services = python_services(
             home=layout.home,
             url=url,
@@ -270,8 +302,13 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
         )
         if own_redis:
             services.insert(0, redis_service(own_redis, socket=redis_socket, data=layout.redis_data))
-        write_atomically(layout.endpoint, url.encode())
-        supervisor = Supervisor(services, layout, environ=environ, redis_socket=redis_socket if own_redis else None)
+        supervisor = Supervisor(
+            services,
+            layout,
+            environ=environ,
+            redis_socket=redis_socket if own_redis else None,
+            run_files={layout.supervisor: encoded, layout.endpoint: url.encode()},
+        )
         supervisor.run()
 
 
@@ -301,7 +338,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             supervise(layout, options, os.environ)
         except OSError as error:
-            log.error("cannot run on port %d: %s", options.port, error)
+            log.error("cannot run on port %d: %s; `fs up --port 0` takes a free one", options.port, error)
             return 1
         finally:
             layout.clean_run()

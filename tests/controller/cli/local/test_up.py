@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -11,10 +12,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from fleetstart.controller.cli.home import SupervisorRecord, read_record
+from fleetstart.controller.cli.home import SupervisorRecord, read_record, read_supervisor
 from fleetstart.controller.cli.local.services import CONTROLLER, NODE, REDIS
 from tests.controller.cli.system import FS, System
 from tests.servers import end, listening_socket, spawn, wait_until
@@ -43,9 +45,10 @@ def test_up_is_idempotent_and_down_leaves_nothing(system: System) -> None:
     url = system.up("--region", "eu")
     assert healthy(url)
     assert "region eu" in system.fs("nodes").stdout
-    again = system.fs("up")
+    again = system.fs("up", "--port", "0", "--region", "us")
     assert again.stdout.strip() == url
     assert "already up" in again.stderr
+    assert f"ignored, as it runs already: --port, --region (it runs at {url}" in again.stderr
     assert set(system.services()) == {REDIS, CONTROLLER, NODE}
     system.down()
     system.assert_gone()
@@ -99,12 +102,60 @@ def test_a_killed_supervisor_takes_everything_with_it_and_up_works_again(system:
     assert healthy(system.up())
 
 
+def test_run_files_that_a_cleaner_removed_are_written_again(system: System) -> None:
+    url = system.up()
+    redis = system.services()[REDIS].pid
+    shutil.rmtree(system.layout.run)
+    wait_until(lambda: system.layout.endpoint.exists() and REDIS in system.services(), what="run files")
+    wait_until(lambda: system.services()[REDIS].pid not in (0, redis), what="another Redis, at the socket's path")
+    wait_until(lambda: '"redis": "ok"' in system.fs("status", "--json", code=None).stdout, 30, what="status")
+    assert system.fs("up").stdout.strip() == url
+
+
+def test_down_finds_the_supervisor_by_the_lock_alone(system: System) -> None:
+    system.up()
+    record = read_supervisor(system.layout)
+    assert record is not None
+    os.kill(record.pid, signal.SIGSTOP)  # it cannot write its files again
+    try:
+        shutil.rmtree(system.layout.run)
+        assert read_supervisor(system.layout) == record
+    finally:
+        os.kill(record.pid, signal.SIGCONT)
+    system.down()
+    system.assert_gone()
+
+
+def test_down_says_what_it_waits_for_and_need_not_wait(system: System, tmp_path: Path) -> None:
+    system.up()
+    handler = tmp_path / "handler.py"
+    handler.write_text(
+        "import time\nfrom fleetstart.runtime import function\n"
+        "@function\ndef slow():\n    print('begun', flush=True)\n    time.sleep(60)\n"
+    )
+    system.fs("deploy", handler)
+    call = spawn([str(FS), "invoke", "slow", "{}"], env={**os.environ, "FS_HOME": str(system.home)})
+    try:
+        wait_until(lambda: "begun" in system.fs("logs", "slow").stdout, 20, what="the call has begun")
+        waiting = spawn([str(FS), "down", "--json"], env={**os.environ, "FS_HOME": str(system.home)}, stderr=PIPE)
+        assert waiting.stderr is not None
+        told = waiting.stderr.readline().decode()
+        assert "waiting for the controller, at most 15 s: it lets the calls in progress end" in told
+        system.fs("down", "--now")
+        assert "down" in waiting.communicate(timeout=20)[1].decode()
+        assert waiting.returncode == 0
+    finally:
+        end(call)
+    system.assert_gone()
+
+
 def test_a_port_that_is_taken_is_said_and_nothing_stays(system: System) -> None:
     with listening_socket() as taken:
         port = taken.getsockname()[1]
         result = system.fs("up", "--port", str(port), code=1)
     assert f"port {port}" in result.stderr
     assert "Address already in use" in result.stderr
+    assert "--port 0" in result.stderr
     system.assert_gone()
 
 
