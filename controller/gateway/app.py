@@ -124,6 +124,7 @@ class Gateway:
                 queue_ends_ns=accepted_ns + round(limits.queue_s * 1e9) if limits.queue_s is not None else 0,
                 price=price,
                 key=scope.get("fs.key", ""),
+                root=target.root,
             )
             # While the body came, a backend without calls may have been forgotten.
             backend = self._router.open(backend.key, backend.record)

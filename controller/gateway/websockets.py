@@ -25,6 +25,7 @@ from fleetstart.runtime.contract.worker_headers import (
     DEADLINE_HEADER,
     DRAINING_HEADER,
     REQUEST_HEADER,
+    ROOT_PATH_HEADER,
     TOKEN_HEADER,
 )
 
@@ -98,6 +99,7 @@ class WebSocketProxy:
                 queue_ends_ns=accepted_ns + round(limits.queue_s * 1e9) if limits.queue_s is not None else 0,
                 price=self._billing.price(accepted_unix_ns // 1_000_000),
                 key=scope.get("fs.key", ""),
+                root=target.root,
             )
             record = self._recorder.open(backend, call)
             await self._serve(WebSocketSession(record, scope, receive, send, limits.max_body_bytes))
@@ -181,6 +183,7 @@ class WebSocketProxy:
             (TOKEN_HEADER, worker.status.token),
             (REQUEST_HEADER, call.id),
             (DEADLINE_HEADER, str(left_ms)),
+            (ROOT_PATH_HEADER, call.root),
         ]
         return await self._session.ws_connect(
             URL(f"http://{worker.status.endpoint}{call.target}", encoded=True),

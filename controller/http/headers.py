@@ -12,6 +12,7 @@ from fleetstart.runtime.contract.worker_headers import (
     DEADLINE_HEADER,
     DRAINING_HEADER,
     PROGRESS_HEADER,
+    ROOT_PATH_HEADER,
     TOKEN_HEADER,
 )
 
@@ -26,6 +27,7 @@ OWN_REQUEST = frozenset(
         CONTINUE_HEADER,
         ATTEMPT_HEADER,
         PROGRESS_HEADER,
+        ROOT_PATH_HEADER,
         "x-request-id",
         "fs-timeout-s",
         "fs-queue-timeout-s",

@@ -21,7 +21,13 @@ from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFaile
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId, new_invocation_id
 from fleetstart.runtime.contract.node.orders import WorkerStatus
-from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
+from fleetstart.runtime.contract.worker_headers import (
+    CONTINUE_HEADER,
+    DEADLINE_HEADER,
+    REQUEST_HEADER,
+    ROOT_PATH_HEADER,
+    TOKEN_HEADER,
+)
 
 from ..http.client import open_session
 from ..scheduler.loop import Scheduler
@@ -231,6 +237,7 @@ async def _probe(session: aiohttp.ClientSession, worker: WorkerStatus, path: str
         REQUEST_HEADER: new_invocation_id(),
         DEADLINE_HEADER: str(round(PROBE_S * 1000)),
         CONTINUE_HEADER: "0",
+        ROOT_PATH_HEADER: f"/fn/{worker.function}",
     }
     url = URL(f"http://{worker.endpoint}{path}", encoded=True)
     try:

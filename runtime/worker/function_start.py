@@ -30,6 +30,7 @@ from ..contract.node.speed import Speed
 from ..contract.timeline import Timeline
 from ..handlers.app import handler_app, is_asgi
 from ..handlers.hooks import close_hook, run_start_hooks
+from ..handlers.mounting import mounted
 from ..sdk.context import with_context
 from ..sdk.declarations import LLM, Layered, Transformers
 from ..worker_io import user_errors
@@ -111,7 +112,7 @@ def _start(starting: StartContext, timeline: Timeline) -> StartedApp:
         handler = _build(target, device, _weights(attached), starting.loop)
         close = close_hook(handler, spec.entry, starting.loop)
         if is_asgi(handler):
-            return StartedApp(_in_context(handler, starting), True, close, close_s=CLOSE_S)
+            return StartedApp(_in_context(mounted(handler), starting), True, close, close_s=CLOSE_S)
         app = handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir)
         return StartedApp(_in_context(app, starting), False, close, close_s=CLOSE_S)
 

@@ -26,6 +26,7 @@ from fleetstart.runtime.contract.worker_headers import (
     DRAINING_HEADER,
     ERROR_HEADER,
     REQUEST_HEADER,
+    ROOT_PATH_HEADER,
     TOKEN_HEADER,
 )
 
@@ -160,6 +161,7 @@ class Dispatcher:
             (DEADLINE_HEADER, str(left_ms)),
             (ATTEMPT_HEADER, str(record.attempts)),
             (CONTINUE_HEADER, str(len(resume_state))),
+            (ROOT_PATH_HEADER, call.root),
         ]
         content = call.body + resume_state
         body: bytes | io.BytesIO | None = content or None

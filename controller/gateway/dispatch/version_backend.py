@@ -47,6 +47,8 @@ class Call:
     """Prices in force when it was accepted."""
     key: str = ""
     """Name of the API key that its caller showed."""
+    root: str = ""
+    """Path of the function as it was called, above `target`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

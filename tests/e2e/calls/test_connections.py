@@ -33,20 +33,21 @@ async def http(scope, receive, send):
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
-    if scope["path"] == "/wait":
+    if scope["path"].endswith("/wait"):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         message = await receive()
         print("app heard", message["type"])
         return
-    told = [scope["method"].encode(), scope["raw_path"], scope["query_string"], body[::-1]]
+    path = scope["raw_path"].removeprefix(scope["root_path"].encode())
+    told = [scope["method"].encode(), path, scope["query_string"], body[::-1]]
     head = [(b"content-type", b"application/octet-stream"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
     await send({"type": "http.response.start", "status": 207, "headers": head})
     await send({"type": "http.response.body", "body": b"\\n".join(told)})
 
 async def socket(scope, receive, send):
     await receive()
-    if scope["path"] == "/refuse":
+    if scope["path"].endswith("/refuse"):
         await send({"type": "websocket.close"})
         return
     protocol = (scope["subprotocols"] or [None])[-1]
@@ -58,7 +59,8 @@ async def socket(scope, receive, send):
             return
         text = message.get("text")
         if text == "where":
-            told = [scope["raw_path"].decode(), scope["query_string"].decode(), os.environ.get("RELEASE")]
+            path = scope["raw_path"].decode().removeprefix(scope["root_path"])
+            told = [path, scope["query_string"].decode(), os.environ.get("RELEASE")]
             await send({"type": "websocket.send", "text": json.dumps(told)})
         elif text == "close":
             await send({"type": "websocket.close", "code": 4001, "reason": "as asked"})

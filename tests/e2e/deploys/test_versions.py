@@ -34,7 +34,7 @@ UNWELL = """
 from fleetstart.runtime import function
 
 async def app(scope, receive, send):
-    status = 200 if scope["path"] == "/" else CODE
+    status = 200 if scope["path"] == scope["root_path"] + "/" else CODE
     await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": b"STATE"})
 

@@ -146,7 +146,7 @@ async def app(scope, receive, send):
         body += message.get("body", b"")
         more = message.get("more_body", False)
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    if scope["path"] == "/stays":
+    if scope["path"].endswith("/stays"):
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         print("heard", (await receive())["type"])
         return

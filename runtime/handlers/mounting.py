@@ -1,0 +1,38 @@
+"""Mount point of a user's ASGI app: `/fn/NAME` is its `root_path`, so that the URLs that it builds lead back to it.
+
+As the ASGI specification has it, `path` then begins with `root_path`. Starlette and FastAPI (from 0.33 and 0.109),
+Django and Quart take it off again to find a route, and leave it in redirects and in the URLs that they build.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from ..contract.worker_headers import ROOT_PATH_HEADER
+from ..worker_io.asgi import App, Receive, Scope, Send
+
+_ROOT_PATH = ROOT_PATH_HEADER.encode()
+
+
+def mounted(app: App) -> App:
+    """Wraps an ASGI app: a request that names a root path is shown to it below that path, without the header."""
+
+    async def at_root(scope: Scope, receive: Receive, send: Send) -> None:
+        raw = next((value for name, value in scope.get("headers", ()) if name == _ROOT_PATH), b"")
+        await app(mount(scope, raw) if raw else scope, receive, send)
+
+    return at_root
+
+
+def mount(scope: Scope, raw: bytes) -> Scope:
+    """The scope of a request below a root path, which is percent-encoded as in a URL."""
+    root = unquote(raw.decode("latin-1"))
+    changed = {
+        **scope,
+        "root_path": root,
+        "path": root + scope["path"],
+        "headers": [pair for pair in scope["headers"] if pair[0] != _ROOT_PATH],
+    }
+    if scope.get("raw_path") is not None:
+        changed["raw_path"] = raw + scope["raw_path"]
+    return changed
