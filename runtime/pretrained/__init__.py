@@ -1,6 +1,7 @@
 """Models of Hugging Face transformers as handlers: a class a task, for a handler file's `Transformers(...)`.
 
-`create_handler` is the only entry. Importing the package is cheap; transformers is imported when a handler is created.
+`create_handler` makes the handler, `with_openai_routes` its app. Importing the package is cheap; transformers is
+imported when a handler is created.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 from ..contract.errors import StartFailed
 from ..contract.function.tasks import check_task
+from ..worker_io.asgi import App
 
-__all__ = ["create_handler"]
+__all__ = ["create_handler", "with_openai_routes"]
 
 
 def create_handler(settings: Mapping[str, Any]) -> Any:
@@ -35,3 +37,12 @@ def create_handler(settings: Mapping[str, Any]) -> Any:
         ) from error
     handler: Any = getattr(module, task.handler)({name: settings[name] for name in task.settings if name in settings})
     return handler
+
+
+def with_openai_routes(handler: Any, app: App, *, name: str) -> App:
+    """The app of a handler with the routes of OpenAI's API for its task: `/v1/embeddings` for embeddings."""
+    if not hasattr(handler, "count_tokens"):
+        return app
+    from ..openai_api.embeddings import EmbeddingsApp
+
+    return EmbeddingsApp(handler, app, name=name)

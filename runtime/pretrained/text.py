@@ -86,18 +86,28 @@ class Embedding:
     def warm(self) -> None:
         self([WARM_UP])
 
-    @torch.inference_mode()
     def __call__(self, texts: str | list[str]) -> Embeddings:
+        return {"embeddings": self.embed(_listed(texts))}
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """A vector for each text."""
         vectors: list[list[float]] = []
         with self._lock:
-            for some in _batches(_listed(texts)):
+            for some in _batches(texts):
                 inputs = _tokens(self._tokenizer, self._limit, some)
                 hidden = self._model(**inputs).last_hidden_state
                 pooled = _pooled(hidden, inputs["attention_mask"], self._pooling)
                 vectors += (
                     (torch.nn.functional.normalize(pooled, dim=1) if self._normalize else pooled).float().tolist()
                 )
-        return {"embeddings": vectors}
+        return vectors
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Tokens that are computed for these texts, without what is cut."""
+        with self._lock:
+            found = self._tokenizer(list(texts), truncation=self._limit is not None, max_length=self._limit)
+        return sum(map(len, found["input_ids"]))
 
 
 class Reranking:

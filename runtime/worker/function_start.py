@@ -113,8 +113,12 @@ def _start(starting: StartContext, timeline: Timeline) -> StartedApp:
         close = close_hook(handler, spec.entry, starting.loop)
         if is_asgi(handler):
             return StartedApp(_in_context(mounted(handler), starting), True, close, close_s=CLOSE_S)
-        app = handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir)
-        return StartedApp(_in_context(app, starting), False, close, close_s=CLOSE_S)
+        app = _in_context(handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir), starting)
+        if isinstance(target, Transformers):
+            from ..pretrained import with_openai_routes
+
+            app = with_openai_routes(handler, app, name=spec.name)
+        return StartedApp(app, False, close, close_s=CLOSE_S)
 
 
 def _in_context(app: App, starting: StartContext) -> App:

@@ -14,7 +14,7 @@ import click
 
 from fleetstart.controller.api.endpoints import markdown_table
 from fleetstart.controller.cli.root import VERBS
-from fleetstart.runtime.llm.server.request_fields import markdown_table as request_fields_table
+from fleetstart.runtime.openai_api.request_fields import markdown_table as request_fields_table
 from tests.docs.pages import ROOT
 
 WIDTH = 100

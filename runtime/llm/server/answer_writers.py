@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ...openai_api.responses import DONE, Json, TokenUsage, event
 from ..engine.generation import FinishReason, TokenDelta
 from ..engine.logprobs import TokenLogprob
 from ..text.token_texts import TokenTexts
-from .openai_responses import DONE, Json, TokenUsage, event
 from .tools.parser import CallArguments, CallStarted, ContentText, Part, ToolParser
 from .tools.reader import ToolReader
 

@@ -14,16 +14,16 @@ from ...contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Una
 from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
 from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
+from ...openai_api import responses as openai_responses
+from ...openai_api.call_reader import CallReader
+from ...openai_api.invalid_parameter import ModelNotFound
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
 from ..model.loader import LoadedModel, load_model
 from ..model.weights import ModelWeights
 from ..text.token_texts import TokenTexts
-from . import openai_responses
 from .answer_writers import AnswerWriter, ChatWriter, Choice, TextWriter
-from .call_reader import CallReader
 from .engine_call import EngineCall, engine_call, request_of
 from .engine_service import DeltaStream, EngineService
-from .invalid_parameter import ModelNotFound
 from .prompts import ChatPrompt, Prompts
 from .requests import ChatCall, CompletionCall, PlainCall, StreamableCall
 from .responses_api.requests import ResponsesCall, own_names
@@ -32,6 +32,7 @@ from .stream_resume import split_body
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
 """Far more text than any context holds."""
+EMBEDDINGS_HINT = 'an LLM writes text; Transformers(weights=..., task="embedding") serves this route'
 Result = TypeVar("Result")
 STREAMING = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -102,7 +103,8 @@ class LLMApp:
         if handle is None:
             if path.startswith("/v1/models/") and scope["method"] == "GET":
                 return await self._one_model(path.removeprefix("/v1/models/"), send)
-            raise NotFound(f"no route {scope['method']} {path}", hint="there are " + ", ".join(self._routes))
+            hint = EMBEDDINGS_HINT if path == "/v1/embeddings" else "there are " + ", ".join(self._routes)
+            raise NotFound(f"no route {scope['method']} {path}", hint=hint)
         if scope["method"] != method:
             body = openai_responses.error_body(InvalidInput(f"{path} takes {method}, not {scope['method']}"))
             return await respond(send, 405, msgspec.json.encode(body), JSON, [(b"allow", method.encode())])

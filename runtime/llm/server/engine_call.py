@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...openai_api.responses import TokenUsage
 from ..engine.constraint import Constraint
 from ..engine.engine import Engine
 from ..engine.generation import Request
 from ..model.loader import LoadedModel
 from .answer_writers import AnswerWriter
-from .openai_responses import TokenUsage
 from .requests import SamplingFields, StreamableCall
 from .stream_resume import ResumeMarkWriter, apply_settings, choose_settings, read_resume_marks
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .invalid_parameter import InvalidParameter
+from ...openai_api.invalid_parameter import InvalidParameter
 
 WHITESPACE = r"[ \n]{1,24}"
 """What may stand between two parts of a JSON text: enough for an indented one of a few levels."""

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from ...contract.errors import InvalidInput
+from ...openai_api.invalid_parameter import InvalidParameter
 from ..engine.constraint import Constraint
 from ..model.loader import LoadedModel
-from .invalid_parameter import InvalidParameter
 from .output_format import json_grammar
 from .requests import ChatMessage
 from .tools.formats import ToolFormat, calls_grammar, format_of, shown_tokens

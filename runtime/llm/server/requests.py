@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...openai_api.invalid_parameter import InvalidParameter, check_limit, check_range
+from ...openai_api.request_fields import REFUSED_PARTS
 from ..engine.sampler import SamplingParams
-from .invalid_parameter import InvalidParameter, check_limit, check_range
 from .output_format import ResponseFormat
-from .request_fields import REFUSED_PARTS
 from .tools.requests import Tool, ToolCall, ToolChoice, ToolUse, read_tool_use
 
 MAX_CHOICES = 16

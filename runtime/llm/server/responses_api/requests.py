@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..invalid_parameter import InvalidParameter, check_range
+from ....openai_api.invalid_parameter import InvalidParameter, check_range
 from ..output_format import JsonSchemaFormat, ResponseFormat
 from ..requests import MAX_LOGPROBS, ChatCall, ChatMessage, ContentPart
 from ..tools.requests import CalledFunction, FunctionTool, NamedFunction, NamedToolChoice, Tool, ToolCall, ToolChoice

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from ....openai_api.responses import DONE, Json, TokenUsage
 from ...engine.generation import FinishReason, TokenDelta
 from ...engine.logprobs import TokenLogprob
 from ...text.token_texts import TokenTexts
 from ..answer_writers import AnswerWriter, Choice
-from ..openai_responses import DONE, Json, TokenUsage
 from ..tools.parser import CallArguments, CallStarted, ContentText, Part, ToolParser
 from ..tools.reader import ToolReader
 from .requests import ResponsesCall

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..invalid_parameter import InvalidParameter
+from ....openai_api.invalid_parameter import InvalidParameter
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.server.call_reader import CallReader
-from fleetstart.runtime.llm.server.invalid_parameter import InvalidParameter
 from fleetstart.runtime.llm.server.requests import ChatCall, CompletionCall, PlainCall
+from fleetstart.runtime.openai_api.call_reader import CallReader
+from fleetstart.runtime.openai_api.invalid_parameter import InvalidParameter
 
 CHAT, TEXT, PLAIN = (
     CallReader(ChatCall, "chat"),

@@ -11,8 +11,8 @@ import pytest
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.worker_headers import MARK
-from fleetstart.runtime.llm.server.call_reader import CallReader
 from fleetstart.runtime.llm.server.responses_api.requests import ResponsesCall
+from fleetstart.runtime.openai_api.call_reader import CallReader
 from tests.runtime.llm.models import Checkpoint
 from tests.runtime.llm.server.test_openai_responses import Served, openai, served
 from tests.runtime.llm.server.test_stream_resume import ask

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Route = Literal["chat", "completions", "responses", "plain"]
+Route = Literal["chat", "completions", "responses", "plain", "embeddings"]
 Status = Literal["honoured", "no effect", "refused"]
 CHAT: tuple[Route, ...] = ("chat",)
 COMPLETIONS: tuple[Route, ...] = ("completions",)
@@ -18,7 +18,9 @@ RESPONSES: tuple[Route, ...] = ("responses",)
 CHATS: tuple[Route, ...] = ("chat", "responses")
 STREAMED: tuple[Route, ...] = ("chat", "completions")
 GENERATED: tuple[Route, ...] = ("chat", "completions", "plain")
-ALL: tuple[Route, ...] = ("chat", "completions", "responses", "plain")
+TEXT: tuple[Route, ...] = ("chat", "completions", "responses", "plain")
+ALL: tuple[Route, ...] = ("chat", "completions", "responses", "plain", "embeddings")
+EMBEDDINGS: tuple[Route, ...] = ("embeddings",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ FIELDS: tuple[RequestField, ...] = (
         "max_tokens", GENERATED, "at least 1; completions: 16 unless given, others: as many as the context holds"
     ),
     _honoured("max_completion_tokens", CHAT, "the newer name of `max_tokens`"),
-    _honoured("temperature", ALL, "0 to 2"),
-    _honoured("top_p", ALL, "above 0, at most 1"),
+    _honoured("temperature", TEXT, "0 to 2"),
+    _honoured("top_p", TEXT, "above 0, at most 1"),
     _honoured("top_k", GENERATED, "not in OpenAI's API; 0 and -1 keep every token"),
     _honoured("presence_penalty", GENERATED, "-2 to 2"),
     _honoured("frequency_penalty", GENERATED, "-2 to 2"),
@@ -73,6 +75,9 @@ FIELDS: tuple[RequestField, ...] = (
     _honoured("logprobs", STREAMED, "chat: true or false; completions: 0 to 20. Of the logits as the model gives them"),
     _honoured("top_logprobs", CHATS, "0 to 20; chat: with `logprobs`; responses: for whole answers"),
     _honoured("input", RESPONSES, "a text, or items: messages, calls of functions and their results"),
+    _honoured("input", EMBEDDINGS, "a text, or up to 2,048; tokens are refused"),
+    _honoured("encoding_format", EMBEDDINGS, "`float`, `base64`"),
+    _honoured("dimensions", EMBEDDINGS, "only the model's own"),
     _honoured("instructions", RESPONSES, "a system message before the input"),
     _honoured("max_output_tokens", RESPONSES, "at least 1"),
     _honoured("text", RESPONSES, "`format`, as `response_format`; `verbosity` has no effect"),

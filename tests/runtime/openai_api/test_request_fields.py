@@ -8,19 +8,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.runtime.llm.server.call_reader import CallReader
-from fleetstart.runtime.llm.server.invalid_parameter import InvalidParameter
-from fleetstart.runtime.llm.server.request_fields import FIELDS, REFUSED_PARTS, RequestField, Route, of_route
 from fleetstart.runtime.llm.server.requests import ChatCall, CompletionCall, PlainCall
 from fleetstart.runtime.llm.server.responses_api.requests import ResponsesCall
+from fleetstart.runtime.openai_api.call_reader import CallReader
+from fleetstart.runtime.openai_api.embeddings import EmbeddingCall
+from fleetstart.runtime.openai_api.invalid_parameter import InvalidParameter
+from fleetstart.runtime.openai_api.request_fields import FIELDS, REFUSED_PARTS, RequestField, Route, of_route
 
 KINDS: dict[Route, type[msgspec.Struct]] = {
     "chat": ChatCall, "completions": CompletionCall, "responses": ResponsesCall, "plain": PlainCall,
+    "embeddings": EmbeddingCall,
 }  # fmt: skip
 SMALLEST: dict[Route, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hi"}]},
     "completions": {"prompt": "hi"},
     "responses": {"input": "hi"},
+    "embeddings": {"input": "hi"},
     "plain": {"prompt": "hi"},
 }
 
@@ -43,12 +46,14 @@ def test_no_field_is_listed_twice_for_a_route() -> None:
 def test_every_field_of_the_client_is_listed() -> None:
     pytest.importorskip("openai")
     from openai.types import completion_create_params as text
+    from openai.types import embedding_create_params as embeddings
     from openai.types.chat import completion_create_params as chat
     from openai.types.responses import response_create_params as responses
 
     clients: dict[Route, Any] = {
         "chat": chat.CompletionCreateParamsStreaming,
         "completions": text.CompletionCreateParamsStreaming,
+        "embeddings": embeddings.EmbeddingCreateParams,
         "responses": responses.ResponseCreateParamsStreaming,
     }
     for route, params in clients.items():

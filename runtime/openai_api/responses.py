@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ...contract.errors import FleetError, Refused
+from ..contract.errors import FleetError, Refused
 
 DONE = b"data: [DONE]\n\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...contract.errors import InvalidInput, Refused
+from ..contract.errors import InvalidInput, Refused
 
 
 class InvalidParameter(InvalidInput):
