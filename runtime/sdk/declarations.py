@@ -185,7 +185,8 @@ class LLM:
 
         chat = LLM(weights="./weights", memory="1GiB", max_batch=16, max_context=4096)
 
-    Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, and `POST /` with a `prompt` or `messages`.
+    Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/models`, and `POST /` with a `prompt` or
+    `messages`.
     """
 
     def __init__(self, **settings: Any) -> None:

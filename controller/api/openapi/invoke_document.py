@@ -199,6 +199,9 @@ def _llm_paths() -> dict[str, Any]:
         "/v1/completions": {
             "post": _llm_operation("complete", "As OpenAI's completions", {"prompt": "Once", "max_tokens": 32})
         },
+        "/v1/responses": {
+            "post": _llm_operation("respond", "As OpenAI's responses", {"input": "Hello!", "max_output_tokens": 32})
+        },
     }
 
 

@@ -148,6 +148,26 @@ def test_a_schema_a_tool_and_a_response_go_through_the_gateway(client: openai.Op
         assert stream.get_final_response().output_text == expected(SHORT)
 
 
+def test_a_stream_within_a_schema_goes_on_after_its_worker_was_killed(chat: System, client: openai.OpenAI) -> None:
+    """Drawn tokens: the grammar's state, the draws and the text are those that one worker would have had."""
+    person = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    people = {"type": "array", "minItems": 8, "items": person | {"required": ["name", "age"]}}
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "people", "schema": people}}
+    fields: Any = {
+        "model": "chat", "messages": [{"role": "user", "content": "List some people."}], "response_format": shape,
+        "temperature": 0.8, "seed": 7, "max_tokens": 120,
+    }  # fmt: skip
+    wanted = client.chat.completions.create(**fields).choices[0].message.content
+    pieces: list[str] = []
+    with client.chat.completions.create(**fields, stream=True) as stream:
+        for chunk in stream:
+            pieces.append(chunk.choices[0].delta.content or "")
+            if len(pieces) == 10:
+                (victim,) = chat.worker_processes("chat")
+                chat.kill(victim)
+    assert "".join(pieces) == wanted
+
+
 def test_a_stream_closes_with_the_bill(chat: System) -> None:
     body = {"prompt": "The three states of matter are", "max_tokens": 8, "temperature": 0, "stream": True}
     with chat.http.stream("POST", "/fn/chat/v1/completions", json=body) as response:
