@@ -30,6 +30,7 @@ from ..contract.worker_headers import (
 from ..worker_io import user_errors
 from ..worker_io.asgi import App, Headers, Message, Receive, ResponseAborted, Scope, Send, respond_error
 from ..worker_io.log_tagging import CURRENT_REQUEST_ID
+from ..worker_io.network_hint import network_hint
 from . import websockets
 
 _TOKEN = TOKEN_HEADER.encode()
@@ -122,13 +123,16 @@ class CallGate:
         bundle_dir: str,
         changed: Callable[[], None],
         sockets: bool = False,
+        network: bool | list[str] = True,
     ) -> None:
+        """`network` is the function's setting, for the hint of an error that comes of it."""
         self._app = app
         self._sockets = sockets
         self._token = token.encode()
         self._meter = meter
         self._bundle_dir = bundle_dir
         self._changed = changed
+        self._network = network
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -203,9 +207,8 @@ class CallGate:
         user_errors.log(error, f"call {request or '-'} failed:")
         if isinstance(error, FleetError):
             return error
-        return HandlerFailed(
-            user_errors.describe(error, self._bundle_dir), hint="the traceback is in the function's log"
-        )
+        hint = network_hint(error, self._network) or "the traceback is in the function's log"
+        return HandlerFailed(user_errors.describe(error, self._bundle_dir), hint=hint)
 
 
 def _headers(scope: Scope) -> tuple[bytes, str, bytes]:

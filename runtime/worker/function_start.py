@@ -35,6 +35,7 @@ from ..sdk.context import with_context
 from ..sdk.declarations import LLM, Layered, Transformers
 from ..worker_io import user_errors
 from ..worker_io.asgi import App
+from ..worker_io.network_hint import network_hint
 from .device_init import DeviceInit
 from .entry_import import import_entry
 
@@ -276,7 +277,8 @@ def _explained(error: Exception, starting: StartContext) -> FleetError:
         and user_errors.where(error, starting.bundle_dir) != f"{error.filename}:{error.lineno}"
     ):
         return HandlerSyntax(text)
-    return StartFailed(text, hint="the traceback is in the function's log")
+    hint = network_hint(error, starting.assign.spec.network)
+    return StartFailed(text, hint=hint or "the traceback is in the function's log")
 
 
 def _segment_error(error: Exception) -> FleetError | None:

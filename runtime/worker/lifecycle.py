@@ -169,6 +169,7 @@ class AssignedWorker:
             bundle_dir=bundle_dir,
             changed=self._changed,
             sockets=started.lifespan,
+            network=self._assign.spec.network,
         )
         listener = self._listener = WorkerServer(
             redact_errors(gate, Redactor(self._assign.secrets.values())), lifespan=started.lifespan
