@@ -123,7 +123,10 @@ class TracesApi:
 
 
 def no_trace(invocation: InvocationId) -> NotFound:
-    return NotFound(f"invocation {invocation[:130]} has no trace", hint="traces are kept for a day")
+    return NotFound(
+        f"no invocation {invocation[:130]}",
+        hint="answers carry the id in x-request-id, traces are kept for a day; `fs trace NAME` shows the latest",
+    )
 
 
 # ── the plan of a start, beside what was observed ──────────────────────────────────────────────────

@@ -29,7 +29,8 @@ def curl_for_function(url: str, interface: Interface | None, address: Address) -
     if interface is None:
         return curl_command(url, address)
     if interface.takes == "llm":
-        return curl_command(url + "/v1/models", address)
+        body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hello!"}]}).decode()
+        return f"{curl_command(url + '/v1/chat/completions', address)} --json {shlex.quote(body)}"
     if interface.takes == "bytes":
         return f"{curl_command(url, address)} --data-binary @FILE"
     if interface.files:

@@ -135,8 +135,18 @@ def verb(*, server: bool = True) -> Callable[[Command], Command]:
     return decorate
 
 
+def _json_last(arguments: Sequence[str]) -> list[str]:
+    """The command line with a `--json` that stands before the verb at its end, where the verb's own options are."""
+    found = list(arguments)
+    if found[:1] != ["--json"] or len(found) == 1:
+        return found
+    end = found.index("--") if "--" in found else len(found)
+    return [*found[1:end], "--json", *found[end:]]
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs a command line, and returns its exit code."""
+    arguments = _json_last(arguments)
     try:
         result = root.main(list(arguments), prog_name="fs", standalone_mode=False)
         return result if isinstance(result, int) else OK

@@ -69,7 +69,7 @@ def _unknown(name: str, path: str, value: Any, kind: Any) -> FieldError:
     came = _follow(value, f"{path}.{name}")
     return FieldError(
         field=_field(f"{path}.{name}"),
-        expected=f"no such field ({advice})",
+        expected=f"none of that name ({advice})",
         got=preview(came) if came is not _LOST else "one",
     )
 

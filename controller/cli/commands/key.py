@@ -10,6 +10,7 @@ import click
 
 from ...auth import owner_key_file
 from ...schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
+from ...schemas.functions import FunctionInfo
 from ...state.access_records import RIGHTS, Right
 from .. import output
 from ..api_client import ApiClient, find_server
@@ -62,10 +63,13 @@ def create(
     )
     address = find_server(url, home)
     with ApiClient(address) as server:
+        missing = _not_deployed(server, functions)
         created = server.send_once("POST", "/api/v1/keys", new, KeyCreated)
     layout = HomeLayout(home)
     kept = _keep(layout, created, address.url) if created.first else None
     _show(created, as_json=as_json)
+    if missing:
+        output.message(f"not deployed yet: {', '.join(missing)}; the key works for it from then on")
     if created.first:
         output.message("it is the first key: every request needs one from now on, except /healthz")
         output.message(f"the local fs reads it from {kept}" if kept else "give it to `fs` as FS_KEY")
@@ -160,6 +164,14 @@ def table(keys: list[KeyInfo], *, now_s: float) -> str:
         for info in keys
     ]
     return output.table(("KEY", "SCOPE", "FUNCTIONS", "STATE", "EXPIRES", "USED", "BEGINS"), rows)
+
+
+def _not_deployed(server: ApiClient, functions: tuple[str, ...]) -> list[str]:
+    """Those of the functions that the server does not show: perhaps misspelt."""
+    if not functions:
+        return []
+    there = {info.name for info in server.get("/api/v1/functions", list[FunctionInfo])}
+    return [name for name in functions if name not in there]
 
 
 def _show(created: KeyCreated, *, as_json: bool) -> None:

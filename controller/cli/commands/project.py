@@ -122,7 +122,7 @@ def table(projects: list[ProjectInfo]) -> str:
         )
         for one in projects
     ]
-    return output.table(("PROJECT", "FUNCTIONS", "WORKERS", "MEMORY", "CALLS/S", ""), rows)
+    return output.table(("PROJECT", "FUNCTIONS", "MAX WORKERS", "THEIR MEMORY", "CALLS/S", ""), rows)
 
 
 def _of(have: str, quota: int | None) -> str:

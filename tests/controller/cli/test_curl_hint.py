@@ -24,12 +24,15 @@ def test_the_key_is_named_by_its_place_and_never_told() -> None:
     assert "curl" not in access_line("open", OPEN)
 
 
+CHAT = '{"messages":[{"role":"user","content":"Hello!"}]}'
+
+
 @pytest.mark.parametrize(
     ("interface", "wanted"),
     [
         (None, [URL]),
         (Interface(takes="asgi"), [URL]),
-        (Interface(takes="llm"), [URL + "/v1/models"]),
+        (Interface(takes="llm"), [URL + "/v1/chat/completions", "--json", CHAT]),
         (Interface(takes="bytes", files=True), [URL, "--data-binary", "@FILE"]),
         (Interface(takes="fields", input=FIELDS), [URL, "-d", '{"it":"it\'s"}']),
         (Interface(takes="fields", input={**FIELDS, "required": []}), [URL]),

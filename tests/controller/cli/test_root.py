@@ -69,6 +69,15 @@ def test_errors_are_json_when_asked(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith('{"error":{"code":"unreachable"')
 
 
+def test_json_may_be_asked_before_the_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FS_HOME", str(tmp_path))
+    assert run(["--json", "ls"]) == UNREACHABLE
+    assert capsys.readouterr().err.endswith('or name one with --url or FS_URL"}}\n')
+    assert run(["--json"]) == USAGE
+
+
 def test_a_missing_handler_needs_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "handler.py").write_text("x = 1\n")
     assert run(["--home", str(tmp_path), "deploy", str(tmp_path / "handler.py")]) == 1
