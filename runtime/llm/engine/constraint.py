@@ -94,9 +94,14 @@ class ConstraintCompiler:
             if self._tokenizer is None:
                 if not self._eos_ids:
                     raise InvalidInput("this model has no end token, so an answer that follows a grammar would not end")
-                self._tokenizer = LLTokenizer(
-                    self._tokenizer_json().decode(), n_vocab=self._vocab_size, eos_token=self._eos_ids
-                )
+                text = self._tokenizer_json().decode()
+                try:
+                    try:
+                        self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids)
+                    except ValueError:  # the tokenizer has more tokens than the model: the last have no logits
+                        self._tokenizer = LLTokenizer(text, eos_token=self._eos_ids)
+                except ValueError as error:
+                    raise InvalidInput(f"answers of this model's tokenizer cannot follow a grammar: {error}") from error
             return self._tokenizer
 
 

@@ -292,11 +292,10 @@ class Engine:
         deltas = []
         for row, (id, token) in enumerate(zip(sampled, tokens, strict=True)):
             active = self._active.get(id)
-            if active is not None:
-                top = active.request.logprobs
-                deltas.append(
-                    self._accept(active, token, None if top is None else token_logprob(logits[row], token, top))
-                )
+            if active is not None and active.sampler.failure:
+                deltas.append(self._fail(active))
+            elif active is not None:
+                deltas.append(self._accept(active, token, _logprob(active.request, logits[row], token)))
             else:
                 self._forward_token(self._migrated_in[id], token)
         return deltas
