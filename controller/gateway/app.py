@@ -30,6 +30,7 @@ from .admission.admission import AdmissionControl
 from .admission.feasibility import FeasibilityCheck
 from .admission.wait_predictor import WaitPredictor
 from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecord, CallRecorder
+from .dispatch.call_response import send_error
 from .dispatch.dispatcher import Dispatcher, SlotAcquirer
 from .dispatch.errors import ResponseTruncated
 from .dispatch.version_backend import Call
@@ -168,7 +169,7 @@ class Gateway:
 
     async def _fail(self, record: CallRecord, error: FleetError, send: Send) -> None:
         record.fail(error)
-        await record.send_error(error, send)
+        await send_error(record, error, send)
 
     def _deadline_exceeded(self, record: CallRecord) -> DeadlineExceeded:
         call, key = record.call, record.backend.key

@@ -37,6 +37,7 @@ from ..http.request_body import header
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from .admission.admission import AdmissionControl
 from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecorder
+from .dispatch.call_response import platform_headers
 from .dispatch.dispatcher import SlotAcquirer
 from .dispatch.retry_policy import CLOSED, give_up
 from .dispatch.version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
@@ -114,7 +115,7 @@ class WebSocketProxy:
             await self._connect_and_relay(session)
         except FleetError as error:
             record.fail(error)
-            await reject_handshake(session.send, error, record.call.id, record.platform_headers()[1:])
+            await reject_handshake(session.send, error, record.call.id, platform_headers(record)[1:])
         except asyncio.CancelledError:
             record.set_outcome(record.status or 503, Unavailable.code)
             raise
@@ -206,7 +207,7 @@ class WebSocketProxy:
         opened_ns = time.monotonic_ns()
         record.answered(attempt, SWITCHING_PROTOCOLS, "", opened_ns)
         record.response_started()
-        headers = record.platform_headers()
+        headers = platform_headers(record)
         await session.send({"type": "websocket.accept", "subprotocol": upstream.protocol, "headers": headers})
         close = await session.relay(attempt, upstream, first)
         record.responded(opened_ns, time.monotonic_ns())

@@ -16,18 +16,16 @@ from fleetstart.runtime.contract.billing.ledger import (
     OpenInvocation,
     StartKind,
     cost_nusd,
-    dollars,
 )
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
 
 from ...billing.ledger_writer import LedgerWriter
-from ...http.asgi import Bill, RawHeaders, Send, bill_headers, closing_event, error_event, respond_error
 from ...http.request_context import TRACE
 from ...state.records import StartOutcome
 from ...state.view import View
+from .start_phases import add_start_phases
 from .version_backend import Attempt, Call, VersionBackend
 
 CLIENT_CLOSED_REQUEST = 499
@@ -146,7 +144,7 @@ class CallRecord:
     def answered(self, attempt: Attempt, status: int, error: str, now_ns: int) -> None:
         """A worker has begun to answer: the wait for it goes on the timeline."""
         self.status, self.error = status, error
-        self.start = self._start_kind(attempt)
+        self.start = self.start_kind(attempt)
         self.timeline.add("queue", self.call.accepted_ns, attempt.started_ns)
         if self.start != "hot":
             self._add_start_phases(attempt, self.call.accepted_ns)
@@ -205,45 +203,13 @@ class CallRecord:
     def cost_nusd(self) -> int:
         return cost_nusd(self.billed_ms, self.backend.spec.memory_bytes, self.call.price.execute_nusd_per_gib_s)
 
-    def platform_headers(self) -> RawHeaders:
-        """Headers that the platform adds to the worker's."""
-        headers = [(b"x-request-id", self.call.id.encode()), (b"fs-version", b"%d" % self.backend.key.version)]
-        if self.attempt is not None:
-            headers.append((b"fs-start", self._start_kind(self.attempt).encode()))
-            headers.append((b"fs-attempts", b"%d" % self.attempts))
-        return headers
-
-    def bill_headers(self) -> RawHeaders:
-        return bill_headers(self.billed_ms, self.cost_nusd, self.timeline.server_timing())
-
-    def closing_event(self) -> bytes:
-        """The bill of an event stream, as its last event."""
-        assert self.attempt is not None
-        return closing_event(
-            Bill(
-                request_id=self.call.id,
-                billed_ms=self.billed_ms,
-                cost=dollars(self.cost_nusd),
-                start=self._start_kind(self.attempt),
-                server_timing=self.timeline.server_timing(),
-            )
-        )
-
-    async def send_error(self, error: FleetError, send: Send) -> None:
-        """Sends the error as the response, or into an event stream that has begun; other responses stay truncated."""
-        if not self.begun:
-            await respond_error(send, error, self.call.id, self.platform_headers()[1:] + self.bill_headers())
-        elif self.events is not None and self.attempt is not None:
-            last = error_event(error, self.call.id) + self.closing_event()
-            await send({"type": "http.response.body", "body": b"\n\n" + last, "more_body": False})
-
     def start_outcome(self) -> StartOutcome | None:
         """Time of the first byte, for the call that waited for this worker's start and was its first.
 
         None for a language model's unstreamed response, whose first byte comes with its last token.
         """
         attempt = self.attempt
-        if attempt is None or not attempt.first_on_worker or self.attempts != 1 or self._start_kind(attempt) == "hot":
+        if attempt is None or not attempt.first_on_worker or self.attempts != 1 or self.start_kind(attempt) == "hot":
             return None
         answered_ns = self._answered_ns()
         if not answered_ns or self.status >= 400 or (self.backend.spec.llm is not None and self.events is None):
@@ -259,7 +225,7 @@ class CallRecord:
         """The row and trace of a call that has ended, as the ledger keeps them and `fs trace` shows them."""
         call, spec = self.call, self.backend.spec
         worker = self.attempt.worker if self.attempt is not None else None
-        start: StartKind = self._start_kind(self.attempt) if self.attempt is not None else "cold"
+        start: StartKind = self.start_kind(self.attempt) if self.attempt is not None else "cold"
         answered_ns = self._answered_ns()
         row = InvocationRow(
             id=call.id,
@@ -296,7 +262,8 @@ class CallRecord:
             context=TRACE.get(),
         )
 
-    def _start_kind(self, attempt: Attempt) -> StartKind:
+    def start_kind(self, attempt: Attempt) -> StartKind:
+        """How the worker of the attempt was started for this call."""
         if self.start is not None:
             return self.start
         return attempt.worker.status.start if attempt.worker.ready_ns > self.call.accepted_ns else "hot"
@@ -308,18 +275,3 @@ class CallRecord:
     def _add_start_phases(self, attempt: Attempt, since_ns: int) -> None:
         status = attempt.worker.status
         add_start_phases(self.timeline, self.call, status, self._recorder.view.orders.get(status.worker), since_ns)
-
-
-def add_start_phases(
-    timeline: Timeline, call: Call, status: WorkerStatus, order: WorkerOrder | None, since_ns: int
-) -> None:
-    """Adds the phases of the start that the call has waited for since then to the timeline."""
-    decided_unix_ns = order.decided_unix_ns or order.ordered_unix_ns if order is not None else 0
-    placed_ns = call.accepted_ns + decided_unix_ns - call.accepted_unix_ns
-    if placed_ns > since_ns:
-        timeline.add("place", since_ns, placed_ns)
-    joined = Timeline(origin_unix_ns=timeline.origin_unix_ns)
-    joined.join(status.timeline)
-    for phase in joined.phases:
-        if phase.ended_ns > since_ns:
-            timeline.add(phase.name, max(phase.started_ns, since_ns), phase.ended_ns)

@@ -34,6 +34,7 @@ from ...http.asgi import Send
 from ...http.client import CONNECTED
 from ...http.headers import response_headers
 from .call_record import CallRecord
+from .call_response import bill_headers, platform_headers
 from .errors import HostSilent, UpstreamBusy, UpstreamDisconnected, UpstreamUnreachable
 from .host_liveness import HostLiveness
 from .retry_policy import CLOSED, SILENT, STREAM_DEATHS_ALLOWED, give_up, never_ran
@@ -181,8 +182,8 @@ class Dispatcher:
         record.answered(attempt, response.status, response.headers.get(ERROR_HEADER, ""), time.monotonic_ns())
         record.release(waive=False)
         headers = response_headers(response.raw_headers, keep_length=True)
-        headers += record.platform_headers()
-        headers += record.bill_headers()
+        headers += platform_headers(record)
+        headers += bill_headers(record)
         record.response_started()
         record.finish()
         await send({"type": "http.response.start", "status": response.status, "headers": headers})

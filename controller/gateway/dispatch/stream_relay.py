@@ -21,6 +21,7 @@ from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, ERROR_HE
 from ...http.asgi import Send
 from ...http.headers import response_headers
 from .call_record import CallRecord
+from .call_response import closing_event, platform_headers
 from .errors import HostSilent, ResponseTruncated, UpstreamDisconnected, UpstreamUnreachable
 from .host_liveness import HostLiveness
 from .stream_resume import ResumeMarkers
@@ -79,7 +80,7 @@ class StreamRelay:
         record.release(waive=False)
         last = b""
         if record.events is not None:
-            last = (b"" if tail in (b"\n\n", b"") else b"\n\n") + record.closing_event()
+            last = (b"" if tail in (b"\n\n", b"") else b"\n\n") + closing_event(record)
         record.finish()
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -103,7 +104,7 @@ class StreamRelay:
         if events and CONTINUE_HEADER in response.headers:
             self._markers = ResumeMarkers()
         headers = response_headers(response.raw_headers, keep_length=not events)
-        headers += record.platform_headers()
+        headers += platform_headers(record)
         headers.append((b"server-timing", record.timeline.server_timing().encode()))
         record.response_started(events=events)
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})

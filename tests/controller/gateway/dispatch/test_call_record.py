@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from fleetstart.controller.billing.ledger_writer import LedgerWriter
-from fleetstart.controller.gateway.dispatch.call_record import CallRecorder, add_start_phases
+from fleetstart.controller.gateway.dispatch.call_record import CallRecorder
+from fleetstart.controller.gateway.dispatch.start_phases import add_start_phases
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.ids import NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
