@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import resource
@@ -24,7 +25,7 @@ from fleetstart.runtime.contract.process.tasks import end_tasks
 from fleetstart.runtime.contract.store_url import parse_store
 
 from .concurrency.threads import IoThread
-from .config import Config
+from .config import PRELOADS, Config
 from .control.lease import NodeLease
 from .control.orders import OrderReconciler
 from .control.outbox import Outbox, retries
@@ -289,19 +290,25 @@ def _open_cgroups(epoch: str) -> Cgroups | None:
 
 
 def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[str, ForkServer]:
-    """The fork servers by worker pool: a warm parent for each profile, one launcher for all gVisor sandboxes."""
+    """The fork servers by worker pool: a warm parent for each profile, one launcher for all gVisor sandboxes, and those
+    that are launched once a function needs their library."""
     hide = [argument for path in _hidden(config) for argument in ("--hide", path)]
 
-    def server(module: str, *arguments: str) -> ForkServer:
+    def server(module: str, *arguments: str, on_demand: bool = False) -> ForkServer:
         return ForkServer(
             module=f"fleetstart.runtime.launch.{module}",
             arguments=(*arguments, *hide),
             env=config.worker_env,
             changed=changed,
+            on_demand=on_demand,
         )
 
     light = [pool for pool in config.profiles if is_unsandboxed(pool)]
     servers = {profile: server("forkserver", "--profile", profile) for profile in light}
+    for profile, library in PRELOADS:
+        if profile in light and importlib.util.find_spec(library) is not None:
+            arguments = ("--profile", profile, "--preload", library)
+            servers[f"{profile}:{library}"] = server("forkserver", *arguments, on_demand=True)
     # A sandbox's memory belongs to no single process: without control groups its limit could not be enforced.
     if groups and len(light) < len(config.profiles):
         sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))

@@ -11,6 +11,7 @@ from .config import Config
 from .network.egress_proxy import EgressTraffic
 from .processes.cgroups import Cgroups
 from .processes.forkserver_client import ForkServer
+from .processes.prefork_policy import is_preloaded
 from .segments.store import SegmentStore
 from .workers.call_latency import CallLatencies
 from .workers.meter import LedgerBuffer
@@ -41,7 +42,7 @@ def report_of(
         segments=segments.reports(),
         isolation=next((said.isolation for said in warm.values()), ""),
         limits=cgroups.name if cgroups is not None else "watched",
-        profiles=sorted(warm),
+        profiles=sorted(pool for pool in warm if not is_preloaded(pool)),
         isolations=sorted({pool.partition("+")[2] for pool, server in servers.items() if not server.refused} - {""}),
         pid=os.getpid(),
         public_key=public_key,

@@ -43,8 +43,15 @@ class ForkServer:
     """One fork server, kept alive by `run`. `module` is its program, which gets `arguments` and `--fd`."""
 
     def __init__(
-        self, *, module: str, arguments: Sequence[str], env: Mapping[str, str], changed: Callable[[], None]
+        self,
+        *,
+        module: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        changed: Callable[[], None],
+        on_demand: bool = False,
     ) -> None:
+        """`on_demand`: it is launched by `want`, not by `run`."""
         self.warm: LauncherReady | None = None
         self.refused = ""
         """Why it cannot make workers on this machine; empty if it can."""
@@ -58,10 +65,18 @@ class ForkServer:
         self._forking: dict[WorkerId, asyncio.Future[None]] = {}
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
+        self._wanted = asyncio.Event()
+        if not on_demand:
+            self._wanted.set()
+
+    def want(self) -> None:
+        """Launches it, if it was made to wait for that."""
+        self._wanted.set()
 
     async def run(self) -> None:
         """Keeps the fork server running until cancelled."""
         failures = 0
+        await self._wanted.wait()
         try:
             while True:
                 self._launch()

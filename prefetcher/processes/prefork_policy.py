@@ -48,6 +48,11 @@ def is_unsandboxed(pool: str) -> bool:
     return "+" not in pool
 
 
+def is_preloaded(pool: str) -> bool:
+    """True for pools with a library beside their profile, which a node has once a function needed it."""
+    return ":" in pool
+
+
 def pause_s(failures: int) -> float:
     """Backoff after so many failures in a row."""
     return 0.0 if failures == 0 else FAILURE_PAUSES_S[min(failures, len(FAILURE_PAUSES_S)) - 1]

@@ -1,7 +1,9 @@
 """The prefork pool: forks worker processes ahead of orders, hands them out and replaces them, as `prefork_policy`
 decides.
 
-All workers are forked here, so that each is in its control group from the start.
+All workers are forked here, so that each is in its control group from the start. A pool with a library beside its
+profile ("torch:transformers") has a fork server that is launched after its first start, which the profile's own pool
+serves.
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ class PreforkPool:
         self._forking: dict[str, int] = dict.fromkeys(servers, 0)
         self._failures: dict[str, tuple[int, float]] = dict.fromkeys(servers, (0, 0.0))
         self._requested: set[str] = set()
+        self._wanted: set[str] = set()
+        """Pools whose fork servers are to be launched when no start is under way."""
         self._last_start_s = 0.0
         self._had_starts = False
         self._woken = asyncio.Event()
         self._removing: set[asyncio.Task[None]] = set()
 
     def has(self, pool: str) -> bool:
-        return bool(self._waiting.get(pool))
+        return bool(self._waiting.get(self._serving(pool)))
 
     def wake(self) -> None:
         """Re-evaluates the pools: a start began or ended, or a fork server changed."""
@@ -61,11 +65,12 @@ class PreforkPool:
         return [process for processes in self._waiting.values() for process in processes]
 
     def take(self, pool: str) -> ForkedProcess | None:
-        waiting = self._waiting.get(pool)
+        waiting = self._waiting.get(self._serving(pool))
         return waiting.pop(0) if waiting else None
 
     async def fork(self, pool: str, *, network: bool) -> ForkedProcess:
         """Forks a fresh worker. Errors: Unavailable, with the reason."""
+        pool = self._serving(pool)
         server = self._servers.get(pool)
         if server is None:
             raise Unavailable(
@@ -80,6 +85,14 @@ class PreforkPool:
         except BaseException:
             self.remove_group(group)
             raise
+
+    def _serving(self, pool: str) -> str:
+        """The pool that serves this one: itself, or its profile's until its fork server has imported the library."""
+        profile, _, preload = pool.partition(":")
+        if not preload or pool not in self._servers:
+            return profile
+        self._wanted.add(pool)
+        return pool if self._servers[pool].warm is not None else profile
 
     def remove_group(self, group: Cgroup | None) -> None:
         """Removes a control group, now or once its last process is gone."""
@@ -97,6 +110,9 @@ class PreforkPool:
                 # Also the first look after they ended, since the exact time is unknown.
                 self._last_start_s = time.monotonic()
             self._had_starts = starts > 0
+            if not starts and not self._is_settling():
+                while self._wanted:
+                    self._servers[self._wanted.pop()].want()
             pool = choose_pool(
                 self._pools(),
                 size=self._size,

@@ -70,18 +70,20 @@ class WorkerResources:
         self.cold = not all(map(services.segments.is_ready, self._checkpoints, stages))
         self._traffic_before = self._traffic()
         network = spec.network is True
-        fresh = network or not services.prefork_pool.has(spec.pool)
-        fork = asyncio.ensure_future(services.prefork_pool.fork(spec.pool, network=network)) if fresh else None
+        fresh = network or not services.prefork_pool.has(spec.preloaded_pool)
+        fork = (
+            asyncio.ensure_future(services.prefork_pool.fork(spec.preloaded_pool, network=network)) if fresh else None
+        )
         weights = asyncio.ensure_future(
             services.segments.acquire_all(self._checkpoints, order.worker, self._membership.layers)
         )
         try:
             bundle = services.bundles.ready(spec.bundle) or await services.bundles.get(spec.bundle)
             self.segments = await weights
-            if fork is None and (process := services.prefork_pool.take(spec.pool)) is not None:
+            if fork is None and (process := services.prefork_pool.take(spec.preloaded_pool)) is not None:
                 self.pooled = True
             else:
-                process = await (fork or services.prefork_pool.fork(spec.pool, network=False))
+                process = await (fork or services.prefork_pool.fork(spec.preloaded_pool, network=False))
             self._process.attach(process)
             if self._sandbox is not None:
                 await self._sandbox.prepare(bundle, self.segments)
@@ -115,7 +117,7 @@ class WorkerResources:
             log.warning("a preforked worker was dead, forking another", extra={"worker": order.worker})
             await self._process.terminate()
             self.pooled = False
-            self._process.attach(await self._services.prefork_pool.fork(order.spec.pool, network=False))
+            self._process.attach(await self._services.prefork_pool.fork(order.spec.preloaded_pool, network=False))
             try:
                 self._send_assignment(order, bundle_dir)
             except ChannelClosed as again:

@@ -22,7 +22,7 @@ from ..contract.node.messages import Fork, LauncherReady
 from ..isolation import linux, namespaces
 from ..isolation.namespaces import Isolation
 from .launcher import CONTROL_FD, LaunchedWorker, arrange_descriptors, begin, has_ended, join_groups, serve
-from .profiles import warm_up, worker_environment
+from .profiles import PRELOADS, warm_up, worker_environment
 
 
 class ForkLauncher:
@@ -107,13 +107,14 @@ def _reduce_environment() -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="fleetstart.runtime.launch.forkserver", description="Forks warm workers.")
     parser.add_argument("--profile", choices=("python", "torch"), required=True)
+    parser.add_argument("--preload", choices=tuple(PRELOADS), default="", help="library to import beside the profile's")
     parser.add_argument("--fd", type=int, required=True, help="this side of the socketpair with the daemon")
     parser.add_argument("--hide", action="append", default=[], metavar="DIR", help="folder that no worker may see")
     options = parser.parse_args(arguments)
     _reduce_environment()
     library_path = os.environ.get("LD_LIBRARY_PATH", "")
     sock = begin(options.fd)
-    warm_up(options.profile)
+    warm_up(options.profile, options.preload)
     granted, inside_user_namespace = namespaces.probe(library_path)
     if inside_user_namespace:
         namespaces.become_user_root()

@@ -1,7 +1,12 @@
-"""Profiles of pooled workers: modules imported ahead of an assignment, and inherited environment variables."""
+"""Profiles of pooled workers: modules imported ahead of an assignment, and inherited environment variables.
+
+A profile is imported when the node comes up. What takes seconds beside it is imported by a fork server of its own, once
+a function needs it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Mapping
 
@@ -22,11 +27,24 @@ PROFILES = {
     ),
 }
 """Modules that every worker would otherwise import for itself; `torch` includes `python`."""
+PRELOADS = {
+    "transformers": (
+        "transformers.modeling_utils",
+        "fleetstart.runtime.pretrained.text",
+        "fleetstart.runtime.pretrained.media",
+    ),
+}
+"""Modules of libraries that some functions need. Each may be missing on a node."""
 
 
-def warm_up(profile: str) -> None:
+def warm_up(profile: str, preload: str = "") -> None:
     """Imports a profile's modules and runs each start's path once, because first runs are slow."""
     _import_profile(profile)
+    for name in PRELOADS.get(preload, ()):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if preload == "transformers":
+        importlib.import_module("fleetstart.runtime.pretrained.warmup").warm_up_pretrained()
     importlib.import_module("fleetstart.runtime.launch.warmup_call").warm_up_call_path()
     if profile == "torch":
         importlib.import_module("fleetstart.runtime.llm.server.warmup").warm_up_engine()

@@ -6,7 +6,6 @@ imported when a handler is created.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -24,8 +23,6 @@ def create_handler(settings: Mapping[str, Any]) -> Any:
     Errors: InvalidSpec for settings that do not fit the task, StartFailed if transformers is not installed.
     """
     task = check_task(dict(settings))
-    # Read when transformers is imported: everything is in the checkpoint, and most workers have no network.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         module = import_module(f".{task.module}", __name__)
     except ModuleNotFoundError as error:

@@ -6,17 +6,20 @@ views of the segment instead of a file. A model that is not whole afterwards is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import transformers
+from huggingface_hub import constants
 from transformers.utils import logging
 
 from ..contract.errors import CheckpointInvalid
 from ..weights.computed_tensors import lacking_tensors
 
 if TYPE_CHECKING:
+    import torch
+
     from ..weights.tensor_mapping import TensorMapping
 
 CONFIG = "config.json"
@@ -27,7 +30,11 @@ MAX_TOKENS_UNKNOWN = 1_000_000
 POSITIONS_FROM_PADDING = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 """Model types whose first position is numbered one above the padding token's id."""
 
-logging.disable_progress_bar()
+
+def quieten() -> None:
+    """Keeps transformers from the hub and from drawing progress: everything is in the checkpoint."""
+    constants.HF_HUB_OFFLINE = True
+    logging.disable_progress_bar()
 
 
 def load_config(weights: TensorMapping) -> Any:
@@ -36,6 +43,7 @@ def load_config(weights: TensorMapping) -> Any:
         raise CheckpointInvalid(
             f"the checkpoint has no {CONFIG}", hint="push the folder that save_pretrained wrote, not a file of it"
         )
+    quieten()
     name = msgspec.json.decode(weights.file(CONFIG)).get("model_type")
     try:
         # Said aloud: transformers would ask at a terminal.
@@ -47,7 +55,9 @@ def load_config(weights: TensorMapping) -> Any:
         ) from error
 
 
-def load_model(weights: TensorMapping, config: Any, *, kinds: Sequence[str], optional: Sequence[str] = ()) -> Any:
+def load_model(
+    weights: Mapping[str, torch.Tensor], config: Any, *, kinds: Sequence[str], optional: Sequence[str] = ()
+) -> Any:
     """The model of the first kind that transformers has for the config, in eval mode.
 
     `kinds`: names of transformers' mappings from configs to classes. `optional`: beginnings of names of parameters that

@@ -27,6 +27,8 @@ TRANSFORMERS_MEMORY_BYTES = 2 * GIB
 """Activations, torch and transformers."""
 TORCH_BASED = frozenset({"torch", "transformers", "sentence_transformers", "torchvision", "torchaudio", "diffusers"})
 """Packages that import torch."""
+TRANSFORMERS_BASED = frozenset({"transformers", "sentence_transformers"})
+"""Packages that import transformers."""
 LAYERED_CONCURRENCY = 8
 """Calls given to a model in layers: enough that each of four stages has one while others are read and answered."""
 BATCH_QUEUE_FACTOR = 2
@@ -62,6 +64,12 @@ def profile_of(declaration: Declaration, imports: Collection[str]) -> str:
     return "torch" if declaration.kind != "function" or not TORCH_BASED.isdisjoint(imports) else "python"
 
 
+def preload_of(declaration: Declaration, imports: Collection[str]) -> str:
+    """The library that a node should have imported before it forks the function's workers; "" for none."""
+    based = declaration.kind == "transformers" or not TRANSFORMERS_BASED.isdisjoint(imports)
+    return "transformers" if based else ""
+
+
 def build_spec(
     declaration: Declaration,
     *,
@@ -84,6 +92,7 @@ def build_spec(
         "bundle": bundle,
         "entry": f"{module}:{declaration.attribute}",
         "profile": profile_of(declaration, imports),
+        "preload": preload_of(declaration, imports),
         "weights": weights,
         "adapter": adapter,
         "interface": interface,

@@ -109,6 +109,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`module:attribute` inside the bundle, for example `handler:Embed`."""
     profile: Literal["python", "torch"] = "python"
     """The pool that its workers come from, by the libraries that pooled processes have imported."""
+    preload: Literal["", "transformers"] = ""
+    """A library that takes seconds to import: a node that has started the function once forks its further workers from
+    a process that has imported it."""
     isolation: Isolation = "namespaces"
     """Isolation of a worker: namespaces on the node's kernel, or gVisor, a kernel of its own in user space."""
     weights: CheckpointId | None = None
@@ -238,6 +241,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def pool(self) -> str:
         """The node's pool of its workers."""
         return pool_name(self.profile, self.isolation)
+
+    @property
+    def preloaded_pool(self) -> str:
+        """The pool with its `preload`: "torch:transformers". The pool itself without one, and inside gVisor."""
+        return f"{self.pool}:{self.preload}" if self.preload and self.isolation == "namespaces" else self.pool
 
 
 def pool_name(profile: str, isolation: Isolation) -> str:

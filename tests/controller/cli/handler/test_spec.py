@@ -74,6 +74,14 @@ def test_what_imports_torch_starts_from_a_process_that_has_it(package: str) -> N
     assert spec_of(declared(), {"json", package}).profile == "torch"
 
 
+def test_what_imports_transformers_is_forked_from_a_process_that_has_it() -> None:
+    ours = declared("transformers", weights="w", task="embedding")
+    assert spec_of(ours).preloaded_pool == "torch:transformers"
+    assert spec_of(declared(), {"sentence_transformers"}).preloaded_pool == "torch:transformers"
+    assert spec_of(declared(), {"torch"}).preloaded_pool == "torch"
+    assert spec_of(declared(isolation="gvisor"), {"transformers"}).preloaded_pool == "torch+gvisor"
+
+
 def test_an_slo_comes_through_and_one_that_is_none_is_refused() -> None:
     assert spec_of(declared("llm", weights="w", slo=SLO(ttft_s=2, tpot_s=0.2))).slo == SLO(ttft_s=2, tpot_s=0.2)
     assert spec_of(declared()).slo is None
