@@ -14,7 +14,7 @@ from ..engine.constraint import Constraint
 from ..model.loader import LoadedModel
 from .output_format import json_grammar
 from .requests import ChatMessage
-from .tools.formats import ToolFormat, calls_grammar, format_of, shown_tokens
+from .tools.formats import ToolFormat, calls_grammar, format_of, mark_tokens, shown_tokens
 from .tools.prompt import render_chat
 from .tools.reader import ToolReader
 from .tools.requests import ToolUse
@@ -71,7 +71,7 @@ class Prompts:
             return ChatPrompt(tokens=tokens, constraint=constraint, shown_tokens={})
         grammar = None
         if use.forced or schema is not None:
-            grammar = calls_grammar(use, form, self._shown_tokens, None if use.forced else schema)
+            grammar = calls_grammar(use, form, self._marks, None if use.forced else schema)
         constraint = await self._constraint(grammar, "tools")
         reader = ToolReader(form, use.parallel)
         return ChatPrompt(tokens=tokens, constraint=constraint, tools=reader, shown_tokens=self._shown_tokens)
@@ -82,8 +82,12 @@ class Prompts:
         return None if template is None else format_of(template)
 
     @cached_property
+    def _marks(self) -> dict[str, int]:
+        return {} if self._tool_format is None else mark_tokens(self._tool_format, self._model.tokenizer)
+
+    @cached_property
     def _shown_tokens(self) -> dict[int, str]:
-        return {} if self._tool_format is None else shown_tokens(self._tool_format, self._model.tokenizer)
+        return shown_tokens(self._marks, self._model.tokenizer)
 
     async def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
         encode = self._model.tokenizer.encode

@@ -108,24 +108,25 @@ class Detokenizer:
 class ChatTemplate:
     """Chat template of a model: renders messages. Errors: InvalidInput if the template rejects them."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+    def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
+        """`tool_source`: template of chats with tools, if the model has one of its own for them."""
+        self._environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        environment.globals["raise_exception"] = _raise_exception
-        environment.filters["tojson"] = _tojson
+        self._environment.globals["raise_exception"] = _raise_exception
+        self._environment.filters["tojson"] = _tojson
         try:
-            self._template = environment.from_string(source)
+            self._template = self._environment.from_string(source)
+            self._tool_template = self._template if tool_source is None else self._environment.from_string(tool_source)
         except TemplateError as error:
             raise CheckpointInvalid(f"the chat template does not compile: {error}") from error
-        self._environment = environment
         self._special_tokens = special_tokens
-        self.source = source
+        self.tool_source = source if tool_source is None else tool_source
 
     @cached_property
     def takes_tools(self) -> bool:
         """Whether the template renders tools."""
-        return "tools" in meta.find_undeclared_variables(self._environment.parse(self.source))
+        return "tools" in meta.find_undeclared_variables(self._environment.parse(self.tool_source))
 
     def render(
         self,
@@ -136,7 +137,7 @@ class ChatTemplate:
     ) -> str:
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(given | self._special_tokens)
+            return (self._template if tools is None else self._tool_template).render(given | self._special_tokens)
         except (TemplateError, TypeError, ValueError, OverflowError) as error:
             raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from error
 
@@ -147,11 +148,15 @@ def read_chat_template(tokenizer_config: bytes | None, template: bytes | None) -
         config = msgspec.json.decode(tokenizer_config, type=dict[str, Any]) if tokenizer_config else {}
     except msgspec.DecodeError as error:
         raise CheckpointInvalid(f"tokenizer_config.json is not a JSON object: {error}") from error
-    source = template.decode(errors="replace") if template is not None else config.get("chat_template")
+    source: Any = template.decode(errors="replace") if template is not None else config.get("chat_template")
+    tool_source = None
+    if isinstance(source, list):  # several templates by name
+        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+        source, tool_source = named.get("default"), named.get("tool_use")
     if not isinstance(source, str):
         return None
     special = {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    return ChatTemplate(source, special)
+    return ChatTemplate(source, special, tool_source if isinstance(tool_source, str) else None)
 
 
 def _content(token: Any) -> str:

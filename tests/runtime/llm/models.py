@@ -50,17 +50,18 @@ class Checkpoint(dict[str, Tensor]):
         return self._files[name]
 
 
-def byte_tokenizer(*more: str) -> bytes:
+def byte_tokenizer(*more: str, special: bool = True) -> bytes:
     """tokenizer.json with a token a byte and no merges: half a character is easy to come by.
 
-    `more`: special tokens after the letters.
+    `more`: added tokens after the letters, special ones or not.
     """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *letters, *more])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIAL, *more)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=special) for token in more])
     return tokenizer.to_str().encode()
 
 

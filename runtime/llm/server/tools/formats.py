@@ -59,7 +59,7 @@ def format_of(template: ChatTemplate) -> ToolFormat | None:
     """Format of a template's tools; None if it renders tools in a format that is not known here."""
     if not template.takes_tools:
         return PROMPTED
-    source = template.source
+    source = template.tool_source
     if "[TOOL_CALLS]" in source:
         return None if "[ARGS]" in source else MISTRAL
     if "<|python_tag|>" in source:
@@ -69,21 +69,22 @@ def format_of(template: ChatTemplate) -> ToolFormat | None:
     return None
 
 
-def shown_tokens(form: ToolFormat, vocabulary: Vocabulary) -> dict[int, str]:
-    """Special tokens among the format's marks, which belong to the text that calls are read from."""
-    shown = {}
-    for mark in filter(None, (form.begin, form.end)):
-        tokens = vocabulary.encode(mark, add_special_tokens=False)
-        if len(tokens) == 1 and not vocabulary.decode(tokens):
-            shown[tokens[0]] = mark
-    return shown
+def mark_tokens(form: ToolFormat, vocabulary: Vocabulary) -> dict[str, int]:
+    """The format's marks that are one token."""
+    encoded = {mark: vocabulary.encode(mark, add_special_tokens=False) for mark in (form.begin, form.end) if mark}
+    return {mark: tokens[0] for mark, tokens in encoded.items() if len(tokens) == 1}
+
+
+def shown_tokens(marks: Mapping[str, int], vocabulary: Vocabulary) -> dict[int, str]:
+    """Special tokens among the marks: texts are decoded without them, and calls are read from the text."""
+    return {token: mark for mark, token in marks.items() if not vocabulary.decode([token])}
 
 
 def calls_grammar(
-    use: ToolUse, form: ToolFormat, shown: Mapping[int, str], answer: dict[str, Any] | bool | None = None
+    use: ToolUse, form: ToolFormat, marks: Mapping[str, int], answer: dict[str, Any] | bool | None = None
 ) -> str:
     """Grammar of an answer that consists of calls, or else of a JSON text of the schema `answer`, if that is given."""
-    begin, end = _literal(form.begin, shown), _literal(form.end, shown) if form.end else ""
+    begin, end = _literal(form.begin, marks), _literal(form.end, marks)
     if form.bare:
         begin = ""  # the mark is for code; calls are bare objects
     opened = f"{begin} {_quoted(form.opens)}"
@@ -114,10 +115,9 @@ def _schema(schema: dict[str, Any] | bool) -> str:
     return msgspec.json.encode(with_options(schema)).decode()
 
 
-def _literal(mark: str, shown: Mapping[int, str]) -> str:
-    """A mark in a grammar: as its special token, or else as text."""
-    tokens = [token for token, text in shown.items() if text == mark]
-    return f"<[{tokens[0]}]>" if tokens else _quoted(mark)
+def _literal(mark: str, marks: Mapping[str, int]) -> str:
+    """A mark in a grammar: as its token, since a text is never read as an added token, or else as text."""
+    return f"<[{marks[mark]}]>" if mark in marks else _quoted(mark)
 
 
 def _quoted(text: str) -> str:

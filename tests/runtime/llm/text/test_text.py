@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,3 +129,18 @@ def test_the_template_is_found_in_either_place(tiny_model: Checkpoint) -> None:
 def test_a_broken_tokenizer_is_the_checkpoints_fault() -> None:
     with pytest.raises(CheckpointInvalid, match=r"tokenizer\.json"):
         Tokenizer(b"{}")
+
+
+def test_a_model_may_have_a_template_of_its_own_for_tools() -> None:
+    templates = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "with {{ tools | tojson }}"},
+    ]
+    config = json.dumps({"chat_template": templates}).encode()
+    template = read_chat_template(config, None)
+    assert template is not None
+    assert template.takes_tools
+    assert template.render([]) == "plain"
+    assert template.render([], tools=[{"name": "é"}]) == 'with [{"name": "é"}]'
+    other = read_chat_template(json.dumps({"chat_template": templates[1:]}).encode(), None)
+    assert other is None

@@ -54,16 +54,19 @@ TEMPLATES = {
     "Mistral": "{% if tools is not none %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]"
     " [TOOL_CALLS]{% endif %}",
 }
-SPECIAL = {"Llama 3": ["<|python_tag|>"], "Mistral": ["[TOOL_CALLS]"]}
+ADDED = {
+    "Hermes": ["<tool_call>", "</tool_call>"], "Llama 3": ["<|python_tag|>"], "Mistral": ["[TOOL_CALLS]"],
+}  # fmt: skip
+"""Tokens that these models have for their marks; those of Hermes and Qwen are not special ones."""
 FORMS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL)}
 
 
 def family(name: str) -> Checkpoint:
     """A tiny model whose template and tokenizer are in the style of a family."""
-    special = SPECIAL.get(name, [])
-    weights = tiny(vocab_size=258 + len(special), max_position_embeddings=4096)
+    added = ADDED[name]
+    weights = tiny(vocab_size=258 + len(added), max_position_embeddings=4096)
     files = {name: weights.file(name) for name in ("config.json", "generation_config.json", "tokenizer_config.json")}
-    files["tokenizer.json"] = byte_tokenizer(*special)
+    files["tokenizer.json"] = byte_tokenizer(*added, special=name != "Hermes")
     files["chat_template.jinja"] = (TEMPLATES[name] + MESSAGES).encode()
     return Checkpoint(dict(weights), files)
 
