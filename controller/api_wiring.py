@@ -34,7 +34,6 @@ from .billing.compactor import Compactor
 from .billing.ledger_reader import LedgerReader
 from .config import Config
 from .core_wiring import Core
-from .external_services import open_store
 from .observability.call_metrics import CallMetrics
 from .observability.process_metrics import LoopLag, ProcessMetrics
 from .registry.checkpoints import Checkpoints
@@ -42,6 +41,7 @@ from .registry.registry import Registry
 from .registry.rollouts import RolloutController
 from .schemas.functions import BudgetInfo
 from .shell.service import ShellService
+from .storage.factory import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +83,8 @@ def build_management(
     system = SystemApi(
         url=config.url,
         store_url=config.store,
+        store=store,
+        redis_url=config.redis_url,
         gateway=core.gateway_id,
         open_access=config.open,
         view=core.view,

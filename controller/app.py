@@ -21,6 +21,7 @@ from .core_wiring import build_core
 from .external_services import open_secret_cipher, open_traces
 from .gateway.cors import Cors
 from .http.asgi import Receive, Scope, Send
+from .http.head_errors import HeadErrors
 from .http.invoke_url import PREFIX
 from .http.request_body import header
 from .http_server import listener_of, server_of
@@ -62,6 +63,8 @@ class Controller:
         self._server = server_of(config, app)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            send = HeadErrors(send).send
         if scope["type"] == "http" and scope["path"].startswith(PREFIX) and header(scope, b"origin") is not None:
             await self._cors(scope, receive, send)
         else:

@@ -1,30 +1,16 @@
-"""Opens the external dependencies of the configuration: object store, encryption of secrets, export of spans."""
+"""Opens the external dependencies of the configuration: encryption of secrets, export of spans."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fleetstart.runtime.contract.process.environment import ConfigError
-from fleetstart.runtime.contract.store_url import S3Url, parse_store
 
 from .auth.secret_encryption import SecretCipher, SecretCipherError
 from .config import Config
-from .storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from .observability.otlp import TraceExport
-
-
-def open_store(url: str) -> ObjectStore:
-    """Opens the object store."""
-    where = parse_store(url)
-    if isinstance(where, S3Url):
-        from .storage.s3_store import S3Store
-
-        return S3Store(where.bucket, where.prefix)
-    from .storage.folder_store import FolderStore
-
-    return FolderStore(where)
 
 
 def open_secret_cipher(config: Config) -> SecretCipher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from importlib.metadata import version as installed_version
@@ -10,15 +11,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput
 
 from ..auth.audit_log import AuditLog
 from ..auth.request_context import caller_of
-from ..http.json_api import json_response
+from ..http.json_api import json_response, query_flag
 from ..schemas.functions import BudgetInfo, SystemStatus
+from ..state.redis_probe import try_redis
 from ..state.view import View
+from ..storage.object_store import ObjectStore
+from ..storage.probe import try_store
 from .functions import FunctionsApi
 
+TRIAL_S = 5.0
+"""Longest trial of Redis and of the store."""
 AUDIT_ROWS = 1_000
 AUDIT_ROWS_MAX = 10_000
 
@@ -29,6 +35,8 @@ class SystemApi:
         *,
         url: str,
         store_url: str,
+        store: ObjectStore,
+        redis_url: str,
         gateway: str,
         open_access: bool,
         view: View,
@@ -41,6 +49,8 @@ class SystemApi:
         `document` makes the OpenAPI document for a URL."""
         self._url = url
         self._store_url = store_url
+        self._store = store
+        self._redis_url = redis_url
         self._gateway = gateway
         self._open_access = open_access
         self._view = view
@@ -58,14 +68,18 @@ class SystemApi:
     async def status(self, request: Request) -> Response:
         view, caller = self._view, caller_of(request)
         now_ns = time.monotonic_ns()
+        redis_state, store_problem = view.redis, ""
+        if query_flag(request, "probe") and not caller.limited:
+            redis_state, store_problem = await self._try_backends()
         return json_response(
             SystemStatus(
                 version=installed_version("fleetstart"),
                 url=self._url,
                 gateway=self._gateway,
                 leader=view.leader,
-                redis=view.redis,
+                redis=redis_state,
                 store=self._store_url,
+                store_problem=store_problem,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 functions=[self._functions.info(one) for one in view.functions.values() if caller.sees(one.name)],
                 budgets=[info for info in self._budgets() if caller.sees(info.function)],
@@ -74,10 +88,28 @@ class SystemApi:
             )
         )
 
+    async def _try_backends(self) -> tuple[str, str]:
+        """Writes to Redis and to the store, side by side: "ok" or Redis' problem, and "" or the store's."""
+        redis, store = await asyncio.gather(
+            try_redis(self._redis_url, timeout_s=TRIAL_S),
+            try_store(self._store, timeout_s=TRIAL_S),
+            return_exceptions=True,
+        )
+        for problem in (redis, store):
+            if problem is not None and not isinstance(problem, FleetError):
+                raise problem
+        return (redis.message if isinstance(redis, FleetError) else "ok", _with_hint(store))
+
     async def audit(self, request: Request) -> Response:
         query = request.query_params
         since_unix_ms, limit = _number(query.get("since_unix_ms"), 0), _number(query.get("limit"), AUDIT_ROWS)
         return json_response(await self._audit.read(since_unix_ms, query.get("by", ""), min(limit, AUDIT_ROWS_MAX)))
+
+
+def _with_hint(problem: BaseException | None) -> str:
+    if not isinstance(problem, FleetError):
+        return ""
+    return f"{problem.message}; {problem.hint}" if problem.hint else problem.message
 
 
 def _number(text: str | None, default: int) -> int:

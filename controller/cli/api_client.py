@@ -10,8 +10,9 @@ import shlex
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlsplit
@@ -32,6 +33,7 @@ from fleetstart.runtime.contract.errors import (
 )
 
 from ..auth.owner_key_file import read_key_file
+from ..http.head_errors import error_info_of
 from ..schemas.functions import FunctionInfo
 from .home import HomeLayout
 from .output import ConnectionCut, Unreachable
@@ -179,7 +181,7 @@ class ApiClient:
         if response.status_code == 404:
             return None
         if response.is_error:
-            raise error_of(response.status_code, b"")
+            raise error_of(response.status_code, b"", response.headers)
         return int(response.headers.get("content-length", 0))
 
     def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
@@ -274,14 +276,24 @@ class ApiClient:
             ) from error
 
 
-def error_of(status: int, body: bytes) -> FleetError:
-    """Decodes the error of a response."""
+def error_of(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> FleetError:
+    """Decodes the error of a response: from its body, or from its headers if it answers a HEAD request."""
+    if headers is not None and not body and (told := error_info_of(headers)) is not None:
+        return error_from(told)
     try:
         return error_from(msgspec.json.decode(body, type=ErrorBody).error)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = body[:300].decode(errors="replace").strip()
-        info = ErrorInfo(code="not_found" if status == 404 else "internal", message=f"HTTP {status}: {text}")
+        said = text or f"{_phrase(status)}, without a word on why; the server's log has it"
+        info = ErrorInfo(code="not_found" if status == 404 else "internal", message=f"HTTP {status}: {said}")
         return error_from(info)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "an error"
 
 
 @contextmanager

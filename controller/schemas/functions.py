@@ -139,6 +139,8 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     redis: str
     """"ok", or the error."""
     store: str
+    store_problem: str = ""
+    """Why the store cannot be used, if it was tried (`probe=1`); empty: it can, or was not tried."""
     nodes: list[NodeReport]
     functions: list[FunctionInfo]
     budgets: list[BudgetInfo] = []

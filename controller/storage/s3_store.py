@@ -22,12 +22,13 @@ READ_BYTES = 1 << 20
 class S3Store:
     """`ObjectStore` in a bucket, under a prefix."""
 
-    def __init__(self, bucket: str, prefix: str) -> None:
+    def __init__(self, bucket: str, prefix: str, *, attempts: int = 3) -> None:
         import boto3  # late: it takes 0.3 s, and a folder store never needs it
         from botocore.config import Config
 
         self._client: Any = boto3.client(
-            "s3", config=Config(connect_timeout=5, read_timeout=60, retries={"max_attempts": 3, "mode": "standard"})
+            "s3",
+            config=Config(connect_timeout=5, read_timeout=60, retries={"max_attempts": attempts, "mode": "standard"}),
         )
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
@@ -73,7 +74,12 @@ class S3Store:
         return True
 
     async def size(self, key: str) -> int | None:
-        answer = await self._call(key, self._client.head_object, absent=True)
+        try:
+            answer = await self._call(key, self._client.head_object, absent=True)
+        except StoreFailed as error:
+            if _is_bare(error):  # the answer to a HEAD has no body that says why: that of a GET has
+                await self._call(key, self._client.get_object, absent=True, Range="bytes=0-0")
+            raise
         return int(answer["ContentLength"]) if answer is not None else None
 
     async def read(self, key: str, limit_bytes: int) -> bytes | None:
@@ -156,12 +162,22 @@ class S3Store:
     async def _thread(self, key: str, call: Callable[[], Any], *, absent: bool = False) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
 
+        from .s3_errors import code_of, store_error
+
         try:
             return await asyncio.to_thread(call)
         except ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            if absent and code in ("404", "NoSuchKey", "NotFound"):
+            if absent and code_of(error) in ("404", "NoSuchKey", "NotFound"):
                 return None
-            raise StoreFailed(f"{key}: the store answered {code}: {error}") from error
+            raise store_error(key, error) from error
         except BotoCoreError as error:
-            raise StoreFailed(f"{key}: the store did not answer: {error}") from error
+            raise store_error(key, error) from error
+
+
+def _is_bare(error: StoreFailed) -> bool:
+    """Whether all that the store said is a status."""
+    from botocore.exceptions import ClientError
+
+    from .s3_errors import code_of
+
+    return isinstance(error.__cause__, ClientError) and code_of(error.__cause__).isdecimal()

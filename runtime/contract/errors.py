@@ -99,6 +99,7 @@ class FleetError(Exception):
         expected: str = "",
         got: str = "",
     ) -> None:
+        message = message.rstrip().removesuffix(":")  # a cause without a word must not leave half a sentence
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -18,18 +18,18 @@ MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}
 
 @click.command
 @click.option("--port", default=7433, show_default=True, type=click.IntRange(1, 65535), help="Port to check.")
-@click.option("--store", default="", metavar="PATH|s3://…", help="Store to measure; default: the server's.")
+@click.option("--store", default="", metavar="PATH|s3://…", help="Store to try and measure; default: the server's.")
 @click.option("--measure/--no-measure", default=True, help="Measure disk, memory, store and GPU: a few seconds.")
 @click.option("--measure-bytes", default=0, hidden=True, type=click.IntRange(0))
 @verb(server=False)
 @click.pass_obj
 def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: int, as_json: bool) -> int:
     """Check this machine, and advise on what is missing or slow. Exit code 1 if something cannot work."""
-    findings = run_checks(home, port)
+    if store and not is_s3(store):
+        store = str(Path(store).expanduser().absolute())
+    findings = run_checks(home, port, store)
     if measure:
         output.message("measuring disk, memory and store for a few seconds; without: --no-measure")
-        if store and not is_s3(store):
-            store = str(Path(store).expanduser().absolute())
         findings += throughput.check_throughput(home, store or throughput.store_location(home), measure_bytes)
     if as_json:
         output.json_data(findings)

@@ -23,14 +23,19 @@ from .ls import functions_table
 @verb()
 @click.pass_obj
 def command(home: Path, *, url: str | None, as_json: bool) -> None:
-    """Show the server, its nodes and its functions."""
+    """Show the server, its nodes and its functions.
+
+    The server writes to Redis and to the store, reads back and deletes: what does not work is named.
+    """
     address = find_server(url, home)
     with ApiClient(address) as server:
-        status = server.get("/api/v1/status", SystemStatus)
+        status = server.get("/api/v1/status", SystemStatus, probe=1)
     if as_json:
         output.json_data(status)
         return
     output.data(f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store}")
+    if status.store_problem:
+        output.data(f"store    {status.store_problem}")
     output.data(f"access   {access_line(status.access, address)}")
     for node in status.nodes:
         output.data(node_lines(node))

@@ -24,6 +24,7 @@ from .. import output
 from ..api_client import ApiClient, own_server
 from ..curl_hint import access_line
 from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services, read_supervisor, tail
+from ..local.backends import require_backends
 from ..local.services import CONTROLLER, NODE, REDIS, find_redis
 from ..output import Unreachable
 from ..root import verb
@@ -71,8 +72,9 @@ def command(
 ) -> None:
     """Start everything on this machine: Redis, controller, node.
 
-    Prints the server's URL. If it runs already, says so and changes nothing. Every request needs a key: the first start
-    creates one and stores it in FS_HOME, from which the local fs reads it.
+    Prints the server's URL. If it runs already, says so and changes nothing. A Redis and a store that are given are
+    tried first: written, read, deleted. Every request needs a key: the first start creates one and stores it in
+    FS_HOME, from which the local fs reads it.
     """
     layout = HomeLayout(home)
     had_key = layout.key.exists()
@@ -97,8 +99,11 @@ def command(
     if foreground:
         if is_locked(layout.lock):
             raise StartFailed(f"a server runs in {home} already", hint="stop it with `fs down` first")
+        require_backends(redis=redis, store=store)
         os.execve(sys.executable, argv, {**os.environ, **environment})
     already = is_locked(layout.lock)
+    if not already:
+        require_backends(redis=redis, store=store)
     started_s = time.monotonic()
     process = None if already else _spawn(argv, layout, environment)
     status = wait_ready(layout, process)

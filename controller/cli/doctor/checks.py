@@ -20,7 +20,8 @@ import msgspec
 
 from fleetstart.runtime.contract.sizes import GIB
 
-from ..home import HomeLayout, is_locked
+from ..home import HomeLayout, is_locked, read_supervisor
+from ..local.backends import redis_problem, store_problem
 from ..local.services import find_redis
 from ..output import format_size
 
@@ -187,10 +188,39 @@ def check_home(home: Path) -> Finding:
     free_bytes = shutil.disk_usage(folder).free
     found = f"{home}, {format_size(free_bytes)} free"
     if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
-        return Finding(check="store", verdict="bad", found=f"{folder} is not writable", advice="set FS_HOME elsewhere")
+        return Finding(check="home", verdict="bad", found=f"{folder} is not writable", advice="set FS_HOME elsewhere")
     if free_bytes < DISK_LEAST_BYTES:
-        return Finding(check="store", verdict="warn", found=found, advice="free some space, or set FS_HOME elsewhere")
-    return Finding(check="store", verdict="ok", found=found)
+        return Finding(check="home", verdict="warn", found=found, advice="free some space, or set FS_HOME elsewhere")
+    return Finding(check="home", verdict="ok", found=found)
+
+
+def check_store(home: Path, store: str) -> Finding:
+    """Whether the store keeps what is written: the given one, else that of the server of this home."""
+    location = store or _record(home, "store")
+    if not location:
+        return Finding(check="store", verdict="ok", found="the next `fs up` keeps it in its home, unless --store says")
+    problem = store_problem(location)
+    if problem is None:
+        return Finding(check="store", verdict="ok", found=f"{location}: wrote, read and deleted an object")
+    return Finding(check="store", verdict="bad", found=f"{location}: {problem.message}", advice=problem.hint)
+
+
+def check_redis_server(home: Path) -> Finding:
+    """Whether the Redis of the server of this home keeps what is written."""
+    url = _record(home, "redis_url")
+    if not url:
+        return Finding(check="redis server", verdict="ok", found="none runs here: `fs up` starts or tries it")
+    problem = redis_problem(url)
+    if problem is None:
+        return Finding(check="redis server", verdict="ok", found="wrote, read and deleted a key")
+    return Finding(check="redis server", verdict="bad", found=problem.message, advice=problem.hint)
+
+
+def _record(home: Path, field: str) -> str:
+    """A field of the running supervisor's record; "" if none runs."""
+    layout = HomeLayout(home)
+    record = read_supervisor(layout) if is_locked(layout.lock) else None
+    return str(getattr(record, field)) if record is not None else ""
 
 
 def check_port(home: Path, number: int) -> Finding:
@@ -210,7 +240,7 @@ def check_port(home: Path, number: int) -> Finding:
     return Finding(check="port", verdict="ok", found=f"{number} is free")
 
 
-def run_checks(home: Path, port_number: int) -> list[Finding]:
+def run_checks(home: Path, port_number: int, store: str = "") -> list[Finding]:
     """Runs all checks; one that fails to run is a finding, too."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", check_python),
@@ -221,7 +251,9 @@ def run_checks(home: Path, port_number: int) -> list[Finding]:
         ("sandboxes", check_sandboxes),
         ("limits", check_limits),
         ("memory", check_memory),
-        ("store", lambda: check_home(home)),
+        ("home", lambda: check_home(home)),
+        ("store", lambda: check_store(home, store)),
+        ("redis server", lambda: check_redis_server(home)),
         ("access", lambda: check_access(home)),
         ("port", lambda: check_port(home, port_number)),
     ]

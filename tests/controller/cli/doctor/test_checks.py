@@ -98,7 +98,7 @@ def test_files_that_tell_secrets_are_for_their_owner_alone(tmp_path: Path) -> No
 def test_a_folder_that_cannot_be_looked_into_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = {finding.check: finding for finding in run_checks(tmp_path / "file" / "home", 0)}
-    assert found["store"].verdict == "bad"
+    assert found["home"].verdict == "bad"
     assert found["access"].verdict in ("ok", "warn")
     assert "sandboxes" in found
 

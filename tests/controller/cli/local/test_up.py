@@ -159,6 +159,26 @@ def test_a_port_that_is_taken_is_said_and_nothing_stays(system: System) -> None:
     system.assert_gone()
 
 
+def test_backends_that_cannot_be_used_are_said_at_once_and_nothing_stays(system: System, tmp_path: Path) -> None:
+    refused = system.fs("up", "--redis", "redis://:secret@127.0.0.1:1/0", code=1).stderr
+    assert "redis://:***@127.0.0.1:1/0: it refused the connection" in refused
+    (tmp_path / "file").touch()
+    assert "cannot be made" in system.fs("up", "--store", tmp_path / "file" / "store", code=1).stderr
+    system.assert_gone()
+
+
+def test_status_and_doctor_try_the_store_of_a_running_system(system: System) -> None:
+    system.up()
+    told = system.fs("doctor", "--no-measure", code=None).stdout
+    assert "wrote, read and deleted an object" in told
+    assert "wrote, read and deleted a key" in told
+    assert "store    " not in system.fs("status").stdout
+    shutil.rmtree(system.home / "store")
+    (system.home / "store").touch()
+    assert "cannot be written to" in system.fs("status").stdout
+    assert "cannot be made" in system.fs("doctor", "--no-measure", code=1).stdout
+
+
 def test_a_home_too_deep_for_a_socket_gets_a_short_one(tmp_path: Path) -> None:
     system = System(tmp_path / ("deep" * 30))
     try:
