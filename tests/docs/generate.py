@@ -15,7 +15,10 @@ import click
 from fleetstart.controller.api.endpoints import markdown_table
 from fleetstart.controller.cli.root import VERBS
 from fleetstart.runtime.openai_api.request_fields import markdown_table as request_fields_table
+from tests.docs.error_codes import markdown_table as error_codes_table
+from tests.docs.error_codes import parts_table
 from tests.docs.pages import ROOT
+from tests.docs.setting_places import markdown_table as setting_places_table
 
 WIDTH = 100
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -59,8 +62,23 @@ def request_fields() -> str:
     return f"\n{request_fields_table()}\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"verbs": verbs, "endpoints": endpoints, "request_fields": request_fields}
-PAGES = tuple(ROOT / "docs" / name for name in ("cli.md", "http.md", "models.md"))
+def error_codes() -> str:
+    return f"\n{error_codes_table()}\n"
+
+
+def error_codes_of_parts() -> str:
+    return f"\n{parts_table()}\n"
+
+
+def setting_places() -> str:
+    return f"\n{setting_places_table()}\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    part.__name__: part
+    for part in (verbs, endpoints, request_fields, error_codes, error_codes_of_parts, setting_places)
+}
+PAGES = tuple(ROOT / "docs" / name for name in ("cli.md", "http.md", "models.md", "settings.md"))
 
 
 def generated(text: str) -> str:

@@ -14,10 +14,10 @@ import pytest
 import fleetstart.runtime
 from fleetstart.controller.cli.output import EXIT_CODES
 from fleetstart.controller.cli.root import VERBS
-from fleetstart.runtime.contract import errors
-from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract import worker_headers
 from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
 from fleetstart.runtime.sdk.declarations import GENERAL, OF_LAYERED, OF_LLM, OF_TRANSFORMERS
+from tests.docs.error_codes import HELP, HELP_OF_PARTS, of_the_contract
 from tests.docs.generate import PAGES, generated
 from tests.docs.pages import ROOT, rows, sections
 
@@ -78,37 +78,43 @@ def test_defaults_of_tables_are_those_of_the_code(kind: type[Scale] | type[Limit
 
 
 def test_every_variable_is_in_the_tables() -> None:
-    text = SETTINGS["Of the command line"] + SETTINGS["Of controller, node daemon and both"]
-    text += SETTINGS["Set by the supervisor alone"]
-    listed = [row[0].strip("`") for row in rows(text) if row[0].startswith("`FS_")]
+    names = ("Of the command line", "Of controller, node daemon and both", "Set by the supervisor alone")
+    listed = [row[0].strip("`") for name in names for row in rows(SETTINGS[name]) if row[0].startswith("`FS_")]
     assert len(listed) == len(set(listed))
-    assert set(listed) == {name for room in ("controller", "prefetcher", "runtime") for name in _variables(room)}
+    assert set(listed) == set(_found(r"""["'](FS_[A-Z_]+)["']""")), "read by the code, or documented, but not both"
+    assert set(listed) == set(_found(r"\b(FS_[A-Z_]+[A-Z])\b")), "named in a message or a comment, and read nowhere"
 
 
-def _variables(room: str) -> Iterator[str]:
-    for path in (ROOT / room).rglob("*.py"):
-        yield from re.findall(r"""["'](FS_[A-Z_]+)["']""", path.read_text())
+def test_native_code_reads_no_variable() -> None:
+    texts = [path.read_text() for path in (ROOT / "native").rglob("*.[ch]pp")]
+    assert texts
+    assert not any("getenv" in text for text in texts)
 
 
-def test_every_error_is_in_the_table() -> None:
-    text, _, of_parts = sections("docs/http.md")["Errors"].partition("Some parts have codes of their own")
-    listed = {(row[1].strip("`"), int(row[0])) for row in rows(text)[1:]}
-    assert listed == {(error.code, error.status) for error in _errors(FleetError)}
-    own = {row[1].strip("`") for row in rows(of_parts)[1:]}
-    assert own == {*_codes("controller"), *_codes("runtime")} - {code for code, _ in listed} - {OF_THE_CLI}
+def _found(pattern: str) -> Iterator[str]:
+    for room in ("controller", "prefetcher", "runtime"):
+        for path in (ROOT / room).rglob("*.py"):
+            yield from re.findall(pattern, path.read_text())
 
 
-def _codes(room: str) -> Iterator[str]:
-    for path in (ROOT / room).rglob("*.py"):
-        yield from re.findall(r'^    code = "(\w+)"', path.read_text(), re.MULTILINE)
+def test_every_header_is_in_the_tables() -> None:
+    page = sections("docs/http.md")
+    listed = {name.lower() for table in ("Request headers", "Response headers") for row in rows(page[table])
+              for name in re.findall(r"`([A-Za-z-]+)[^`]*`", row[0])}  # fmt: skip
+    inner = {value for name, value in vars(worker_headers).items() if name.endswith("_HEADER")}
+    read = {name.lower() for name in _found(r"""["']((?:[Ff]s|[Ii]dempotent|[Ii]dempotency)-[A-Za-z-]+[a-z])["']""")}
+    assert read - OF_DEV - inner <= listed, "a header of the code is in no table"
+    assert {name for name in listed if name.startswith("fs-")} <= read, "a header of the tables is not in the code"
 
 
-def _errors(root: type[FleetError]) -> Iterator[type[FleetError]]:
-    """Those of the contract: parts of the API have some of their own."""
-    yield root
-    for child in root.__subclasses__():
-        if child.__module__ == errors.__name__:
-            yield from _errors(child)
+OF_DEV = {"fs-dev"}
+"""Names that look like headers: the tag of functions under `fs dev`."""
+
+
+def test_every_error_has_its_row() -> None:
+    assert set(HELP) == {error.code for error in of_the_contract()}
+    own = {*_found(r'(?m)^    code = "(\w+)"')} - set(HELP) - {OF_THE_CLI}
+    assert set(HELP_OF_PARTS) == own
 
 
 def test_every_public_name_of_the_handler_api_has_a_place() -> None:
