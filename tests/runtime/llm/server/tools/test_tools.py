@@ -250,6 +250,19 @@ def test_formats_are_recognised_by_their_templates() -> None:
         assert format_of(ChatTemplate(unknown, {})) is None
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_are_those_of_transformers(name: str) -> None:
+    rendering = pytest.importorskip("transformers.utils.chat_template_utils")
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é<"}}}]}
+    messages = [*user("hi"), called, {"role": "tool", "content": "1", "tool_call_id": "x", "name": "f"}]
+    template = TEMPLATES[name] + MESSAGES
+    for tools in (TOOLS, None):
+        (wanted,), _ = rendering.render_jinja_template(
+            [messages], tools=tools, chat_template=template, add_generation_prompt=True
+        )
+        assert ChatTemplate(template, {}).render(messages, tools=tools) == wanted
+
+
 def test_a_format_that_is_not_known_refuses_tools() -> None:
     weights = tiny()
     files = {name: weights.file(name) for name in ("config.json", "tokenizer.json", "generation_config.json")}
