@@ -45,6 +45,9 @@ FETCH_THREADS, FETCH_THREADS_MOST = 8, 32
 DISK_CACHE_BYTES = 50 * GIB
 """Default budget of the disk cache: a handful of large models. The last gigabyte of the disk stays free."""
 
+LAYER_CACHE_BYTES = 20 * GIB
+"""Default budget of layers on the disk: a few with torch, dozens without."""
+
 WORKER_ENV = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
     *("CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_"),
@@ -87,6 +90,8 @@ class Config:
     """Keep weights in memory when no worker uses them. FS_KEEP_WEIGHTS=0 turns it off, to measure cold starts."""
     disk_cache_bytes: int = 0
     """Budget of the disk cache; 0 where the store is a folder, which is on a disk already."""
+    layer_cache_bytes: int = LAYER_CACHE_BYTES
+    """Budget of the packages of functions on the disk."""
     fetch_threads: int = FETCH_THREADS
     """Concurrent connections to the object store."""
     region: str = ""
@@ -114,6 +119,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         keep_bytes=read_size(env, "FS_POOL_MEMORY", min(KEEP_BYTES, memory_bytes // KEEP_SHARE)),
         keep_idle=read_choice(env, "FS_KEEP_WEIGHTS", ("0", "1")) != "0",
         disk_cache_bytes=read_size(env, "FS_DISK_CACHE", DISK_CACHE_BYTES) if is_s3(env["FS_STORE"]) else 0,
+        layer_cache_bytes=read_size(env, "FS_LAYER_CACHE", LAYER_CACHE_BYTES),
         pool_size=read_int(env, "FS_POOL_SIZE", 1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS)),
         cpus=cpus,

@@ -31,6 +31,7 @@ from .control.orders import OrderReconciler
 from .control.outbox import Outbox, retries
 from .control.redis_state import REDIS_ERRORS, NodeState
 from .control.status_publisher import StatusPublisher
+from .layers.cache import LayerCache
 from .network.egress_proxy import NodeEgress, egress_limits
 from .network.ingress_proxy import NodeIngress
 from .node_report import report_of
@@ -103,11 +104,13 @@ class Daemon:
         self._io_thread = IoThread()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._egress = NodeEgress(egress_limits(descriptors), self._io_thread)
+        layers = LayerCache(folder=config.state_dir / "layers", source=source, budget_bytes=config.layer_cache_bytes)
         services = NodeServices(
             node=config.node,
             address=config.address,
             cpus=config.cpus,
             bundles=BundleCache(folder=config.state_dir / "bundles", source=source),
+            layers=layers,
             segments=self._segments,
             prefork_pool=self._prefork_pool,
             logs=self._logs,

@@ -10,13 +10,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
+from fleetstart.runtime.contract.object_keys import LayerKey, parse_key
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
 
 from ..http.asgi import error_json
 from ..http.byte_range import NotSatisfiable, parse_range
 from ..http.json_api import json_response, query_flag
 from ..registry.checkpoints import Checkpoints
-from ..storage.object_store import ObjectStore, Upload, check_checkpoint, check_key, not_found
+from ..storage.object_store import ObjectStore, Upload, check_checkpoint, check_key, not_found, require_layer_parts
 
 BYTES = "application/octet-stream"
 
@@ -51,7 +52,10 @@ class ObjectsApi:
         try:
             if key.endswith("/" + MANIFEST_OBJECT):
                 data = await _small(key, chunks)
-                await self._checkpoints.check_parts(check_checkpoint(key.split("/")[1]), data)
+                if isinstance(named := parse_key(key), LayerKey):
+                    await require_layer_parts(self._store, named.layer, data)
+                else:
+                    await self._checkpoints.check_parts(check_checkpoint(key.split("/")[1]), data)
                 chunks = _once(data)
             await self._store.put(key, Upload(key, chunks))
         except ClientDisconnect:

@@ -1,6 +1,6 @@
 """Registry of functions and their immutable, numbered versions.
 
-A deploy is rejected unless bundle, weights and adapter are complete in the store and fit together. The spec of a
+A deploy is rejected unless bundle, layer, weights and adapter are complete in the store and fit together. The spec of a
 version in service makes no new version, but clears the failed starts of a broken one. `state.traffic` decides which
 version gets calls. Each change is a compare-and-set in one script, which fails if the weights are being removed
 (`deletion_guard`).
@@ -25,7 +25,7 @@ from ..state import traffic
 from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord
 from ..state.redis_client import Script
 from ..state.sync import StateSync
-from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint
+from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint, require_layer
 from .deletion_guard import DeletionGuard
 
 TRIES = 20
@@ -54,6 +54,8 @@ class Registry:
         """
         digest = spec_digest(spec)
         await require_bundle(self._store, spec.name, spec.bundle)
+        if spec.layer is not None:
+            await require_layer(self._store, spec.name, spec.layer)
         needed = checkpoints_of(spec)
         for _ in range(TRIES):
             marks = await self.deletion_guard.marks(needed, now_unix_ms)  # before the look into the store

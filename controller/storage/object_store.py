@@ -16,12 +16,22 @@ from fleetstart.runtime.contract.errors import (
     CheckpointInvalid,
     InvalidInput,
     InvalidSpec,
+    LayerInvalid,
     NotFound,
     TooLarge,
     WeightsMissing,
 )
-from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
-from fleetstart.runtime.contract.object_keys import CheckpointKey, bundle_key, checkpoint_key, is_digest, parse_key
+from fleetstart.runtime.contract.function import layer as layers
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, LayerId
+from fleetstart.runtime.contract.object_keys import (
+    CheckpointKey,
+    LayerKey,
+    bundle_key,
+    checkpoint_key,
+    is_digest,
+    layer_key,
+    parse_key,
+)
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT, Manifest, read_manifest
 
 
@@ -104,14 +114,18 @@ class Upload:
                 hint="the upload was cut or changed on its way: deploy again",
             )
         if self._manifest is not None and self._expected is not None:
-            read_manifest(bytes(self._manifest), CheckpointId(self._expected))
+            if isinstance(parse_key(self._key), LayerKey):
+                layers.read_layer(bytes(self._manifest), LayerId(self._expected))
+            else:
+                read_manifest(bytes(self._manifest), CheckpointId(self._expected))
 
 
 def check_key(key: str) -> str:
     """Checks a key that a caller of the API has named. Errors: InvalidInput."""
     if parse_key(key) is None:
         raise InvalidInput(
-            f"object key {key[:200]!r} is not allowed", hint="bundles/SHA256 and checkpoints/ID/OBJECT are"
+            f"object key {key[:200]!r} is not allowed",
+            hint="bundles/SHA256, checkpoints/ID/OBJECT and layers/ID/OBJECT are",
         )
     return key
 
@@ -130,6 +144,8 @@ def expected_digest(key: str) -> str | None:
     named = parse_key(key)
     if isinstance(named, CheckpointKey):
         return named.checkpoint if named.object == MANIFEST_OBJECT else None
+    if isinstance(named, LayerKey):
+        return named.layer if named.object == MANIFEST_OBJECT else None
     return named
 
 
@@ -142,6 +158,28 @@ async def require_bundle(store: ObjectStore, name: FunctionName, bundle: BundleI
             f"function {name}: its bundle {bundle[:12]} is not in the store",
             hint="`fs deploy` uploads it: run it again",
         )
+
+
+async def require_layer(store: ObjectStore, name: FunctionName, layer: LayerId) -> None:
+    """Checks that all of a layer is in the store. Errors: InvalidSpec, LayerInvalid, naming the first object."""
+    if not is_digest(layer):
+        raise InvalidSpec(f"function {name}: layer {layer[:80]!r} is not a sha256 in hex")
+    data = await store.read(layer_key(layer, MANIFEST_OBJECT), layers.MANIFEST_MAX_BYTES)
+    if data is None:
+        raise LayerInvalid(f"function {name}: layer {layer[:12]} is not in the store", hint=_DEPLOY_LAYER)
+    await require_layer_parts(store, layer, data)
+
+
+async def require_layer_parts(store: ObjectStore, layer: LayerId, data: bytes) -> None:
+    """Checks that the parts of a layer's manifest are in the store. Errors: LayerInvalid, naming the first one."""
+    for part in layers.read_layer(data, layer).parts:
+        found = await store.size(layer_key(layer, part.object))
+        if found != part.size_bytes:
+            state = "is not in the store" if found is None else f"has {found:,} bytes, {part.size_bytes:,} expected"
+            raise LayerInvalid(f"{part.object} of layer {layer[:12]} {state}", hint=_DEPLOY_LAYER)
+
+
+_DEPLOY_LAYER = "`fs deploy` sends what the store lacks: run it again"
 
 
 async def require_checkpoint(store: ObjectStore, name: FunctionName, checkpoint: CheckpointId) -> Manifest:

@@ -90,7 +90,9 @@ class ForkServer:
         finally:
             await self._stop()
 
-    async def fork(self, worker: WorkerId, group: Cgroup | None, *, pool: str, network: bool) -> ForkedProcess:
+    async def fork(
+        self, worker: WorkerId, group: Cgroup | None, *, pool: str, network: bool, layer_dir: str = ""
+    ) -> ForkedProcess:
         """Forks a worker, waiting for a server that is restarting. Callers set the deadline.
 
         Errors: Unavailable if the server dies or cannot fork.
@@ -107,7 +109,8 @@ class ForkServer:
             procs = group.procs if group is not None else []
             descriptors = (its_control.fileno(), log_write)
             profile = pool.partition("+")[0]
-            self._channel.send(Fork(worker=worker, cgroup_procs=procs, network=network, profile=profile), descriptors)
+            message = Fork(worker=worker, cgroup_procs=procs, network=network, layer_dir=layer_dir, profile=profile)
+            self._channel.send(message, descriptors)
             its_control.close()
             os.close(log_write)
             log_write = -1

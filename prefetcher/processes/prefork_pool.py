@@ -68,8 +68,11 @@ class PreforkPool:
         waiting = self._waiting.get(self._serving(pool))
         return waiting.pop(0) if waiting else None
 
-    async def fork(self, pool: str, *, network: bool) -> ForkedProcess:
-        """Forks a fresh worker. Errors: Unavailable, with the reason."""
+    async def fork(self, pool: str, *, network: bool, layer_dir: str = "") -> ForkedProcess:
+        """Forks a fresh worker; `layer_dir` is for sandboxes, which get no folder later.
+
+        Errors: Unavailable, with the reason.
+        """
         pool = self._serving(pool)
         server = self._servers.get(pool)
         if server is None:
@@ -81,7 +84,7 @@ class PreforkPool:
         worker = new_worker_id()
         group = self._create_group(worker)
         try:
-            return await server.fork(worker, group, pool=pool, network=network)
+            return await server.fork(worker, group, pool=pool, network=network, layer_dir=layer_dir)
         except BaseException:
             self.remove_group(group)
             raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 
+from ..layers.cache import LayerCache
 from ..network.egress_proxy import NodeEgress
 from ..network.ingress_proxy import NodeIngress
 from ..processes.prefork_pool import PreforkPool
@@ -28,6 +29,7 @@ class NodeServices:
     address: str
     cpus: int
     bundles: BundleCache
+    layers: LayerCache
     segments: SegmentStore
     prefork_pool: PreforkPool
     logs: LogBuffer

@@ -1,6 +1,6 @@
-"""The resources of one worker: memory, code, weights, a process; and the assignment that hands them over.
+"""The resources of one worker: memory, code, packages, weights, a process; and the assignment that hands them over.
 
-Bundle and segments are fetched while a process is forked, unless a preforked one is waiting. At the worker's end
+Bundle, layer and segments are fetched while a process is forked, unless a preforked one is waiting. At the worker's end
 memory and segments are released; the process belongs to `worker_process`.
 """
 
@@ -15,7 +15,8 @@ from collections import Counter
 from itertools import chain
 
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
-from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
@@ -46,6 +47,10 @@ class WorkerResources:
         """Segments of its weights, then of their adapter."""
         self.cold = False
         """True if some of its weights had to be fetched."""
+        self._layer: LayerId | None = None
+        self._layer_dir = ""
+        self._layer_fetch_ns: tuple[int, int] | None = None
+        """(begin, end) of its layer's fetch, if the node did not have it."""
         self._checkpoints: list[CheckpointId] = []
         self._traffic_before: Counter[str] = Counter()
         self.pooled = False
@@ -70,15 +75,17 @@ class WorkerResources:
         self.cold = not all(map(services.segments.is_ready, self._checkpoints, stages))
         self._traffic_before = self._traffic()
         network = spec.network is True
-        fresh = network or not services.prefork_pool.has(spec.preloaded_pool)
-        fork = (
-            asyncio.ensure_future(services.prefork_pool.fork(spec.preloaded_pool, network=network)) if fresh else None
-        )
+        layer = asyncio.ensure_future(self._acquire_layer(spec, order.worker))
+        # A sandbox sees the folders that it was started with.
+        sealed = self._sandbox is not None and spec.layer is not None
+        fresh = network or sealed or not services.prefork_pool.has(spec.preloaded_pool)
+        fork = asyncio.ensure_future(self._fork(spec, layer if sealed else None)) if fresh else None
         weights = asyncio.ensure_future(
             services.segments.acquire_all(self._checkpoints, order.worker, self._membership.layers)
         )
         try:
             bundle = services.bundles.ready(spec.bundle) or await services.bundles.get(spec.bundle)
+            await layer
             self.segments = await weights
             if fork is None and (process := services.prefork_pool.take(spec.preloaded_pool)) is not None:
                 self.pooled = True
@@ -88,8 +95,30 @@ class WorkerResources:
             if self._sandbox is not None:
                 await self._sandbox.prepare(bundle, self.segments)
         finally:
+            if not layer.done():
+                layer.cancel()
+                await asyncio.gather(layer, return_exceptions=True)
             await self._release_unused(fork, weights)
         return str(bundle)
+
+    async def _acquire_layer(self, spec: FunctionSpec, worker: WorkerId) -> str:
+        """Pins the packages of the function on the node's disk; returns their folder, "" if it has none."""
+        if spec.layer is None:
+            return ""
+        layers, began_ns = self._services.layers, time.monotonic_ns()
+        fetched = not layers.has(spec.layer)
+        self._layer_dir = await layers.acquire(spec.layer, worker)
+        self._layer = spec.layer
+        if fetched:
+            self._layer_fetch_ns = began_ns, time.monotonic_ns()
+        return self._layer_dir
+
+    async def _fork(self, spec: FunctionSpec, layer: asyncio.Future[str] | None) -> ForkedProcess:
+        """Forks a fresh process; with `layer`, once that is there."""
+        layer_dir = "" if layer is None else await asyncio.shield(layer)
+        return await self._services.prefork_pool.fork(
+            spec.preloaded_pool, network=spec.network is True, layer_dir=layer_dir
+        )
 
     async def _release_unused(
         self, fork: asyncio.Future[ForkedProcess] | None, weights: asyncio.Future[list[Segment]]
@@ -143,6 +172,7 @@ class WorkerResources:
                 stage=order.stage,
                 secret=order.secret,
                 bundle_dir=bundle_dir,
+                layer_dir=self._layer_dir,
                 token=self.token,
                 threads=threads or self._services.cpus,
                 secrets=self.secrets,
@@ -174,12 +204,15 @@ class WorkerResources:
             self._membership.grow(self._services.segments, self.segments[0])
 
     def fetched_ns(self, since_ns: int) -> tuple[int, int] | None:
-        """(begin, end) of the fetch of its weights, clipped to its own lifetime; None if nothing was fetched."""
+        """(begin, end) of the fetch of its weights and packages, clipped to its own lifetime; None if nothing was
+        fetched."""
         if not self.segments or not self.cold:
-            return None
+            return self._layer_fetch_ns
         begun_ns = min(segment.fetch_span_ns[0] for segment in self.segments)
         ends_ns = [segment.fetch_span_ns[1] for segment in self.segments]
         ended_ns = max(ends_ns) if all(ends_ns) else time.monotonic_ns()
+        if self._layer_fetch_ns is not None:
+            begun_ns, ended_ns = min(begun_ns, self._layer_fetch_ns[0]), max(ended_ns, self._layer_fetch_ns[1])
         return max(begun_ns, since_ns), ended_ns
 
     @property
@@ -202,6 +235,9 @@ class WorkerResources:
         if self._sandbox is not None:
             self._sandbox.close()
         self.reserved_bytes = 0
+        if self._layer is not None:
+            self._services.layers.release(self._layer, worker)
+            self._layer = None
         for segment in self.segments:
             self._services.segments.release(segment, worker)
         self.segments = []

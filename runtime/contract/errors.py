@@ -9,6 +9,8 @@ FleetError
 │   ├── WeightsMissing           400  weights_missing
 │   ├── PickleRefused            400  pickle_refused
 │   ├── CheckpointInvalid        400  checkpoint_invalid     truncated, overlapping, unreadable
+│   ├── BuildFailed              400  build_failed           the requirements could not be installed
+│   ├── LayerInvalid             400  layer_invalid          a layer's manifest or bytes are not what they must be
 │   ├── Unauthorized             401  unauthorized           no key, or an unknown, expired or revoked one
 │   ├── BudgetSpent              402  budget_spent           carries retry_after_s: when the budget renews
 │   ├── Forbidden                403  forbidden              a valid key without this right
@@ -153,6 +155,14 @@ class PickleRefused(Refused):
 
 class CheckpointInvalid(Refused):
     code = "checkpoint_invalid"
+
+
+class BuildFailed(Refused):
+    code = "build_failed"
+
+
+class LayerInvalid(Refused):
+    code = "layer_invalid"
 
 
 class Unauthorized(Refused):

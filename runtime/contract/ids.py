@@ -15,6 +15,8 @@ CheckpointId = NewType("CheckpointId", str)
 """sha256 (hex) of a manifest's bytes."""
 BundleId = NewType("BundleId", str)
 """sha256 (hex) of a bundle's tar bytes."""
+LayerId = NewType("LayerId", str)
+"""sha256 (hex) of a layer's manifest."""
 
 
 def new_worker_id() -> WorkerId:

@@ -4,13 +4,14 @@
 | --- | --- | --- |
 | bundles/{sha256} | a function's code, as a tar | a deploy |
 | checkpoints/{id}/{object} | a manifest, or a part of the weights | a deploy |
+| layers/{id}/{object} | a layer's manifest, or a part of its packages | a deploy |
 | ledger/{number} | a segment of the ledger | the scheduler |
 | audit/{name} | a segment of the audit log | the scheduler |
 | invocations/{id}/{object} | the request of a stored invocation, and its answers | gateways |
 | idempotency/{digest}/{owner} | a large answer of an idempotent call | gateways |
 | relay/{pipeline}/{link}/{number} | activations between stages that cannot connect | nodes |
 
-Callers of the API may name the first two and no others.
+Callers of the API may name the first three and no others.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .ids import BundleId, CheckpointId
+from .ids import BundleId, CheckpointId, LayerId
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 BUNDLES = "bundles/"
 CHECKPOINTS = "checkpoints/"
+LAYERS = "layers/"
 RELAY = "relay/"
 
 
@@ -35,8 +37,15 @@ class CheckpointKey(NamedTuple):
     object: str
 
 
+class LayerKey(NamedTuple):
+    """An object of a layer: its manifest, or a part."""
+
+    layer: LayerId
+    object: str
+
+
 def is_digest(text: str) -> bool:
-    """Whether the text can be the id of a bundle or a checkpoint: a sha256 in hex."""
+    """Whether the text can be the id of a bundle, a checkpoint or a layer: a sha256 in hex."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -60,12 +69,21 @@ def checkpoint_key(checkpoint: CheckpointId, name: str) -> str:
     return f"{CHECKPOINTS}{checkpoint}/{name}"
 
 
-def parse_key(key: str) -> BundleId | CheckpointKey | None:
-    """Parses the key of a bundle or a checkpoint's object; None for every other text."""
+def layer_key(layer: LayerId, name: str) -> str:
+    """The key of one of a layer's objects."""
+    return f"{LAYERS}{layer}/{name}"
+
+
+def parse_key(key: str) -> BundleId | CheckpointKey | LayerKey | None:
+    """Parses the key of a bundle, or of an object of a checkpoint or a layer; None for every other text."""
     folder, _, rest = key.partition("/")
     if f"{folder}/" == BUNDLES:
         return BundleId(rest) if is_digest(rest) else None
-    checkpoint, _, name = rest.partition("/")
-    if f"{folder}/" == CHECKPOINTS and is_digest(checkpoint) and is_object_name(name):
-        return CheckpointKey(CheckpointId(checkpoint), name)
+    digest, _, name = rest.partition("/")
+    if not is_digest(digest) or not is_object_name(name):
+        return None
+    if f"{folder}/" == CHECKPOINTS:
+        return CheckpointKey(CheckpointId(digest), name)
+    if f"{folder}/" == LAYERS:
+        return LayerKey(LayerId(digest), name)
     return None

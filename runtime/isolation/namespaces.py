@@ -7,8 +7,9 @@ loopback of its own.
 *At the assignment* (`confine`), before the first line of user code: the whole tree read-only; a fresh
 /proc, /tmp and /dev/shm; /dev with the harmless devices alone; empty /run, home folders (but for
 the files that Python runs from) and hidden folders of the node (its state folder with Redis' socket, the
-store and other functions' bundles); the function's bundle, read-only, at /tmp/function; then no
-capabilities, no new privileges, a seccomp filter (`seccomp`) and resource limits.
+store and other functions' bundles); the function's bundle, read-only, at /tmp/function, and the layer with its
+packages, read-only, at its path; then no capabilities, no new privileges, a seccomp filter (`seccomp`) and resource
+limits.
 
 The user id stays the daemon's. Python, its packages and GPU devices are often readable by their owner
 alone (a venv below /root), and a shifted id would lose them. What that id still buys without
@@ -153,12 +154,22 @@ def enter_namespaces(*, network: bool) -> None:
         linux.loopback_up()
 
 
-def confine(bundle_dir: str, steps: Iterable[MountStep], *, writable_bytes: int, terminals: bool = False) -> None:
+def confine(
+    bundle_dir: str,
+    steps: Iterable[MountStep],
+    *,
+    writable_bytes: int,
+    terminals: bool = False,
+    layer_dir: str = "",
+) -> None:
     """Confines a worker that has its namespaces: mounts, read-only tree, bundle. Call it in a single-threaded process.
 
     `writable_bytes` limits /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR. With `terminals`,
-    the worker gets its own instance of devpts.
+    the worker gets its own instance of devpts. `layer_dir` stays visible at its path, and
+    nothing beside it.
     """
+    if layer_dir:
+        steps = (*steps, MountStep("keep", layer_dir))
     if terminals:
         steps = (*steps, MountStep("keep", "/dev/tty"))
     trees = {step.path: linux.open_tree(step.path) for step in steps if step.kind == "keep" and _exists(step.path)}

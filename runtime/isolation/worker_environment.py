@@ -38,7 +38,13 @@ class NodeEnvironment:
         bundle_dir = assign.bundle_dir
         if self.confined:
             writable_bytes = assign.spec.memory_bytes // 2
-            namespaces.confine(bundle_dir, self.steps, writable_bytes=writable_bytes, terminals=assign.shell)
+            namespaces.confine(
+                bundle_dir,
+                self.steps,
+                writable_bytes=writable_bytes,
+                terminals=assign.shell,
+                layer_dir=assign.layer_dir,
+            )
             bundle_dir = namespaces.FUNCTION_DIR
         else:
             os.chdir(bundle_dir)

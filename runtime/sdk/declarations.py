@@ -23,6 +23,8 @@ GENERAL = (
     "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 """Settings of every declaration."""
+OF_CODE = ("requirements",)
+"""Settings of functions with code of their own: an `LLM` and a `Transformers` have none."""
 OF_LAYERED = ("layers",)
 """Settings of a `Layered` class only."""
 OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
@@ -71,6 +73,7 @@ def function(
     keep_requests: bool = ...,
     project: str = ...,
     secrets: Iterable[str] = ...,
+    requirements: str | Iterable[str] = ...,
 ) -> Callable[[Target], Target]: ...
 
 
@@ -119,11 +122,12 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         timezone: Time zone of the schedule, for example `"Europe/Berlin"`. Default: UTC.
         keep_requests: Whether requests of synchronous calls are stored for a day, for `fs replay`.
         project: Project of the function. Default: its present one, or `default`.
+        requirements: Packages to install for it, for example `["scikit-learn==1.7"]`, or the name of a file with them.
 
     Raises:
         TypeError: For an unknown setting, and for a target that cannot be called.
     """
-    check_names("function", settings, (*GENERAL, *OF_LAYERED))
+    check_names("function", settings, (*GENERAL, *OF_CODE, *OF_LAYERED))
     if target is None:
         return lambda declared: _declare(declared, settings)
     return _declare(target, settings)

@@ -158,6 +158,10 @@ class AssignedWorker:
             os.environ.update(self._assign.secrets)
             os.environ.setdefault("OMP_NUM_THREADS", str(self._assign.threads))
             sys.path.insert(0, bundle_dir)
+            if self._assign.layer_dir:
+                from .layer_path import add_layer  # late: most functions have none
+
+                add_layer(self._assign.layer_dir)
             sys.dont_write_bytecode = True
         return bundle_dir, listening
 

@@ -27,6 +27,8 @@ HELP = {
     "weights_missing": ("there are no weights at the given place", "correct the path: it is relative to the handler"),
     "pickle_refused": ("the weights are a pickle", "convert them with the line that the message prints"),
     "checkpoint_invalid": ("the weights are truncated, overlapping or unreadable", "download or save them again"),
+    "build_failed": ("the packages of a function could not be installed", "the message has uv's explanation"),
+    "layer_invalid": ("a layer of packages is damaged or not complete", "deploy again: it sends what is missing"),
     "refused": ("another request that the caller can correct", "the message says what"),
     "unauthorized": ("no key, or none that is valid", "send `Authorization: Bearer KEY`; `fs key ls` lists keys"),
     "budget_spent": ("the function's budget is spent", "wait for its renewal, or `fs budget set`"),

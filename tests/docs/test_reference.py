@@ -16,7 +16,7 @@ from fleetstart.controller.cli.output import EXIT_CODES
 from fleetstart.controller.cli.root import VERBS
 from fleetstart.runtime.contract import worker_headers
 from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
-from fleetstart.runtime.sdk.declarations import GENERAL, OF_LAYERED, OF_LLM, OF_TRANSFORMERS
+from fleetstart.runtime.sdk.declarations import GENERAL, OF_CODE, OF_LAYERED, OF_LLM, OF_TRANSFORMERS
 from tests.docs.error_codes import HELP, HELP_OF_PARTS, of_the_contract
 from tests.docs.generate import PAGES, generated
 from tests.docs.pages import ROOT, rows, sections
@@ -61,7 +61,11 @@ def test_exit_codes_are_those_of_the_code() -> None:
 def test_every_setting_is_in_the_tables() -> None:
     parts = {f"{table}.{name}" for table, kind in (("scale", Scale), ("slo", SLO), ("limits", Limits))
              for name in kind.__struct_fields__}  # fmt: skip
-    assert set(ROWS) == {*GENERAL, *OF_LAYERED, *OF_LLM, *OF_TRANSFORMERS, *parts} - {"scale", "slo", "limits"}
+    assert set(ROWS) == {*GENERAL, *OF_CODE, *OF_LAYERED, *OF_LLM, *OF_TRANSFORMERS, *parts} - {
+        "scale",
+        "slo",
+        "limits",
+    }
 
 
 def test_flags_of_settings_are_those_of_a_deploy() -> None:

@@ -1,7 +1,11 @@
-"""`fs deploy`: reads declarations, packs the bundle, publishes weights, sends the spec. Nothing is sent twice."""
+"""`fs deploy`: reads declarations, packs the bundle, publishes packages and weights, sends the spec.
+
+Nothing is sent twice.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +30,8 @@ from ..handler.source.interface import batch_size, interface_of
 from ..handler.source.layered import with_layer_names
 from ..handler.spec import adapter_of, build_spec, include_of, layer_pattern_of, module_name, weights_of
 from ..home import HomeLayout
+from ..packages.publish import PublishedLayer, publish_layer
+from ..packages.requirements import find_requirements
 from ..progress import ProgressBar
 from ..rollout import wait_until_serving
 from ..root import verb
@@ -178,7 +184,7 @@ def _deploy(
     deployed = server.post("/api/v1/functions", packed.spec, Deployed, **target)
     if deployed.trying:
         wait_until_serving(server, deployed)
-    output.message(_summary(deployed, packed.checkpoints, time.monotonic() - started_s))
+    output.message(_summary(deployed, packed, time.monotonic() - started_s))
     if deployed.warning:
         output.message(f"warning: {deployed.warning}")
     return deployed
@@ -225,11 +231,14 @@ class PackedFunction:
     spec: FunctionSpec
     checkpoints: list[Published]
     """The weights and their adapter, if it has them."""
+    layer: PublishedLayer | None = None
+    """The packages that it requires."""
 
 
 def _packed(store: UploadTarget, read: ReadFunction, path: Path, bundle: Bundle, cache: Path) -> PackedFunction:
-    """Publishes the weights of a function, and builds its spec."""
+    """Publishes packages and weights of a function, and builds its spec."""
     declaration = read.declaration
+    layer = _layer(store, declaration, path, cache)
     published: Published | None = None
     adapter: Published | None = None
     if read.weights is not None:
@@ -243,12 +252,34 @@ def _packed(store: UploadTarget, read: ReadFunction, path: Path, bundle: Bundle,
         bundle=bundle.id,
         weights=published.id if published else None,
         adapter=adapter.id if adapter else None,
+        layer=layer.layer.id if layer else None,
+        modules=layer.layer.modules if layer else (),
         imports=bundle.imports,
         overrides={},
         interface=interface_of(path, declaration),
         batch=batch_size(path, declaration),
     )
-    return PackedFunction(spec=spec, checkpoints=[one for one in (published, adapter) if one])
+    return PackedFunction(spec=spec, checkpoints=[one for one in (published, adapter) if one], layer=layer)
+
+
+def _layer(store: UploadTarget, declaration: Declaration, path: Path, cache: Path) -> PublishedLayer | None:
+    """Publishes the packages that a function requires; the log of their build goes to stderr."""
+    if declaration.kind in ("llm", "transformers"):
+        return None  # they have no code of their own
+    needed = find_requirements(declaration.settings.get("requirements"), declaration.attribute, path.parent)
+    if needed is None:
+        return None
+    names = declaration.settings.get("secrets")
+    with ProgressBar(f"{declaration.attribute}: packages", live=output.is_terminal()) as bar:
+        return publish_layer(
+            needed,
+            store,
+            cache=cache,
+            environ=os.environ,
+            log=output.message,
+            progress=bar,
+            secrets=[str(name) for name in names] if isinstance(names, list | tuple) else (),
+        )
 
 
 class _Unsent:
@@ -303,12 +334,17 @@ def _source(folder: Path, text: str) -> Source:
     return read_source(folder / text)
 
 
-def _summary(deployed: Deployed, published: Sequence[Published], took_s: float) -> str:
+def _summary(deployed: Deployed, packed: PackedFunction, took_s: float) -> str:
     text = (
         f"{deployed.name}@{deployed.version} {'deployed' if deployed.created else 'is live already'} in {took_s:.1f} s"
     )
     text += _doubt(deployed)
-    for what, one in zip(("weights", "adapter"), published, strict=False):
+    if packed.layer is not None:
+        uploaded = packed.layer.uploaded_bytes
+        state = f"{output.format_size(uploaded)} sent" if uploaded else "in the store already"
+        built = packed.layer.layer
+        text += f"; {len(built.packages) or 'locked'} packages, {output.format_size(built.size_bytes)}, {state}"
+    for what, one in zip(("weights", "adapter"), packed.checkpoints, strict=False):
         sent = f"{output.format_size(one.uploaded_bytes)} sent" if one.uploaded_bytes else "in the store already"
         text += f"; {what} {output.format_size(one.weight_bytes)}, {sent}"
     return text

@@ -16,7 +16,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import FunctionSpec, LLMSettings, Scale
-from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, LayerId
 from fleetstart.runtime.contract.sizes import GIB, parse_size
 
 from .source.declarations import Declaration
@@ -60,12 +60,22 @@ def default_name(attribute: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
-def profile_of(declaration: Declaration, imports: Collection[str]) -> str:
+PRELOADED = frozenset({"numpy", "tokenizers", "torch", "transformers"})
+"""Modules that workers of the profile "torch" hold: a second version of one with native code cannot be loaded."""
+
+
+def profile_of(declaration: Declaration, imports: Collection[str], modules: Collection[str] = ()) -> str:
+    """The fork server's profile. `modules`: those of its layer, of which it needs its own."""
+    if not PRELOADED.isdisjoint(modules):
+        return "python"
     return "torch" if declaration.kind != "function" or not TORCH_BASED.isdisjoint(imports) else "python"
 
 
-def preload_of(declaration: Declaration, imports: Collection[str]) -> str:
-    """The library that a node should have imported before it forks the function's workers; "" for none."""
+def preload_of(declaration: Declaration, imports: Collection[str], modules: Collection[str] = ()) -> str:
+    """The library that a node should have imported before it forks the function's workers; "" for none, and for one
+    that brings its own versions in a layer."""
+    if not PRELOADED.isdisjoint(modules):
+        return ""
     based = declaration.kind == "transformers" or not TRANSFORMERS_BASED.isdisjoint(imports)
     return "transformers" if based else ""
 
@@ -79,10 +89,13 @@ def build_spec(
     imports: Collection[str],
     overrides: Mapping[str, Any],
     adapter: CheckpointId | None = None,
+    layer: LayerId | None = None,
+    modules: Collection[str] = (),
     interface: Interface | None = None,
     batch: int = 0,
 ) -> FunctionSpec:
-    """Builds the spec of one function. `batch`: calls that a batched handler computes at once, or 0.
+    """Builds the spec of one function. `batch`: calls that a batched handler computes at once, or 0; `modules`: those
+    of its layer.
 
     Errors: InvalidSpec, naming the setting.
     """
@@ -91,8 +104,9 @@ def build_spec(
         "name": FunctionName(settings.get("name") or default_name(declaration.attribute)),
         "bundle": bundle,
         "entry": f"{module}:{declaration.attribute}",
-        "profile": profile_of(declaration, imports),
-        "preload": preload_of(declaration, imports),
+        "profile": profile_of(declaration, imports, modules),
+        "preload": preload_of(declaration, imports, modules),
+        "layer": layer,
         "weights": weights,
         "adapter": adapter,
         "interface": interface,

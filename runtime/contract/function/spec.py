@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import InvalidSpec
-from ..ids import BundleId, CheckpointId, FunctionName
+from ..ids import BundleId, CheckpointId, FunctionName, LayerId
 from ..sizes import GIB, MIB
 from .interface import Interface
 
@@ -114,6 +114,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     a process that has imported it."""
     isolation: Isolation = "namespaces"
     """Isolation of a worker: namespaces on the node's kernel, or gVisor, a kernel of its own in user space."""
+    layer: LayerId | None = None
+    """Installed packages that its workers import from; None: only those of the node."""
     weights: CheckpointId | None = None
     adapter: CheckpointId | None = None
     """A LoRA adapter that is applied to the weights when they are loaded."""

@@ -36,6 +36,8 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     cgroup_procs: list[str] = []
     """Files into which the child writes itself before it runs anything."""
     network: bool = False
+    layer_dir: str = ""
+    """Folder of packages that a sandbox must see from its beginning; others get it with their assignment."""
     profile: str = ""
     """Profile to import first, where the launcher does not serve one profile only."""
 
@@ -92,6 +94,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     spec: FunctionSpec
     bundle_dir: str
     """Folder of the unpacked bundle, read-only to the worker."""
+    layer_dir: str = ""
+    """Folder of its installed packages, read-only to the worker at the same path; empty: it has none."""
     token: str
     threads: int
     """Cores that the worker may use."""

@@ -31,7 +31,7 @@ def read(tmp_path: Path, source: str | bytes) -> list[Declaration]:
 
 
 def test_settings_are_those_of_the_runtime() -> None:
-    assert set(FUNCTION_SETTINGS) == set(declarations.GENERAL)
+    assert set(FUNCTION_SETTINGS) == {*declarations.GENERAL, *declarations.OF_CODE}
     assert set(LLM_SETTINGS) == {*declarations.GENERAL, *declarations.OF_LLM}
     assert set(TRANSFORMERS_SETTINGS) == {*declarations.GENERAL, *declarations.OF_TRANSFORMERS}
 

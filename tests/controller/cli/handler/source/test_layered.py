@@ -35,7 +35,7 @@ def read(tmp_path: Path, source: str) -> list[Declaration]:
 
 
 def test_settings_are_those_of_the_runtime() -> None:
-    assert set(LAYERED_SETTINGS) == {*declarations.GENERAL, *declarations.OF_LAYERED}
+    assert set(LAYERED_SETTINGS) == {*declarations.GENERAL, *declarations.OF_CODE, *declarations.OF_LAYERED}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""Builds the layer of a function's requirements, and publishes it. What was built or sent before is not again.
+
+A cache on this machine remembers which lock requirements have and which layer a lock gives. A layer whose manifest is
+in the store is there whole, so a deploy with known requirements runs no build and sends nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from fleetstart.runtime.contract.errors import BuildFailed
+from fleetstart.runtime.contract.function.layer import (
+    CHUNK_BYTES,
+    LAYER_MAX_BYTES,
+    MANIFEST_OBJECT,
+    LayerFile,
+    LayerManifest,
+    layer_bytes,
+    layer_id,
+    own_platform,
+    own_python,
+    parts_of,
+    read_layer,
+    top_level,
+)
+from fleetstart.runtime.contract.ids import LayerId
+from fleetstart.runtime.contract.object_keys import layer_key
+
+from ..weights.upload import UploadObject, UploadTarget, upload
+from .build import constraints, install, packages_of, resolve
+from .index_settings import build_environment, pip_settings
+from .requirements import Requirements
+
+Log = Callable[[str], object]
+Progress = Callable[[str, int, int], None]
+FORMAT = "1"
+"""Changes with the way in which layers are built, so that what was built otherwise is not taken for it."""
+_BLOCK_BYTES = 1024 * 1024
+
+
+class BuiltLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer that was built on this machine, as its cache remembers it."""
+
+    id: LayerId
+    lock: str
+    size_bytes: int
+    packages: list[str]
+    modules: list[str]
+    """Names of its top-level modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLayer:
+    """A layer that is in the store."""
+
+    layer: BuiltLayer
+    uploaded_bytes: int
+    """0 if the store had it."""
+
+
+def publish_layer(
+    needed: Requirements,
+    store: UploadTarget,
+    *,
+    cache: Path,
+    environ: Mapping[str, str],
+    log: Log,
+    progress: Progress,
+    secrets: Collection[str] = (),
+) -> PublishedLayer:
+    """Publishes the layer of requirements. `secrets`: names of variables that the build does not see.
+
+    Errors: BuildFailed; what the store raises.
+    """
+    memory = cache / "layers"
+    asked = memory / f"{needed.digest(FORMAT, own_python(), own_platform(), constraints())}.json"
+    known = _recall(asked)
+    if known is not None and _has(store, known.id):
+        return PublishedLayer(known, 0)
+    memory.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".build-", dir=memory))
+    try:
+        env = build_environment(environ, pip_settings(environ, Path.home()), secrets)
+        log(f"{needed.origin}: building the layer of its packages")
+        lock = known.lock if known is not None else resolve(needed, work, env, log)
+        locked = memory / f"lock-{_digest(FORMAT, own_python(), own_platform(), lock)}.json"
+        same = _recall(locked)
+        if same is not None and _has(store, same.id):
+            _remember(asked, same)
+            return PublishedLayer(same, 0)
+        built, sent = _build(install(needed, lock, work, env, log), lock, store, progress)
+        _remember(locked, built)
+        _remember(asked, built)
+        return PublishedLayer(built, sent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _build(folder: Path, lock: str, store: UploadTarget, progress: Progress) -> tuple[BuiltLayer, int]:
+    """Publishes an installed folder; returns the layer and the bytes sent."""
+    files = list_files(folder)
+    manifest = manifest_of(folder, files, lock, progress)
+    data = layer_bytes(manifest)
+    layer = layer_id(data)
+    read_layer(data, layer)  # what a node would refuse is not sent
+    items: list[UploadObject] = []
+    offset = 0
+    for part in manifest.parts:
+        key = layer_key(layer, part.object)
+        items.append(UploadObject(key, part.size_bytes, _range(folder, files, offset, part.size_bytes)))
+        offset += part.size_bytes
+    sent = upload(items, UploadObject.of(layer_key(layer, MANIFEST_OBJECT), data), store, progress)
+    modules = sorted(top_level({file.path.partition("/")[0] for file in files}))
+    built = BuiltLayer(
+        id=layer, lock=lock, size_bytes=manifest.total_bytes, packages=packages_of(lock), modules=modules
+    )
+    return built, sent
+
+
+def list_files(folder: Path) -> list[LayerFile]:
+    """The files of a folder in the order of their paths. Links are followed where they stay inside the folder.
+
+    Errors: BuildFailed.
+    """
+    root = folder.resolve()
+    found: list[LayerFile] = []
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in names:
+            path = Path(parent, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise BuildFailed(f"{path.relative_to(folder)} is a link out of the packages' folder")
+            state = path.stat()
+            if stat.S_ISREG(state.st_mode):
+                relative = path.relative_to(folder).as_posix()
+                found.append(LayerFile(relative, state.st_size, bool(state.st_mode & 0o100)))
+    total = sum(file.size_bytes for file in found)
+    if total > LAYER_MAX_BYTES:
+        raise BuildFailed(f"the packages have {total:,} bytes, {LAYER_MAX_BYTES:,} at most")
+    return sorted(found, key=lambda file: file.path.split("/"))
+
+
+def manifest_of(folder: Path, files: list[LayerFile], lock: str, progress: Progress) -> LayerManifest:
+    """Computes the checksums of an installed folder."""
+    total = sum(file.size_bytes for file in files)
+    parts = parts_of(total)
+    chunks: list[int] = []
+    for chunk in _chunks(_stream(folder, files, 0, total), CHUNK_BYTES):
+        chunks.append(xxhash.xxh3_64_intdigest(chunk))
+        progress("checksums", min(total, len(chunks) * CHUNK_BYTES), total)
+    return LayerManifest(
+        python=own_python(), platform=own_platform(), lock=lock, files=files, parts=parts, chunks=chunks
+    )
+
+
+def _chunks(blocks: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
+    held = bytearray()
+    for block in blocks:
+        held += block
+        while len(held) >= size_bytes:
+            yield bytes(held[:size_bytes])
+            del held[:size_bytes]
+    if held:
+        yield bytes(held)
+
+
+def _range(folder: Path, files: list[LayerFile], offset: int, size_bytes: int) -> Callable[[], Iterator[bytes]]:
+    return lambda: _stream(folder, files, offset, size_bytes)
+
+
+def _stream(folder: Path, files: list[LayerFile], offset: int, size_bytes: int) -> Iterator[bytes]:
+    """The bytes of the files, one after the other, from an offset on."""
+    begin, end = 0, offset + size_bytes
+    for file in files:
+        first, last = max(offset, begin), min(end, begin + file.size_bytes)
+        if first < last:
+            with (folder / file.path).open("rb") as opened:
+                opened.seek(first - begin)
+                left = last - first
+                while left and (block := opened.read(min(_BLOCK_BYTES, left))):
+                    left -= len(block)
+                    yield block
+        begin += file.size_bytes
+
+
+def _has(store: UploadTarget, layer: LayerId) -> bool:
+    """Whether the store has the whole layer: its manifest is published last."""
+    return store.object_size(layer_key(layer, MANIFEST_OBJECT)) is not None
+
+
+def _digest(*texts: str) -> str:
+    return sha256(msgspec.json.encode(texts)).hexdigest()
+
+
+def _recall(path: Path) -> BuiltLayer | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BuiltLayer)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _remember(path: Path, built: BuiltLayer) -> None:
+    """The cache only saves time, so a cache that cannot be written is no error."""
+    try:
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(built))
+        temporary.replace(path)
+    except OSError:
+        return

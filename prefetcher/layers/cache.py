@@ -1,0 +1,204 @@
+"""The layers on the node's disk: each is fetched once, shared by all workers that use it, kept while there is room.
+
+A layer is a folder named by its id, with the manifest and `files/`, which workers see read-only. It appears by one
+rename when all its bytes are verified, or not at all. Before another one is fetched, layers that no worker uses leave
+as the policy for weights decides (`segments.eviction`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleetstart.runtime.contract.errors import InvalidSpec, LayerInvalid, StartFailed, Unavailable
+from fleetstart.runtime.contract.function.layer import (
+    MANIFEST_MAX_BYTES,
+    MANIFEST_OBJECT,
+    LayerManifest,
+    own_platform,
+    own_python,
+    read_layer,
+)
+from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
+from fleetstart.runtime.contract.object_keys import is_digest, layer_key
+
+from ..concurrency.threads import in_thread
+from ..fetch.errors import with_retries
+from ..segments.eviction import EvictionCandidate, choose_evictions
+from ..sources.base import Source
+from ..sources.errors import ObjectMissing
+from .download import download
+
+log = logging.getLogger(__name__)
+
+FILES = "files"
+THREADS = 8
+"""Reads at a time. More make small files no faster: the file system creates one at a time in a folder."""
+RESERVE_BYTES = 1 << 30
+"""Free space left on the disk whatever the budget, as the disk cache of weights leaves it."""
+_TEMPORARY = ".new-"
+
+
+@dataclass(slots=True)
+class _CachedLayer:
+    """A layer on the disk."""
+
+    size_bytes: int
+    uses: int = 0
+    pins: set[WorkerId] = field(default_factory=set)
+
+
+class LayerCache:
+    """The layers of one node. Called from the event loop; fetches run in threads of their own."""
+
+    def __init__(self, *, folder: Path, source: Source, budget_bytes: int) -> None:
+        self._folder = folder
+        self._source = source
+        self._budget_bytes = budget_bytes
+        self._layers: dict[LayerId, _CachedLayer] = {}
+        self._under_way: dict[LayerId, asyncio.Task[None]] = {}
+        self._waiting: defaultdict[LayerId, set[WorkerId]] = defaultdict(set)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            self._load(path)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(layer.size_bytes for layer in self._layers.values())
+
+    def has(self, layer: LayerId) -> bool:
+        return layer in self._layers
+
+    async def acquire(self, layer: LayerId, worker: WorkerId) -> str:
+        """The folder of a layer's packages, which stays until the worker releases it; concurrent callers share a fetch.
+
+        Errors: InvalidSpec, LayerInvalid, ChecksumMismatch, StoreFailed, StartFailed (another Python), Unavailable (no
+        room), OSError.
+        """
+        if not is_digest(layer):
+            raise InvalidSpec(f"{layer!r} is not the id of a layer")
+        if layer not in self._layers:
+            self._waiting[layer].add(worker)
+            try:
+                await asyncio.shield(self._fetch_once(layer))
+            finally:
+                self._waiting[layer].discard(worker)
+        known = self._layers[layer]
+        known.pins.add(worker)
+        known.uses += 1
+        self._touch(layer)
+        return str(self._folder / layer / FILES)
+
+    def release(self, layer: LayerId, worker: WorkerId) -> None:
+        if (known := self._layers.get(layer)) is not None:
+            known.pins.discard(worker)
+            self._touch(layer)
+
+    def _fetch_once(self, layer: LayerId) -> asyncio.Task[None]:
+        task = self._under_way.get(layer)
+        if task is None:
+            task = self._under_way[layer] = asyncio.create_task(self._fetch(layer))
+            task.add_done_callback(lambda done: self._fetched(layer, done))
+        return task
+
+    def _fetched(self, layer: LayerId, task: asyncio.Task[None]) -> None:
+        self._under_way.pop(layer, None)
+        if not task.cancelled():
+            task.exception()  # nobody may be left who waits for it
+
+    async def _fetch(self, layer: LayerId) -> None:
+        began_s = time.monotonic()
+        data = await in_thread(lambda: self._read_manifest(layer), f"layer-{layer[:8]}")
+        manifest = read_layer(data, layer)
+        _require_own_python(layer, manifest)
+        await self._make_room(layer, manifest.total_bytes)
+        await in_thread(lambda: self._write(layer, manifest, data), f"layer-{layer[:8]}")
+        self._layers[layer] = _CachedLayer(manifest.total_bytes)
+        extra = {"layer": layer, "size_bytes": manifest.total_bytes, "took_s": round(time.monotonic() - began_s, 3)}
+        log.info("layer fetched", extra=extra)
+
+    def _read_manifest(self, layer: LayerId) -> bytes:
+        key = layer_key(layer, MANIFEST_OBJECT)
+        try:
+            return with_retries(lambda: self._source.read_object(key, MANIFEST_MAX_BYTES), f"layer {layer[:12]}")
+        except ObjectMissing as error:
+            raise LayerInvalid(f"layer {layer[:12]} is not in the store", hint="deploy the function again") from error
+        except ValueError as error:
+            raise LayerInvalid(str(error)) from error
+
+    def _write(self, layer: LayerId, manifest: LayerManifest, data: bytes) -> None:
+        temporary = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        try:
+            (temporary / FILES).mkdir(parents=True, mode=0o755)
+            download(self._source, layer, manifest, temporary / FILES, self._source.threads or THREADS)
+            (temporary / MANIFEST_OBJECT).write_bytes(data)
+            temporary.rename(self._folder / layer)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    async def _make_room(self, layer: LayerId, needed_bytes: int) -> None:
+        free_bytes = min(self._budget_bytes - self.used_bytes, shutil.disk_usage(self._folder).free - RESERVE_BYTES)
+        chosen = choose_evictions(needed_bytes, free_bytes, self._candidates(), time.time())
+        if chosen is None:
+            raise Unavailable(
+                f"layer {layer[:12]} has {needed_bytes:,} bytes, and this node has {max(0, free_bytes):,} for layers "
+                "beside those in use",
+                hint="raise FS_LAYER_CACHE on the node, free its disk, or need fewer packages",
+                retry_after_s=1,
+            )
+        for other in map(LayerId, chosen):
+            log.info("layer evicted", extra={"layer": other, "size_bytes": self._layers.pop(other).size_bytes})
+            # The rename is at once, the removal of thousands of files is not.
+            gone = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+            (self._folder / other).rename(gone)
+            await in_thread(lambda gone=gone: shutil.rmtree(gone, ignore_errors=True), "layer-evict")  # type: ignore[misc]
+
+    def _candidates(self) -> list[EvictionCandidate]:
+        return [
+            EvictionCandidate(
+                checkpoint=CheckpointId(layer),
+                size_bytes=known.size_bytes,
+                fetch_s=known.size_bytes / 1e9,  # all came over the same network
+                uses=known.uses,
+                last_used_s=self._last_used_s(layer),
+                pinned=bool(known.pins) or bool(self._waiting.get(layer)),
+            )
+            for layer, known in self._layers.items()
+        ]
+
+    def _touch(self, layer: LayerId) -> None:
+        try:
+            os.utime(self._folder / layer / MANIFEST_OBJECT)
+        except OSError as error:
+            log.warning("cannot mark a layer as used", extra={"layer": layer, "error": str(error)})
+
+    def _last_used_s(self, layer: LayerId) -> float:
+        try:
+            return (self._folder / layer / MANIFEST_OBJECT).stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _load(self, path: Path) -> None:
+        """Takes over a layer of an earlier daemon; removes anything else."""
+        try:
+            layer = LayerId(path.name)
+            manifest = read_layer((path / MANIFEST_OBJECT).read_bytes(), layer)
+            self._layers[layer] = _CachedLayer(manifest.total_bytes, uses=1)
+        except (OSError, LayerInvalid):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _require_own_python(layer: LayerId, manifest: LayerManifest) -> None:
+    if (manifest.python, manifest.platform) != (own_python(), own_platform()):
+        raise StartFailed(
+            f"layer {layer[:12]} was built for {manifest.python} on {manifest.platform}, and this node runs "
+            f"{own_python()} on {own_platform()}",
+            hint="deploy from an environment with the Python and the platform of the nodes",
+        )

@@ -1,0 +1,159 @@
+"""Writes the files of a layer into a folder, from its parts in the store.
+
+Several threads read runs of chunks, verify each chunk and write it to the files that it covers. A chunk that is not
+what the manifest says is read once more, then the download fails with the chunk's name.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, groupby
+from pathlib import Path
+
+from fleetstart.runtime.contract.errors import ChecksumMismatch, LayerInvalid
+from fleetstart.runtime.contract.function.layer import LayerManifest, LayerRange, layer_ranges
+from fleetstart.runtime.contract.ids import LayerId
+from fleetstart.runtime.contract.object_keys import layer_key
+
+from ..fetch.errors import with_retries
+from ..sources.base import PAGE_BYTES, ObjectRange, Piece, Source
+from ..sources.errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled
+
+RUN_BYTES = 16 * 1024 * 1024
+"""Bytes of one read, and memory of each thread."""
+
+
+def download(source: Source, layer: LayerId, manifest: LayerManifest, folder: Path, threads: int) -> None:
+    """Writes all files below the folder, which is empty. Blocks.
+
+    Errors: LayerInvalid, ChecksumMismatch, StoreFailed, OSError.
+    """
+    files = _LayerFiles(manifest, folder)
+    files.create()
+    runs = runs_of(layer_ranges(manifest), RUN_BYTES)
+    stopped = threading.Event()
+
+    def fetch(run: Sequence[LayerRange]) -> None:
+        if stopped.is_set():
+            return
+        try:
+            with mmap.mmap(-1, sum(_pages(chunk.size_bytes) for chunk in run)) as memory, memoryview(memory) as room:
+                read_run(source, layer, run, room, stopped)
+                begin = 0
+                for chunk in run:
+                    with room[begin : begin + chunk.size_bytes] as data:
+                        files.write(chunk.offset, data)
+                    begin += _pages(chunk.size_bytes)
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(max(1, threads), thread_name_prefix=f"layer-{layer[:8]}") as pool:
+        outcomes = [pool.submit(fetch, run) for run in runs]
+    errors = [error for outcome in outcomes if (error := outcome.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, ReadCancelled)):
+        raise error
+
+
+def runs_of(ranges: Sequence[LayerRange], run_bytes: int) -> list[list[LayerRange]]:
+    """Groups chunks that lie one after the other in one object into reads of about `run_bytes`."""
+    return [list(group) for _, group in groupby(ranges, lambda chunk: (chunk.object, chunk.object_offset // run_bytes))]
+
+
+def read_run(
+    source: Source, layer: LayerId, run: Sequence[LayerRange], room: memoryview, stopped: threading.Event
+) -> None:
+    """Fills the memory with the chunks of a run, each at a page. Errors: as of `download`, ReadCancelled."""
+    try:
+        found = _checksums(source, layer, run, room, stopped)
+        if found != [chunk.checksum for chunk in run]:
+            found = _checksums(source, layer, run, room, stopped)
+    except ObjectMissing as error:
+        raise LayerInvalid(f"layer {layer[:12]}: {run[0].object} is not in the store", hint=_AGAIN) from error
+    except ObjectSizeMismatch as error:
+        raise LayerInvalid(f"layer {layer[:12]}: {error}", hint=_AGAIN) from error
+    for chunk, checksum in zip(run, found, strict=True):
+        if checksum != chunk.checksum:
+            raise ChecksumMismatch(
+                f"chunk {chunk.index} of layer {layer[:12]} ({chunk.object}): checksum {checksum:016x}, expected "
+                f"{chunk.checksum:016x}",
+                hint=f"the object in the store is damaged; {_AGAIN}",
+            )
+
+
+_AGAIN = "deploy the function again: it sends what the store lacks"
+
+
+def _checksums(
+    source: Source, layer: LayerId, run: Sequence[LayerRange], room: memoryview, stopped: threading.Event
+) -> list[int]:
+    pieces: list[Piece] = []
+    begin = 0
+    for chunk in run:
+        size = _pages(chunk.size_bytes)
+        pieces.append(Piece(chunk.size_bytes, room[begin : begin + size]))
+        begin += size
+    key = layer_key(layer, run[0].object)
+    asked = ObjectRange(key, run[0].object_bytes, run[0].object_offset, pieces)
+    found: list[int] = []
+
+    def read() -> bytes:
+        found[:] = source.read(asked, stopped.is_set)
+        return b""
+
+    try:
+        with_retries(read, f"{run[0].object} of layer {layer[:12]}")
+    finally:
+        for piece in pieces:
+            piece.room.release()
+    return found
+
+
+class _LayerFiles:
+    """The files of a layer, written in pieces. Thread-safe."""
+
+    def __init__(self, manifest: LayerManifest, folder: Path) -> None:
+        self._folder = folder
+        self._files = [file for file in manifest.files if file.size_bytes]
+        self._empty = [file for file in manifest.files if not file.size_bytes]
+        self._begins = list(accumulate((file.size_bytes for file in self._files), initial=0))
+        self._paths = manifest.files
+
+    def create(self) -> None:
+        """Makes the folders and the empty files."""
+        for parent in sorted({os.path.dirname(file.path) for file in self._paths}):
+            (self._folder / parent).mkdir(mode=0o755, parents=True, exist_ok=True)
+        for file in self._empty:
+            (self._folder / file.path).touch(mode=0o755 if file.executable else 0o644)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Writes bytes of the stream, from `offset` on, to the files that they belong to."""
+        index = bisect_right(self._begins, offset) - 1
+        end = offset + len(data)
+        at = offset
+        while at < end:
+            file, begin = self._files[index], self._begins[index]
+            upto = min(end, begin + file.size_bytes)
+            mode = 0o755 if file.executable else 0o644
+            descriptor = os.open(self._folder / file.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+            try:
+                _write_all(descriptor, data[at - offset : upto - offset], at - begin)
+            finally:
+                os.close(descriptor)
+            at, index = upto, index + 1
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    with data:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(descriptor, data[done:], offset + done)
+
+
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

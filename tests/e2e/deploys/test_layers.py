@@ -1,0 +1,86 @@
+"""Functions with packages of their own, from the deploy to the answer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.systems import System, running
+from tests.wheels import index, make_wheel
+
+ANSWERS = """
+import sys
+import shape
+from fleetstart.runtime import Scale, function
+
+@function(memory="64MiB", requirements=["shape==VERSION"], scale=Scale(keep_alive_s=600))
+def answers():
+    try:
+        open(shape.__file__, "a").close()
+        writable = True
+    except OSError:
+        writable = False
+    return {"version": shape.VERSION, "colour": shape.colour(), "cached": shape.__cached__, "writable": writable}
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fs-wheels-") as folder:
+        for version in ("1.0", "2.0"):
+            text = f"import colour\nVERSION = '{version}'\ndef colour(): return __import__('colour').NAME\n"
+            make_wheel(Path(folder), "shape", version, {"shape/__init__.py": text}, requires=["colour"])
+        make_wheel(Path(folder), "colour", "3.0", {"colour.py": "NAME = 'green'\n"})
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def layered(wheels: Path) -> Iterator[System]:
+    with running(env={"FS_PROFILES": "python", **index(wheels)}) as system:
+        yield system
+
+
+def source(version: str) -> str:
+    return ANSWERS.replace("VERSION", version, 1)
+
+
+def test_two_functions_with_two_versions_of_one_package_answer_with_their_own(layered: System) -> None:
+    for version in ("1.0", "2.0"):
+        layered.deploy(source(version), name=f"shape-{version[0]}")
+    answers = {version: layered.ok(f"shape-{version[0]}") for version in ("1.0", "2.0")}
+    assert {version: answer["version"] for version, answer in answers.items()} == {"1.0": "1.0", "2.0": "2.0"}
+    assert {answer["colour"] for answer in answers.values()} == {"green"}
+    assert not any(answer["writable"] for answer in answers.values())
+    assert all(answer["cached"].endswith(".pyc") for answer in answers.values())
+
+
+def test_a_second_function_with_the_same_requirements_sends_and_builds_nothing(layered: System) -> None:
+    layered.deploy(source("1.0"), name="first")
+    ran = layered.fs("deploy", str(layered.source(source("1.0"), folder="second")), "--name", "second")
+    assert "2 packages" in ran.err
+    assert "in the store already" in ran.err
+    assert "building" not in ran.err
+    assert layered.info("first").spec.layer == layered.info("second").spec.layer
+    assert layered.ok("second")["version"] == "1.0"
+
+
+def test_a_failed_build_shows_the_sentence_of_uv_and_changes_nothing(layered: System) -> None:
+    layered.deploy(source("1.0"), name="steady")
+    error = layered.refused(layered.source(source("9.9"), folder="steady"), "--name", "steady")
+    assert error.code == "build_failed"
+    assert "shape" in error.message
+    assert "9.9" in error.message
+    assert layered.info("steady").version == 1
+    assert layered.ok("steady")["version"] == "1.0"
+
+
+def test_a_file_beside_the_handler_is_taken(layered: System) -> None:
+    text = source("1.0").replace('requirements=["shape==1.0"], ', "")
+    handler = layered.source(text, folder="listed")
+    (handler.parent / "requirements.txt").write_text("# what it needs\nshape>1.5\n")
+    ran = layered.fs("deploy", str(handler), "--name", "listed")
+    assert "Resolved 2 packages" in ran.err  # uv's log
+    assert layered.ok("listed")["version"] == "2.0"
