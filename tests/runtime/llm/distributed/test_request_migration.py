@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fleetstart.runtime.llm.distributed.request_migration import WORTH_TOKENS, c
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from tests.runtime.llm.distributed.test_pipeline_runner import LAYERS, WEIGHTS, alone, cuts_of, request
+from tests.runtime.llm.engine.test_constraint import compiled
 from tests.runtime.llm.models import tokens_of
 from tests.runtime.llm.pipelines import Stages, after, pipeline
 from tests.servers import wait_until
@@ -45,7 +47,7 @@ def settled(stages: Stages) -> None:
 
 @pytest.mark.parametrize("first_grows", [False, True])
 def test_requests_that_move_keep_their_tokens(first_grows: bool) -> None:
-    sampled = SamplingParams(temperature=0.9, seed=7, presence_penalty=0.5)
+    sampled = SamplingParams(temperature=0.9, seed=7, presence_penalty=0.5, logit_bias=((70, 3.0), (71, -100.0)))
     requests = [request(10 + 20 * seed, 150, seed) for seed in range(6)]
     requests += [request(20, 150, 6 + seed, sampling=sampled) for seed in range(2)]
     with pipeline(WEIGHTS, cuts_of([2])) as stages:
@@ -94,6 +96,24 @@ def test_a_stage_lost_between_two_steps_costs_no_token(monkeypatch: pytest.Monke
         monkeypatch.setattr(Consolidation, "_take_over", late)
         found = after(stages, requests, 20, stages.consolidate)
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
+
+
+def test_requests_with_a_grammar_keep_their_tokens_while_others_may_move() -> None:
+    constraint = compiled({"type": "array", "items": {"type": "integer"}, "minItems": 90})
+    sampled = SamplingParams(temperature=0.9, seed=3)
+    requests = [replace(request(10, 150, seed, sampling=sampled), constraint=constraint) for seed in range(2)]
+    requests += [replace(request(10, 150, 5, sampling=sampled), logprobs=1)]
+    requests += [request(10 + 20 * seed, 150, seed) for seed in range(5)]
+    with pipeline(WEIGHTS, cuts_of([2])) as stages:
+
+        def consolidate() -> None:
+            stages.consolidate_later(1)
+            stages.consolidate()
+
+        found = after(stages, requests, 8, consolidate)
+        settled(stages)
+    assert [tokens_of(deltas) for deltas in found] == alone(requests)
+    assert [len(delta.logprobs) for delta in found[2]] == [1] * 150
 
 
 def test_a_client_that_leaves_frees_the_other_workers_blocks() -> None:
