@@ -24,7 +24,7 @@ from .http.asgi import Receive, Scope, Send
 from .http.head_errors import HeadErrors
 from .http.invoke_url import PREFIX
 from .http.request_body import header
-from .http_server import listener_of, server_of
+from .http_server import listeners_of, server_of
 from .observability.request_id_middleware import RequestIdMiddleware
 from .observability.slow_call_log import SlowCallLog
 
@@ -43,8 +43,10 @@ class Controller:
         self._core = core = build_core(config, "gw-" + secrets.token_hex(6), cipher)
         self._management = management = build_management(config, core, cipher, self._traces, self._stopping)
         self._invocations = management.invocations
-        self._listener = listener_of(config)
-        self._loopback = is_loopback(self._listener.getsockname()[0])
+        self._listeners = listeners_of(config)
+        self._public = [listener.host for listener in self._listeners if not is_loopback(listener.host)]
+        """Addresses that other machines reach."""
+        self._loopback = is_loopback(self._listeners[0].host)
         self._first_key: BootstrapKey | None = None
         if self._loopback and not config.open:
             self._first_key = BootstrapKey(core.state, management.audit, config.home / FILE)
@@ -60,7 +62,7 @@ class Controller:
             core.view, self._auth_middleware
         )  # outside: browsers ask without a key whether they may show one
         app = RequestIdMiddleware(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
-        self._server = server_of(config, app)
+        self._server = server_of(config, app, self._listeners)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
@@ -100,7 +102,7 @@ class Controller:
             await self._first_read()
             refusal = self._refusal()
             if refusal is None:
-                await self._server.serve(sockets=[self._listener])
+                await self._server.serve()
             await self._invocations.hand_back()
             await self._core.withdraw()
         finally:
@@ -109,7 +111,8 @@ class Controller:
             await self._core.close()
             if self._traces is not None:
                 await asyncio.to_thread(self._traces.close)
-            self._listener.close()
+            for listener in self._listeners:
+                listener.socket.close()
         if refusal is not None:
             raise refusal
 
@@ -127,13 +130,15 @@ class Controller:
 
     def _refusal(self) -> ConfigError | None:
         """The error if other machines could call without authentication."""
-        host = self._listener.getsockname()[0]
-        if self._loopback:
+        if not self._public:
             return None
+        host = self._public[0]
         if self._config.open:
             return ConfigError(
                 f"{host} can be reached by other machines, and FS_OPEN=1 is for 127.0.0.1 alone: unset it"
             )
+        if self._loopback:
+            return None  # the first key is created, and until then every request is rejected
         if not self._core.view.synced or self._core.view.access.locked:
             return None
         return ConfigError(

@@ -32,6 +32,11 @@ class Config:
     port: int = 7433
     listen_fd: int | None = None
     """An inherited listening socket: its owner keeps it across a restart, so that no connection is refused."""
+    public_fd: int | None = None
+    """Another inherited listening socket, for other machines (`fs up --listen`)."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    """PEM files of the certificate and its key, for all listening sockets but `listen_fd`; empty: no TLS."""
     max_body_bytes: int = 64 * MIB
     parent_death: bool = False
     segment_rows: int = 10_000
@@ -56,14 +61,21 @@ def read_config(env: Mapping[str, str]) -> Config:
     host = env.get("FS_HOST") or default.host
     port = read_int(env, "FS_PORT", default.port, most=65535)
     listen_fd = read_int(env, "FS_LISTEN_FD", 0, most=1 << 20) if env.get("FS_LISTEN_FD") else None
+    tls_cert, tls_key = env.get("FS_TLS_CERT") or "", env.get("FS_TLS_KEY") or ""
+    if bool(tls_cert) != bool(tls_key):
+        raise ConfigError("FS_TLS_CERT and FS_TLS_KEY belong together: set both, or neither")
+    scheme = "https" if tls_cert and listen_fd is None else "http"
     return Config(
         home=home,
         redis_url=env.get("FS_REDIS_URL") or default.redis_url,
         store=read_store(env, "FS_STORE", default.store),
-        url=(env.get("FS_URL") or f"http://{f'[{host}]' if ':' in host else host}:{port}").rstrip("/"),
+        url=(env.get("FS_URL") or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}").rstrip("/"),
         host=host,
         port=port,
         listen_fd=listen_fd,
+        public_fd=read_int(env, "FS_PUBLIC_FD", 0, most=1 << 20) if env.get("FS_PUBLIC_FD") else None,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         max_body_bytes=read_int(env, "FS_MAX_BODY", default.max_body_bytes, least=1, most=1 << 40),
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
         segment_rows=read_int(env, "FS_SEGMENT_ROWS", default.segment_rows, least=10, most=100_000),

@@ -1,15 +1,18 @@
-"""The controller's listening socket and its uvicorn server."""
+"""The controller's listening sockets and its uvicorn server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import uvicorn
 
 from .config import Config
+from .http.tls import server_context
 from .observability.request_id_middleware import RequestIdMiddleware
 
 KEEP_ALIVE_S = 75
@@ -18,8 +21,36 @@ CANCELLED_S = 1.0
 """Maximum wait for calls cancelled by the drain timeout to record their end: a client may read nothing."""
 
 
+class Listener(NamedTuple):
+    """A listening socket, and its TLS context if connections to it are encrypted."""
+
+    socket: socket.socket
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def host(self) -> str:
+        return str(self.socket.getsockname()[0])
+
+
 class UvicornServer(uvicorn.Server):
-    """uvicorn without its signal handlers, which would end the process before the ledger is written."""
+    """uvicorn without its signal handlers, which would end the process before the ledger is written, and with sockets
+    of which some have TLS and some do not."""
+
+    def __init__(self, config: uvicorn.Config, listeners: Sequence[Listener]) -> None:
+        super().__init__(config)
+        self._listeners = listeners
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        for listener in self._listeners:
+            server = await asyncio.get_running_loop().create_server(
+                self._new_connection, sock=listener.socket, ssl=listener.tls, backlog=BACKLOG
+            )
+            self.servers.append(server)
+
+    def _new_connection(self) -> asyncio.Protocol:
+        make = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,7 +63,7 @@ class UvicornServer(uvicorn.Server):
             await asyncio.wait(cancelled, timeout=CANCELLED_S)
 
 
-def server_of(config: Config, app: RequestIdMiddleware) -> UvicornServer:
+def server_of(config: Config, app: RequestIdMiddleware, listeners: Sequence[Listener]) -> UvicornServer:
     return UvicornServer(
         uvicorn.Config(
             app,
@@ -48,16 +79,29 @@ def server_of(config: Config, app: RequestIdMiddleware) -> UvicornServer:
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(config.drain_s)),
-        )
+        ),
+        listeners,
     )
 
 
-def listener_of(config: Config) -> socket.socket:
-    """The listening socket: the inherited one, or a new one."""
-    if config.listen_fd is not None:
-        inherited = socket.socket(fileno=config.listen_fd)
-        inherited.setblocking(False)
-        return inherited
+def listeners_of(config: Config) -> list[Listener]:
+    """The listening sockets: the inherited ones, or a new one. Errors: ConfigError."""
+    tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
+    if config.listen_fd is None:
+        return [Listener(_created(config), tls)]
+    inherited = [Listener(_inherited(config.listen_fd))]  # for this machine: no TLS
+    if config.public_fd is not None:
+        inherited.append(Listener(_inherited(config.public_fd), tls))
+    return inherited
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    inherited = socket.socket(fileno=descriptor)
+    inherited.setblocking(False)
+    return inherited
+
+
+def _created(config: Config) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     created = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     return socket.socket(fileno=created.detach())  # knows its protocol, as asyncio asks before it sets TCP_NODELAY

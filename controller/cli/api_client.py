@@ -138,7 +138,7 @@ class ApiClient:
             timeout=httpx.Timeout(timeout_s, connect=5.0),
             trust_env=not local,
             # Without TLS nobody's certificate is read, and to load those of the world takes longer than the call.
-            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True,
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else httpx.create_ssl_context(trust_env=True),
         )
 
     def __enter__(self) -> Self:
@@ -247,6 +247,11 @@ class ApiClient:
         try:
             yield
         except self._httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise Unreachable(
+                    f"the certificate of {self.url} is not trusted: {str(error).rpartition('failed: ')[2]}",
+                    hint="SSL_CERT_FILE names a file of certificates to trust, for one of your own",
+                ) from error
             raise (ConnectionCut if isinstance(error, self._cut) else Unreachable)(
                 f"{self.url} does not answer: {str(error) or type(error).__name__}",
                 hint="is it running? `fs up` starts a server on this machine, `fs doctor` checks this machine",

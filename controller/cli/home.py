@@ -34,6 +34,8 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     redis_url: str
     store: str
+    public_url: str = ""
+    """URL of the address for other machines (`fs up --listen`); empty: only this machine reaches the controller."""
     socket_dir: str = ""
     """A folder outside FS_HOME for sockets, if FS_HOME's own path is too long for them."""
 

