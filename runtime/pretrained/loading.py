@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..weights.tensor_mapping import TensorMapping
 
 CONFIG = "config.json"
+CPU = "cpu"
+"""The device of pipelines, which would else take the first GPU that they see."""
 NAMED_MAX = 8
 """Names of tensors in an error."""
 MAX_TOKENS_UNKNOWN = 1_000_000

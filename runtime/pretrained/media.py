@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ..contract.errors import InvalidInput
-from .loading import load_config, load_model
+from .loading import CPU, load_config, load_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class Transcript(TypedDict):
     text: str
 
 
-class Label(TypedDict):
+class ImageLabel(TypedDict):
     label: str
     score: float
 
@@ -58,7 +58,7 @@ class SpeechRecognition:
         if "generation_config.json" in weights.files:
             model.generation_config = type(model.generation_config).from_pretrained(folder)
         self._pipeline = AutomaticSpeechRecognitionPipeline(
-            model=model, tokenizer=AutoTokenizer.from_pretrained(folder), feature_extractor=self._listener
+            model=model, tokenizer=AutoTokenizer.from_pretrained(folder), feature_extractor=self._listener, device=CPU
         )
 
     def __call__(self, audio: bytes) -> Transcript:
@@ -82,12 +82,13 @@ class ImageClassification:
         self._pipeline = ImageClassificationPipeline(
             model=load_model(weights, config, kinds=("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",)),
             image_processor=AutoImageProcessor.from_pretrained(weights.folder()),
+            device=CPU,
         )
 
-    def __call__(self, image: bytes) -> list[Label]:
+    def __call__(self, image: bytes) -> list[ImageLabel]:
         picture = _picture(image)
         with self._lock:
-            found: list[Label] = self._pipeline(picture, top_k=BEST)
+            found: list[ImageLabel] = self._pipeline(picture, top_k=BEST)
         return found
 
 

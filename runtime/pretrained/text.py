@@ -11,7 +11,7 @@ from msgspec import Meta
 from transformers import AutoTokenizer, TextClassificationPipeline
 
 from ..contract.errors import InvalidInput
-from .loading import load_config, load_model, max_tokens
+from .loading import CPU, load_config, load_model, max_tokens
 
 if TYPE_CHECKING:
     from ..weights.tensor_mapping import TensorMapping
@@ -53,13 +53,15 @@ class TextClassification:
         tokenizer = AutoTokenizer.from_pretrained(weights.folder())
         self._limit = max_tokens(tokenizer, config, self._settings.get("max_tokens"))
         self._pipeline = TextClassificationPipeline(
-            model=load_model(weights, config, kinds=CLASSIFIERS), tokenizer=tokenizer
+            model=load_model(weights, config, kinds=CLASSIFIERS), tokenizer=tokenizer, device=CPU
         )
 
     def warm(self) -> None:
         self([WARM_UP])
 
     def __call__(self, texts: str | list[str], top_k: Annotated[int, Meta(ge=1)] | None = None) -> list[list[Label]]:
+        if not texts and not isinstance(texts, str):
+            return []  # the pipeline cannot take none
         with self._lock:
             found: list[list[Label]] = self._pipeline(
                 _listed(texts), top_k=top_k, truncation=self._limit is not None, max_length=self._limit

@@ -108,6 +108,8 @@ def test_one_text_and_the_best_labels_only(tmp_path: Path) -> None:
     folder = save_text_model(tmp_path / "model", "BertForSequenceClassification", num_labels=3)
     handler = served(folder, "text-classification")
     assert handler(TEXTS[0], top_k=2) == [handler(TEXTS)[0][:2]]
+    assert handler([]) == []
+    assert served(folder, "reranking")("a film", []) == {"results": []}
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
