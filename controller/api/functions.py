@@ -24,6 +24,7 @@ from ..auth.deploy_policy import apply_deploy_policy
 from ..auth.request_context import caller_of, set_audit_object
 from ..http.json_api import json_body, json_response, now_unix_ms, query_flag, query_int
 from ..planner.constraints import constraints_of, unmet_constraint
+from ..planner.estimates import is_calibrated
 from ..registry.registry import Registry
 from ..scheduler.deploy_forecast import forecast
 from ..scheduler.worker_pool import broken
@@ -195,7 +196,8 @@ def prediction_of(view: View, key: VersionKey) -> Prediction | None:
     measures = view.version_measures.get(key)
     if measures is None or not measures.ttft_error.count:
         return None
-    return Prediction(error=measures.ttft_error.value, starts=measures.ttft_error.count)
+    error = measures.ttft_error
+    return Prediction(error=error.value, starts=error.count, calibrated=is_calibrated(measures))
 
 
 async def _ending_quietly(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

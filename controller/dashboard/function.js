@@ -32,8 +32,7 @@ export function view({ info, versions, traffic, recent, log, seen }, nowMs) {
       card("Endpoint", facts([
         ["URL", h("a", { href: info.url, class: "mono" }, info.url)],
         ["calls now", `${count(info.running)} running, ${count(info.queued)} queued`],
-        ["TTFT prediction", info.prediction ? `mean error ${percent(info.prediction.error, 1)} over ${several(info.prediction.starts, "start")}`
-          : "not compared with a start yet"],
+        ["TTFT prediction", prediction(info.prediction)],
       ]), h("p", { class: "empty" }, h("code", null, `fs invoke ${info.name}`))),
       card("Settings", settings(info))),
     card("Versions", table(
@@ -53,6 +52,12 @@ export function view({ info, versions, traffic, recent, log, seen }, nowMs) {
 // A failed start is retried with the next call.
 function lastStart({ last_failure: failed }, nowMs) {
   return failed && trouble({ ...failed.error, message: `The last start failed ${age(failed.unix_ms, nowMs)} ago: ${failed.error.message}` });
+}
+
+function prediction(found) {
+  if (!found) return "not compared with a start yet";
+  const starts = several(found.starts, "start");
+  return found.calibrated ? `mean error ${percent(found.error, 1)} over ${starts}` : `not calibrated yet (${starts})`;
 }
 
 function settings({ spec, scale }) {

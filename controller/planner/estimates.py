@@ -41,6 +41,10 @@ class NodeMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """p: host memory to device, PCIe's share of it."""
 
 
+CALIBRATING = 3
+"""Starts whose predictions are not judged: the first comes from priors, and the next two correct it."""
+
+
 class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """Estimates of one version, as a whole worker on a device of its own."""
 
@@ -58,7 +62,8 @@ class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
     call_s: MovingAverage = MovingAverage(1.0)
     """Time that a call keeps its slot on a worker."""
     ttft_error: MovingAverage = MovingAverage(0.0)
-    """Mean error of TTFT predictions: |observed - predicted| / observed."""
+    """Mean error of TTFT predictions: |observed - predicted| / observed. Until there are CALIBRATING starts, the last
+    one's alone: what was predicted from priors says nothing of later predictions."""
     ttft_ratios: dict[Kind, list[float]] = {}
     """Observed over predicted TTFT of the last starts, for the margins."""
 
@@ -196,6 +201,17 @@ def observe_generation(
     return msgspec.structs.replace(known, hop_s=known.hop_s.fold(hop_s))
 
 
+def _with_error(known: MovingAverage, error: float) -> MovingAverage:
+    if known.count < CALIBRATING:
+        return MovingAverage(error, known.count + 1)
+    return known.fold(error)
+
+
+def is_calibrated(version: VersionMeasures) -> bool:
+    """Whether its predictions come from starts of its own, and not from priors."""
+    return version.ttft_error.count >= CALIBRATING
+
+
 def observe_outcome(
     version: VersionMeasures,
     *,
@@ -215,7 +231,7 @@ def observe_outcome(
     allowed_s = max(0.0, hindsight_s - predicted_s) if shared and hindsight_s is not None else 0.0
     known = msgspec.structs.replace(
         version,
-        ttft_error=version.ttft_error.fold(relative_error(predicted_s, observed_s)),
+        ttft_error=_with_error(version.ttft_error, relative_error(predicted_s, observed_s)),
         ttft_ratios=with_ratio(version.ttft_ratios, kind, (observed_s - allowed_s) / max(predicted_s, 1e-9)),
     )
     if hindsight_s is None:

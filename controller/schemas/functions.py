@@ -46,6 +46,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """|observed - predicted| / observed, as a running mean."""
     starts: int
     """Starts that were compared."""
+    calibrated: bool = False
+    """Whether there were enough of them. Until then the error is that of guesses."""
 
 
 class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     changes: bool
     """Whether the deploy would make a new version."""
     learned: bool
-    """Whether the figures are calibrated with starts and calls of the live version."""
+    """Whether the figures are calibrated with starts of the live version."""
     explanation: Explanation
     """Plan of a cold start at present, for one call."""
 

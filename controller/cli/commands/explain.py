@@ -8,6 +8,7 @@ from urllib.parse import quote
 import click
 
 from ...planner.accuracy_report import format_explanation
+from ...planner.estimates import CALIBRATING
 from ...schemas.planning import InvocationPlan
 from .. import output
 from ..api_client import ApiClient, find_server
@@ -65,4 +66,6 @@ def _so_far(plan: InvocationPlan) -> str:
     if prediction is None:
         return f"no start of {version} has been compared with its prediction yet"
     starts = "1 start" if prediction.starts == 1 else f"{prediction.starts} starts"
+    if not prediction.calibrated:
+        return f"TTFT predictions for {version} are not calibrated yet: {starts} compared, {CALIBRATING} are needed"
     return f"TTFT predictions for {version} were off by {prediction.error:.0%} on average, over {starts}"

@@ -50,13 +50,13 @@ def command(home: Path, *, invocation: str, at: str | None, timeout_s: float, ur
         terms = ReplayTerms(version=version_or_alias(at) if at else None)
         begun = server.send_once("POST", f"{invocation_path(invocation)}/replay", terms, InvocationInfo)
         now = wait_for_end(server, begun.id, timeout_s=timeout_s)
-        before, after = (_answer(server, info) for info in (past, now))
+        before, after = (comparable(_answer(server, info), info.id) for info in (past, now))
     shown = ReplayResult(
         past=past,
         now=now,
         same_status=past.http_status == now.http_status,
         same_answer=before == after,
-        difference=_difference(before, after),
+        difference=difference(before, after),
     )
     same = shown.same_status and shown.same_answer
     if as_json:
@@ -73,7 +73,14 @@ def _answer(server: ApiClient, info: InvocationInfo) -> bytes:
         return server.http.get(f"{invocation_path(info.id)}/result").content
 
 
-def _difference(before: bytes, after: bytes) -> list[str]:
+def comparable(answer: bytes, id: str) -> bytes:
+    """The answer without what differs between any two calls: the invocation's id, and the bill that ends a stream."""
+    events = answer.split(b"\n\n")
+    kept = [event for event in events if not event.startswith(b"event: fleetstart\n")]
+    return b"\n\n".join(kept).replace(id.encode(), b"INVOCATION")
+
+
+def difference(before: bytes, after: bytes) -> list[str]:
     """Line by line; JSON is laid out first."""
     if before == after:
         return []

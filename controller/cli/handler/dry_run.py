@@ -34,7 +34,9 @@ def render_dry_run(one: DryRun) -> str:
         lines.append(f"weights  {_sent(one.weight_bytes, one.new_weight_bytes)}")
     second = dollars(cost_nusd(1000, one.memory_bytes, PRICE_NUSD_PER_GIB_S))
     lines.append(f"cost     ${second} a second of a call, at the list price; its start is waived")
-    basis = "from the measured starts of its live version" if forecast.learned else "without any measured start of it"
+    basis = "from the measured starts of its live version"
+    if not forecast.learned:
+        basis = "not calibrated yet, as no start of it was measured"
     lines.append(f"predicted cold start, {basis}:\n")
     return "\n".join(lines) + "\n" + format_explanation(forecast.explanation)
 

@@ -59,7 +59,7 @@ def answer(node: HandNode, order: WorkerOrder) -> None:
 
 def test_metrics_are_what_was_called(served: ControllerProcess) -> None:
     for name in ("good", "broken"):
-        served.deploy(name)
+        served.deploy(name, retries=2)
     for path in ("/a", "/stream", "/drop", "/a"):
         served.http.post(f"/fn/good{path}", content=b"x")
     assert served.http.post("/fn/broken", content=b"x").status_code == 500

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from fleetstart.controller.planner.estimates import (
+    CALIBRATING,
     NodeMeasures,
     StartObservation,
     VersionMeasures,
     fleet_measures,
+    is_calibrated,
     node_prior,
     observe_generation,
     observe_outcome,
@@ -80,6 +82,15 @@ def test_predictions_learn_their_bias_and_tell_their_error() -> None:
     stalled = observe_outcome(VersionMeasures(), kind="alone", predicted_s=1.0, observed_s=10.0, hindsight_s=1.0)
     assert stalled.rest_s.value <= 2.5, "a stall is not a habit"
     assert stalled.ttft_error.value == pytest.approx(0.9)
+
+
+def test_the_first_guesses_do_not_weigh_in_the_error_of_what_was_calibrated() -> None:
+    known = VersionMeasures()
+    for number, observed_s in enumerate((0.2, 1.9, 2.0, 2.0), start=1):
+        known = observe_outcome(known, kind="alone", predicted_s=2.0, observed_s=observed_s, hindsight_s=None)
+        assert known.ttft_error.count == number
+        assert is_calibrated(known) == (number >= CALIBRATING)
+    assert known.ttft_error.value < 0.05
 
 
 def test_a_link_that_was_slower_than_known_is_no_bias() -> None:

@@ -103,6 +103,20 @@ def test_a_replay_shows_how_another_version_differs(live: System) -> None:
     assert (same["same_answer"], same["now"]["version"]) == (True, 1)
 
 
+def test_a_replay_of_a_failed_call_does_not_differ_by_its_id(live: System) -> None:
+    source = """
+    from fleetstart.runtime import function
+
+    @function(memory="64MiB", keep_requests=True)
+    def fails():
+        raise ValueError("on purpose")
+    """
+    live.deploy(source, name="fails")
+    past = live.call("fails").headers["x-request-id"]
+    wait_until(lambda: live.http.get(f"/api/v1/invocations/{past}").json().get("origin") == "sync")
+    assert live.fs("replay", past).out.strip() == "the answers are the same"
+
+
 def test_cancelling_ends_the_work_itself(live: System) -> None:
     invocation = begun(live, "work", {"word": "long", "sleep_s": 600})
     wait_until(lambda: printed(live, "begun long"), 20)

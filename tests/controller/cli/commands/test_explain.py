@@ -58,7 +58,7 @@ def told(
 
 
 def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
-    found = told(prediction=Prediction(error=0.1234, starts=5))
+    found = told(prediction=Prediction(error=0.1234, starts=5, calibrated=True))
     said = render_plan(found)
     assert said.startswith("inv-1   chat@3, cold start, HTTP 200, worker w-1\n")
     assert "the caller waited 2.600 s for the first byte, 0.100 s of it before its worker was ordered" in said
@@ -69,6 +69,12 @@ def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
     assert "a pipeline of 2: the cheapest of" in said
     assert "TTFT 4.00 s is above 2.5 s" in said
     assert said.endswith("TTFT predictions for chat@3 were off by 12% on average, over 5 starts")
+
+
+def test_guesses_are_not_judged() -> None:
+    said = render_plan(told(prediction=Prediction(error=10.59, starts=1)))
+    assert said.endswith("TTFT predictions for chat@3 are not calibrated yet: 1 start compared, 3 are needed")
+    assert "1059%" not in said
 
 
 def test_a_hot_call_says_that_it_met_the_worker_of_another() -> None:
