@@ -30,6 +30,7 @@ from ..handler.source.interface import batch_size, interface_of
 from ..handler.source.layered import with_layer_names
 from ..handler.spec import adapter_of, build_spec, include_of, layer_pattern_of, module_name, weights_of
 from ..home import HomeLayout
+from ..packages.missing_imports import is_installed, missing_imports
 from ..packages.publish import PublishedLayer, publish_layer
 from ..packages.requirements import find_requirements
 from ..progress import ProgressBar
@@ -182,6 +183,7 @@ def _deploy(
     started_s = time.monotonic()
     packed = _packed(server, read, path, bundle, cache)
     deployed = server.post("/api/v1/functions", packed.spec, Deployed, **target)
+    _warn_of_imports(read.declaration, path, bundle, packed)
     if deployed.trying:
         wait_until_serving(server, deployed)
     output.message(_summary(deployed, packed, time.monotonic() - started_s))
@@ -260,6 +262,18 @@ def _packed(store: UploadTarget, read: ReadFunction, path: Path, bundle: Bundle,
         batch=batch_size(path, declaration),
     )
     return PackedFunction(spec=spec, checkpoints=[one for one in (published, adapter) if one], layer=layer)
+
+
+def _warn_of_imports(declaration: Declaration, path: Path, bundle: Bundle, packed: PackedFunction) -> None:
+    """Names imports that workers will not find; a warning, because a node may have what this machine has not."""
+    if declaration.kind in ("llm", "transformers") or path.name not in bundle.sources:
+        return
+    modules = packed.layer.layer.modules if packed.layer is not None else ()
+    for one in missing_imports(path.name, bundle.sources, modules, is_installed):
+        output.message(
+            f"warning: {path.parent / one.file}:{one.line}: {one.module} is neither in the bundle, nor among the "
+            f'packages that {declaration.attribute} requires, nor installed here: add it to requirements=["..."]'
+        )
 
 
 def _layer(store: UploadTarget, declaration: Declaration, path: Path, cache: Path) -> PublishedLayer | None:

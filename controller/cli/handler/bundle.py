@@ -7,12 +7,13 @@ So an unchanged bundle has an unchanged key, and is not uploaded again.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class Bundle:
     files: tuple[str, ...]
     imports: frozenset[str]
     """Top-level modules that any of its files imports."""
+    sources: Mapping[str, ast.Module] = field(compare=False, repr=False)
+    """Syntax trees of its Python files."""
 
     @property
     def key(self) -> str:
@@ -63,11 +66,13 @@ def make_bundle(folder: Path, *, include: Collection[str] = (), skip: Collection
         )
     contents = {name: path.read_bytes() for name, path in files.items()}
     data = pack(contents)
+    sources = dict(_parsed(contents))
     return Bundle(
         id=BundleId(hashlib.sha256(data).hexdigest()),
         data=data,
         files=tuple(contents),
-        imports=frozenset().union(*(_imports(name, content) for name, content in contents.items())),
+        imports=frozenset().union(*map(imports_of, sources.values())),
+        sources=sources,
     )
 
 
@@ -82,15 +87,12 @@ def pack(contents: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _imports(name: str, content: bytes) -> set[str]:
-    if not name.endswith(".py"):
-        return set()
-    try:
-        tree: ast.Module = parse(content, name)
-    except HandlerSyntax:
-        # The handler itself was read before; a broken file beside it may never be imported.
-        return set()
-    return imports_of(tree)
+def _parsed(contents: Mapping[str, bytes]) -> Iterator[tuple[str, ast.Module]]:
+    for name, content in contents.items():
+        if name.endswith(".py"):
+            # The handler itself was read before; a broken file beside it may never be imported.
+            with contextlib.suppress(HandlerSyntax):
+                yield name, parse(content, name)
 
 
 def _files(folder: Path, include: Collection[str], skip: Collection[Path]) -> dict[str, Path]:

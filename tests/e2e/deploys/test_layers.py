@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fleetstart.controller.cli.packages.uv import find_uv
 from tests.e2e.systems import System, running
+from tests.servers import wait_until
 from tests.wheels import index, make_wheel
 
 ANSWERS = """
@@ -84,3 +88,46 @@ def test_a_file_beside_the_handler_is_taken(layered: System) -> None:
     ran = layered.fs("deploy", str(handler), "--name", "listed")
     assert "Resolved 2 packages" in ran.err  # uv's log
     assert layered.ok("listed")["version"] == "2.0"
+
+
+def test_a_deploy_warns_of_imports_that_workers_will_not_find(layered: System) -> None:
+    text = source("1.0").replace("import shape\n", "import shape\n\ndef later():\n    import no_such_module\n")
+    ran = layered.fs("deploy", str(layered.source(text, folder="warned")), "--name", "warned")
+    assert "no_such_module is neither in the bundle" in ran.err
+    assert "handler.py:6" in ran.err
+    assert "shape is neither" not in ran.err
+
+
+def test_a_lock_of_uv_is_installed_as_it_is(layered: System, wheels: Path) -> None:
+    text = source("1.0").replace('requirements=["shape==1.0"], ', "")
+    handler = layered.source(text, folder="locked")
+    (handler.parent / "pyproject.toml").write_text(
+        '[project]\nname = "locked"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["shape<2"]\n'
+    )
+    subprocess.run([find_uv(), "lock", "-q"], cwd=handler.parent, env=layered.env, check=True)
+    ran = layered.fs("deploy", str(handler), "--name", "locked")
+    assert "uv.lock: building" in ran.err
+    assert layered.ok("locked")["version"] == "1.0"
+    export = ["export", "-q", "--frozen", "--format", "pylock.toml", "--no-emit-project", "-o", "pylock.toml"]
+    subprocess.run([find_uv(), *export], cwd=handler.parent, env=layered.env, check=True)
+    ran = layered.fs("deploy", str(handler), "--name", "locked")
+    assert "pylock.toml: building" in ran.err
+    assert layered.ok("locked")["version"] == "1.0"
+
+
+def test_a_project_may_list_the_platform_itself(layered: System) -> None:
+    handler = layered.source(source("1.0").replace('requirements=["shape==1.0"], ', ""), folder="project")
+    project = '[project]\nname = "project"\nversion = "1"\ndependencies = ["shape<2", "fleetstart"]\n'
+    (handler.parent / "pyproject.toml").write_text(project)
+    layered.fs("deploy", str(handler), "--name", "project")
+    assert layered.ok("project")["version"] == "1.0"
+
+
+@pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc (gVisor) is not installed")
+def test_a_sandbox_of_gvisor_sees_its_layer(wheels: Path) -> None:
+    with running(env={"FS_PROFILES": "python,python+gvisor", **index(wheels)}) as system:
+        wait_until(lambda: system.status().nodes[0].isolations, 30, what="a launcher of sandboxes")
+        text = source("2.0").replace('memory="64MiB"', 'memory="128MiB", isolation="gvisor"')
+        system.deploy(text, name="sealed")
+        answer = system.ok("sealed")
+        assert (answer["version"], answer["writable"]) == ("2.0", False)
