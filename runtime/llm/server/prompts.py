@@ -14,7 +14,7 @@ from ..engine.constraint import Constraint
 from ..model.loader import LoadedModel
 from .output_format import json_grammar
 from .requests import ChatMessage
-from .tools.formats import ToolFormat, calls_grammar, format_of, mark_tokens, shown_tokens
+from .tools.formats import ToolFormat, calls_grammar, format_of, free_grammar, mark_tokens, shown_tokens
 from .tools.prompt import render_chat
 from .tools.reader import ToolReader
 from .tools.requests import ToolUse
@@ -72,6 +72,8 @@ class Prompts:
         grammar = None
         if use.forced or schema is not None:
             grammar = calls_grammar(use, form, self._marks, None if use.forced else schema)
+        elif use.constrained:
+            grammar = free_grammar(use, form, self._marks)
         constraint = await self._constraint(grammar, "tools")
         reader = ToolReader(form, use.parallel)
         return ChatPrompt(tokens=tokens, constraint=constraint, tools=reader, shown_tokens=self._shown_tokens)

@@ -177,7 +177,7 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
         for message in self.messages:
             message.plain()
         use = self.tool_use()
-        if self.ignore_eos and (self.answer_schema() is not None or (use is not None and use.forced)):
+        if self.ignore_eos and (self.answer_schema() is not None or (use is not None and use.constrained)):
             raise InvalidParameter("ignore_eos: an answer in a format ends where the format does", "ignore_eos")
 
     def limit(self) -> int | None:

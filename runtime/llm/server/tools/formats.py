@@ -6,6 +6,7 @@ have seen in training.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,31 +85,60 @@ def calls_grammar(
     use: ToolUse, form: ToolFormat, marks: Mapping[str, int], answer: dict[str, Any] | bool | None = None
 ) -> str:
     """Grammar of an answer that consists of calls, or else of a JSON text of the schema `answer`, if that is given."""
-    begin, end = _literal(form.begin, marks), _literal(form.end, marks)
-    if form.bare:
-        begin = ""  # the mark is for code; calls are bare objects
-    opened = f"{begin} {_quoted(form.opens)}"
-    closed = f"{_quoted(form.closes)} {end}"
-    between = f"{closed} {_quoted(form.between)} {opened}" if form.one_per_block else _quoted(form.between)
-    more = MAX_FORCED_CALLS - 1 if use.parallel else 0
-    repeated = f"({between} call){{0,{more}}}" if more else ""
-    lines = [
-        f"start: {'calls' if answer is None else 'calls | answer'}",
-        f"calls: {opened} call {repeated} {closed}",
-        "call: " + " | ".join(f"call_{number}" for number in range(len(use.tools))),
-    ]
-    for number, tool in enumerate(use.tools):
-        lines += _call_rules(number, tool, form)
+    # A bare call has no mark: that is for code.
+    begin = "" if form.bare else _literal(form.begin, marks)
+    block = f"{begin} {_block(use, form, marks)}"
+    if form.one_per_block and use.parallel:
+        block += f" ({_quoted(form.between)} {block}){{0,{MAX_FORCED_CALLS - 1}}}"
+    lines = [f"start: {'calls' if answer is None else 'calls | answer'}", f"calls: {block}"]
     if answer is not None:
         lines.append(f"answer: %json {_schema(answer)}")
-    return msgspec.json.encode({"grammars": [{"lark_grammar": "\n".join(lines)}]}).decode()
+    return _grammar(lines, use, form)
 
 
-def _call_rules(number: int, tool: FunctionTool, form: ToolFormat) -> list[str]:
+def free_grammar(use: ToolUse, form: ToolFormat, marks: Mapping[str, int]) -> str:
+    """Grammar of any text in which calls, if there are some, are those of the functions.
+
+    After the mark there has to be a call. Its arguments follow the function's schema if the function is strict.
+    """
+    several = "*" if form.one_per_block and use.parallel else "?"
+    block = _block(use, form, marks)
+    if form.bare:
+        lines = [f"start: {block} | TEXT", r"TEXT: /[ \n]*([^ \n{](.|\n)*)?/"]
+    elif form.begin in marks:
+        mark = marks[form.begin]
+        # Text has no added tokens of its own, and a model may use others than the mark.
+        free = [f"free: (TEXT | <[^{mark}]>)*", r"TEXT: /(.|\n)+/"]
+        lines = [f"start: block{several} free", f"block: free <[{mark}]> {block}", *free]
+    else:
+        mark_pattern = re.escape(form.begin)
+        without = rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{mark_pattern}(.|\n)*/"
+        until = rf"until[lazy]: /(.|\n)*{mark_pattern}/"
+        lines = [f"start: block{several} TEXT", f"block: until {block}", until, without]
+    return _grammar(lines, use, form)
+
+
+def _block(use: ToolUse, form: ToolFormat, marks: Mapping[str, int]) -> str:
+    """What follows a mark: a call, or several where the format has them in one block, and the block's end."""
+    more = ""
+    if use.parallel and not form.one_per_block:
+        more = f"({_quoted(form.between)} call){{0,{MAX_FORCED_CALLS - 1}}}"
+    return f"{_quoted(form.opens)} call {more} {_quoted(form.closes)} {_literal(form.end, marks)}"
+
+
+def _grammar(lines: list[str], use: ToolUse, form: ToolFormat) -> str:
+    calls = ["call: " + " | ".join(f"call_{number}" for number in range(len(use.tools)))]
+    for number, tool in enumerate(use.tools):
+        calls += _call_rules(number, tool, form, forced=use.forced)
+    return msgspec.json.encode({"grammars": [{"lark_grammar": "\n".join([*lines, *calls])}]}).decode()
+
+
+def _call_rules(number: int, tool: FunctionTool, form: ToolFormat, *, forced: bool) -> list[str]:
     """Rules of one function's calls. Its schema is a grammar of its own, so that its references stay valid."""
     head = f'{{"name": {_quoted(tool.name)}, "{form.arguments}": '
     call = f"call_{number}: {_quoted(head)} arguments_{number} {_quoted('}')}"
-    return [call, f"arguments_{number}: %json {_schema(tool.schema)}"]
+    schema = tool.schema if forced or tool.strict else {"type": "object"}
+    return [call, f"arguments_{number}: %json {_schema(schema)}"]
 
 
 def _schema(schema: dict[str, Any] | bool) -> str:

@@ -89,6 +89,11 @@ class ToolUse(msgspec.Struct, frozen=True):
     parallel: bool = True
     """Whether several calls may be made."""
 
+    @property
+    def constrained(self) -> bool:
+        """Whether calls follow a grammar: forced ones, and those where a function is strict."""
+        return self.forced or any(tool.strict for tool in self.tools)
+
 
 def read_tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolUse | None:
     """The tools of a call; None if it has none, or may not use them. Errors: InvalidParameter."""

@@ -9,13 +9,25 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.worker_headers import MARK
+from fleetstart.runtime.llm.engine.constraint import ConstraintCompiler
 from fleetstart.runtime.llm.engine.generation import FinishReason, TokenDelta
 from fleetstart.runtime.llm.server.answer_writers import ChatWriter
-from fleetstart.runtime.llm.server.tools.formats import HERMES, LLAMA3, MISTRAL, PROMPTED, ToolFormat, format_of
+from fleetstart.runtime.llm.server.tools.formats import (
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    PROMPTED,
+    ToolFormat,
+    format_of,
+    free_grammar,
+    mark_tokens,
+)
 from fleetstart.runtime.llm.server.tools.reader import ToolReader
-from fleetstart.runtime.llm.text.tokenizer import ChatTemplate
+from fleetstart.runtime.llm.server.tools.requests import FunctionTool, ToolUse
+from fleetstart.runtime.llm.text.tokenizer import ChatTemplate, Tokenizer
 from tests.runtime.llm.models import Checkpoint, byte_tokenizer, tiny
 from tests.runtime.llm.server.test_openai_responses import Served, openai, served, user
 from tests.runtime.llm.server.test_stream_resume import ask
@@ -218,11 +230,57 @@ def test_wrong_tools_are_refused_by_name(real: Served, fields: dict[str, Any], p
     assert answer.json()["error"]["param"] == param
 
 
+def test_strict_tools_leave_free_text_as_it_is(real: Served) -> None:
+    strict = [{"type": "function", "function": tool["function"] | {"strict": True}} for tool in TOOLS]
+    fields: dict[str, Any] = {"model": "chat", "messages": user("What is the weather in Paris?"), "temperature": 0}
+    free = real.client.chat.completions.create(**fields, tools=TOOLS, max_tokens=40).choices[0]
+    bound = real.client.chat.completions.create(**fields, tools=strict, max_tokens=40).choices[0]
+    assert (bound.message.content, bound.finish_reason) == (free.message.content, free.finish_reason)
+
+
 def test_tools_that_may_not_be_used_cost_no_prompt(real: Served) -> None:
     fields: dict[str, Any] = {"model": "chat", "messages": user("hi"), "max_tokens": 2}
     without = real.client.chat.completions.create(**fields).usage.prompt_tokens
     assert real.client.chat.completions.create(**fields, tools=TOOLS, tool_choice="none").usage.prompt_tokens == without
     assert real.client.chat.completions.create(**fields, tools=TOOLS).usage.prompt_tokens > without + 100
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, PROMPTED], ids=lambda form: form.name)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_free_answer_has_only_calls_of_strict_functions(form: ToolFormat, parallel: bool) -> None:
+    """Checked on tokens: a model of noise makes no calls of its own accord."""
+    added = ADDED.get(form.name, [])
+    data = byte_tokenizer(*added, special=form is not HERMES)
+    vocabulary = Tokenizer(data)
+    strict = FunctionTool("f", parameters=WEATHER, strict=True)
+    use = ToolUse([strict, FunctionTool("g", parameters=WEATHER)], parallel=parallel)
+    compiler = ConstraintCompiler(lambda: data, 258 + len(added), frozenset({1}))
+    constraint = compiler.compile(free_grammar(use, form, mark_tokens(form, vocabulary)))
+
+    def allowed(text: str) -> bool:
+        """Whether the answer may be this text, and end there."""
+        try:
+            state = constraint.matcher(vocabulary.encode(text, add_special_tokens=False))
+        except InvalidInput:
+            return False
+        return bool(state.allowed()[1])
+
+    def called(*calls: str) -> str:
+        begin = "" if form.bare else form.begin
+        if form.one_per_block:
+            return form.between.join(f"{begin}{form.opens}{call}{form.closes}{form.end}" for call in calls)
+        return f"{begin}{form.opens}{form.between.join(calls)}{form.closes}{form.end}"
+
+    good = f'{{"name": "f", "{form.arguments}": {{"city": "Paris", "unit": "celsius"}}}}'
+    before = "" if form.bare else "Let me see.\n"
+    assert allowed("")
+    assert allowed("A text < with <tool_ and [TOOL and {braces}.")
+    assert allowed(before + called(good))
+    assert allowed(called(good.replace('"f"', '"g"').replace("celsius", "kelvin"))), "g is not strict"
+    assert not allowed(before + called(good.replace("celsius", "kelvin")))
+    assert not allowed(before + called(good.replace('"f"', '"h"')))
+    assert not allowed(before + called(good)[:-1])
+    assert allowed(called(good, good)) is parallel
 
 
 def test_an_answer_is_a_call_or_follows_its_format(of_family: tuple[str, Served]) -> None:
