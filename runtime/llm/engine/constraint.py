@@ -76,8 +76,13 @@ class ConstraintCompiler:
         """Compiles a grammar in llguidance's JSON or Lark. Errors: InvalidInput with the reason."""
 
     def _compile(self, grammar: str) -> Constraint:
-        from llguidance import LLMatcher, LLParserLimits
-
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ModuleNotFoundError as error:
+            raise InvalidInput(
+                "answers cannot follow a grammar: the package llguidance is not installed where functions run",
+                hint="install it into the node's environment: pip install 'fleetstart[model]'",
+            ) from error
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
         trial = matcher.deep_copy()
