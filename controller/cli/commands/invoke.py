@@ -15,20 +15,19 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, WorkerLost, error_from
 from fleetstart.runtime.contract.ids import new_invocation_id
+from fleetstart.runtime.contract.sse import BILL_EVENT, ServerSentEvent, parse_events
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEADER
 
 from .. import async_invoke, output
 from ..api_client import PAUSE_S, ApiClient, error_of, find_server, suggest_function
+from ..chunk_text import chunk_text
 from ..root import verb
-from ..sse import ServerSentEvent, chunk_text, parse_events
 
 if TYPE_CHECKING:
     import httpx
 
 RECONNECT_S = 10.0
 """How long a call is retried before its answer begins; a restarted controller is back within 5 s."""
-BILL_EVENT = "fleetstart"
-"""The closing event of a stream, which carries the bill."""
 
 
 @click.command
@@ -146,7 +145,7 @@ def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mappi
         output.json_data(_as_data(response))
     elif response.headers.get("content-type", "").startswith("text/event-stream"):
         wrote = ""
-        for event in parse_events(response.iter_lines()):
+        for event in parse_events(response.iter_bytes()):
             if event.name == "error":
                 raise _stream_error(event)
             if event.name == BILL_EVENT:

@@ -2,16 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.cli.sse import ServerSentEvent, chunk_text, parse_events
-
-
-def test_events_end_at_empty_lines() -> None:
-    lines = ["data: a", "data:b", "", ": comment", "event: fs", "id: 3", "data: {}", "", "", "data: last"]
-    assert list(parse_events(lines)) == [
-        ServerSentEvent("message", "a\nb"),
-        ServerSentEvent("fs", "{}"),
-        ServerSentEvent("message", "last"),
-    ]
+from fleetstart.controller.cli.chunk_text import chunk_text
 
 
 @pytest.mark.parametrize(

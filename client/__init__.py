@@ -1,0 +1,31 @@
+"""Python client of a fleetstart server: calls functions, reads streams, maps over inputs, submits async calls.
+
+from fleetstart.client import Client
+
+with Client() as client:
+    greeting = client.function("hello")(name="Ada")
+"""
+
+from .async_function import AsyncFunction
+from .client import AsyncClient, Client
+from .errors import FleetError, InputFailed
+from .function import Function
+from .invocation import AsyncInvocation, Invocation, InvocationStatus
+from .result import Bill, Result
+from .stream import AsyncStream, Stream
+
+__all__ = [
+    "AsyncClient",
+    "AsyncFunction",
+    "AsyncInvocation",
+    "AsyncStream",
+    "Bill",
+    "Client",
+    "FleetError",
+    "Function",
+    "InputFailed",
+    "Invocation",
+    "InvocationStatus",
+    "Result",
+    "Stream",
+]

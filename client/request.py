@@ -1,0 +1,101 @@
+"""One logical call as it is sent: options, input, headers. All its tries send the same bytes and the same key."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+NOTHING: Any = object()
+"""Stands for an input that was not given: None is JSON's null."""
+JSON = "application/json"
+BYTES = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """What the calls of a function have in common."""
+
+    timeout_s: float
+    path: str = ""
+    method: str = ""
+    """Empty: POST with a body or without a path, GET otherwise."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    idempotency_key: str = ""
+    """Empty: a random key for each call."""
+    webhook: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRequest:
+    name: str
+    """Function, and version or alias after an `@`."""
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    content: bytes | None
+    timeout_s: float
+    repeatable: bool
+    """Whether the server runs it once, however often it is sent."""
+
+
+def call_request(name: str, options: CallOptions, input: Any, arguments: Mapping[str, Any]) -> CallRequest:
+    """Request of a synchronous call. Errors: TypeError if the input cannot be sent."""
+    key = options.idempotency_key or str(uuid.uuid4())
+    return _request(name, options, input, arguments, {"idempotency-key": key}, repeatable=True)
+
+
+def async_request(name: str, options: CallOptions, input: Any, arguments: Mapping[str, Any]) -> CallRequest:
+    """Request that submits an async invocation. Errors: as `call_request`."""
+    key = options.idempotency_key or str(uuid.uuid4())
+    own = {"idempotency-key": key, "prefer": "respond-async"}
+    if options.webhook:
+        own["fs-webhook"] = options.webhook
+    return _request(name, options, input, arguments, own, repeatable=True)
+
+
+def stream_request(name: str, options: CallOptions, input: Any, arguments: Mapping[str, Any]) -> CallRequest:
+    """Request of a stream. It has no key unless one was given: a call with a key goes on when its client leaves, and
+    who leaves a stream wants it ended. Errors: as `call_request`."""
+    own = {"accept": "text/event-stream, */*"}
+    if options.idempotency_key:
+        own["idempotency-key"] = options.idempotency_key
+    return _request(name, options, input, arguments, own, repeatable=bool(options.idempotency_key))
+
+
+def encode_input(input: Any, arguments: Mapping[str, Any]) -> tuple[bytes | None, str]:
+    """Body and content type: bytes as they are, everything else as JSON. Errors: TypeError."""
+    if arguments and input is not NOTHING:
+        raise TypeError("give the input as one value or as keyword arguments, not both")
+    if input is NOTHING:
+        if not arguments:
+            return None, ""
+        input = dict(arguments)
+    if isinstance(input, bytes | bytearray | memoryview):
+        return bytes(input), BYTES
+    try:
+        return msgspec.json.encode(input), JSON
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the input cannot be sent as JSON: {error}; give bytes, or values that JSON has") from error
+
+
+def _request(
+    name: str, options: CallOptions, input: Any, arguments: Mapping[str, Any], own: dict[str, str], *, repeatable: bool
+) -> CallRequest:
+    content, content_type = encode_input(input, arguments)
+    path = options.path if options.path.startswith("/") or not options.path else f"/{options.path}"
+    if content_type:
+        own["content-type"] = content_type
+    return CallRequest(
+        name=name,
+        method=(options.method or ("POST" if content is not None or not path else "GET")).upper(),
+        target=f"/fn/{quote(name, safe='@')}{path}",
+        headers={**own, **{key.lower(): value for key, value in options.headers.items()}},
+        content=content,
+        timeout_s=options.timeout_s,
+        repeatable=repeatable,
+    )
