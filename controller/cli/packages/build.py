@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fleetstart.runtime.contract.errors import BuildFailed
 
-from .requirements import Requirements
+from .requirements import Requirements, index_options
 from .uv import run_uv
 
 Log = Callable[[str], object]
@@ -53,10 +53,9 @@ def resolve(needed: Requirements, work: Path, env: Mapping[str, str], log: Log) 
         arguments += ["--format", "requirements.txt", "--project", str(needed.folder), *common]
         run_uv(arguments, env, needed.folder, log, what)
         return lock.read_text()
-    source = work / ("pyproject.toml" if needed.kind == "pyproject" else "requirements.in")
-    if needed.kind == "pyproject" or needed.included:
-        source = needed.folder / needed.origin  # it names files by paths from there
-    else:
+    source = needed.path  # it names other files by paths from there
+    if source is None:
+        source = work / "requirements.in"
         source.write_text(needed.text)
     (work / "constraints.txt").write_text(constraints())
     (work / "overrides.txt").write_text(f"{PLATFORM} ; sys_platform == 'never'\n")
@@ -77,7 +76,7 @@ def install(needed: Requirements, lock: str, work: Path, env: Mapping[str, str],
     source = work / ("pylock.toml" if needed.kind == "pylock" else "locked.txt")
     source.write_text(lock)
     arguments = ["pip", "install", "--target", str(target), "--requirement", str(source), "--no-deps"]
-    arguments += ["--python", sys.executable, "--link-mode", "copy"]
+    arguments += ["--python", sys.executable, "--link-mode", "copy", *index_options(needed)]
     run_uv(arguments, env, needed.folder, log, f"{needed.origin} cannot be installed")
     target.mkdir(exist_ok=True)
     _compile(target, env, log)

@@ -27,6 +27,9 @@ FILES: dict[str, Kind] = {
 """Names of files beside the handler, the one that wins first."""
 FILE_MAX_BYTES = 8 * 1024 * 1024
 INCLUDES_MAX = 20
+_INDEX = re.compile(
+    r"^[ \t]*(?:(-i|--index-url|--extra-index-url|-f|--find-links)[ \t=]+(\S+)|(--no-index)[ \t]*$)", re.MULTILINE
+)
 _INCLUDE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)", re.MULTILINE)
 
 
@@ -39,6 +42,8 @@ class Requirements:
     """Where it is written, for messages: "requirements of greet", or a file's name."""
     folder: Path
     """Folder that relative paths inside belong to."""
+    path: Path | None = None
+    """The file; None for a setting."""
     text: str
     """Content: lines as of requirements.txt, or that of the file."""
     included: str = ""
@@ -95,7 +100,15 @@ def _of_file(folder: Path, name: str) -> Requirements | None:
         included = "".join(_included(path, text))
         if not re.search(r"^\s*[^\s#]", text, re.MULTILINE):
             return None
-    return Requirements(kind=kind, origin=name, folder=path.parent, text=text, included=included)
+    return Requirements(kind=kind, origin=name, folder=path.parent, path=path, text=text, included=included)
+
+
+def index_options(needed: Requirements) -> list[str]:
+    """Options of a requirements.txt that say where packages are found, as uv takes them. A lock does not keep them."""
+    if needed.kind != "list":
+        return []
+    found = _INDEX.findall(f"{needed.text}\n{needed.included}")
+    return [word for words in found for word in words if word]
 
 
 def _has_dependencies(path: Path, text: str) -> bool:

@@ -115,6 +115,15 @@ def test_a_lock_of_uv_is_installed_as_it_is(layered: System, wheels: Path) -> No
     assert layered.ok("locked")["version"] == "1.0"
 
 
+def test_options_of_a_requirements_file_say_where_packages_are(layered: System, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "elsewhere", "far", "1.0", {"far.py": "AWAY = 7\n"})
+    text = "import far\nfrom fleetstart.runtime import function\n\n@function\ndef away():\n    return far.AWAY\n"
+    handler = layered.source(text, folder="away")
+    (handler.parent / "requirements.txt").write_text(f"-f {tmp_path / 'elsewhere'}\nfar\n")
+    layered.fs("deploy", str(handler))
+    assert layered.ok("away") == 7
+
+
 def test_a_project_may_list_the_platform_itself(layered: System) -> None:
     handler = layered.source(source("1.0").replace('requirements=["shape==1.0"], ', ""), folder="project")
     project = '[project]\nname = "project"\nversion = "1"\ndependencies = ["shape<2", "fleetstart"]\n'

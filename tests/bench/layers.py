@@ -1,0 +1,136 @@
+"""Claim: packages of 500 MB are built and sent once, and a node that has them starts a function as if it had none.
+
+Each round has a system of its own and packages of new bytes: one wheel with a large library file and two thousand
+modules. Measured are the first deploy (resolve, install, compile, checksums, upload), the deploy of a second function
+with the same packages, the first call on a node without the layer, a cold start on the node that now has it, and one
+of a function without packages. The baseline of the build is uv alone, installing the same wheel with its bytecode.
+
+Run: python -m tests.bench.layers [--json FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from fleetstart.controller.cli.packages.uv import find_uv
+from tests.bench.harness.samples import Report, fine, median, parse_options, progress, spread
+from tests.bench.harness.system import System, running
+from tests.wheels import make_wheel
+
+SIZE_BYTES, QUICK_BYTES = 500_000_000, 20_000_000
+MODULES = 2000
+"""As many as torch has, whose installation is the usual large one."""
+IMPORTED = 50
+"""Of them, those that the function imports at its start."""
+KEEP_ALIVE_S = "0.2"
+STEPS = {
+    "uv": "uv alone: install and compile",
+    "first_deploy": "first deploy",
+    "second_deploy": "second function, same packages",
+    "without_layer": "cold start, node without the layer",
+    "with_layer": "cold start, node with it",
+    "plain": "cold start, no packages",
+}
+HANDLER = """
+import heavy
+from fleetstart.runtime import function
+
+@function(memory="256MiB")
+def NAME() -> int:
+    return heavy.COUNT
+"""
+PLAIN = HANDLER.replace("import heavy\n", "").replace("heavy.COUNT", "1")
+
+
+def make_packages(folder: Path, size_bytes: int) -> None:
+    """One wheel. Its library file is random: nothing compresses it."""
+    files: dict[str, bytes | str] = {
+        f"heavy/m{number}.py": f"def f{number}(x):\n    return x + {number}\n" * 20 for number in range(MODULES)
+    }
+    lines = "".join(f"from heavy import m{number}\n" for number in range(IMPORTED))
+    files["heavy/__init__.py"] = f"{lines}COUNT = {IMPORTED}\n"
+    files["heavy/libheavy.so.1"] = os.urandom(size_bytes)
+    make_wheel(folder, "heavy", "1.0", files)
+
+
+def write_handler(folder: Path, name: str, wheels: Path | None) -> str:
+    folder.mkdir()
+    (folder / "handler.py").write_text((HANDLER if wheels else PLAIN).replace("NAME", name))
+    if wheels is not None:
+        (folder / "requirements.txt").write_text(f"--no-index\n-f {wheels}\nheavy\n")
+    return str(folder / "handler.py")
+
+
+def install_alone(work: Path, wheels: Path) -> float:
+    """Seconds that uv takes by itself, with an empty cache."""
+    command = [find_uv(), "pip", "install", "-q", "--no-index", "-f", str(wheels), "--target", str(work / "alone")]
+    command += ["--python", sys.executable, "--compile-bytecode", "--link-mode", "copy", "heavy"]
+    began_s = time.monotonic()
+    subprocess.run(command, env={**os.environ, "UV_CACHE_DIR": str(work / "alone-cache")}, check=True)
+    return time.monotonic() - began_s
+
+
+def deploy_s(system: System, handler: str) -> float:
+    began_s = time.monotonic()
+    system.deploy(handler, "--keep-alive", KEEP_ALIVE_S)
+    return time.monotonic() - began_s
+
+
+def call_s(system: System, name: str) -> float:
+    with system.connect() as connection:
+        answer = connection.post(f"/fn/{name}", {}).expect()
+    if answer.headers["fs-start"] == "hot":
+        raise RuntimeError("the worker was there already: nothing was started")
+    system.wait_asleep(name)
+    return answer.total_ms / 1e3
+
+
+def measure(size_bytes: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="fs-bench-layers-") as folder:
+        work = Path(folder)
+        make_packages(work / "wheels", size_bytes)
+        os.environ["UV_CACHE_DIR"] = str(work / "cache")
+        handlers = {
+            name: write_handler(work / name, name, None if name == "plain" else work / "wheels")
+            for name in ("first", "second", "plain")
+        }
+        found = {"uv": install_alone(work, work / "wheels")}
+        with running("python") as system:
+            deploy_s(system, handlers["plain"])
+            found["first_deploy"] = deploy_s(system, handlers["first"])
+            found["second_deploy"] = deploy_s(system, handlers["second"])
+            found["without_layer"] = call_s(system, "first")
+            found["with_layer"] = call_s(system, "second")
+            call_s(system, "plain")  # its bundle is fetched, as the layer is
+            found["with_layer_again"] = call_s(system, "second")
+            found["plain"] = call_s(system, "plain")
+        return found
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=5, quick_rounds=1)
+    report = Report("packages of 500 MB are built and sent once, and cost a start nothing once a node has them")
+    size_bytes = QUICK_BYTES if options.quick else SIZE_BYTES
+    samples: defaultdict[str, list[float]] = defaultdict(list)
+    for number in range(options.rounds):
+        progress(f"round {number + 1} of {options.rounds}")
+        for name, value in measure(size_bytes).items():
+            samples[name].append(value)
+    report.setup = {"size_bytes": size_bytes, "modules": MODULES, "imported": IMPORTED}
+    report.samples = {"seconds": dict(samples)}
+    base = median(samples["uv"])
+    rows = [["packages of 500 MB", "seconds", "ratio to uv alone"]]
+    for name, what in {**STEPS, "with_layer_again": "cold start, node with it, second time"}.items():
+        rows.append([what, spread(samples[name]), fine(median(samples[name]) / base)])
+    report.tell("Packages of a function", rows)
+    report.save(options.json)
+
+
+if __name__ == "__main__":
+    main()
