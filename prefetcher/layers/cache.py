@@ -39,8 +39,8 @@ from .download import download
 log = logging.getLogger(__name__)
 
 FILES = "files"
-THREADS = 8
-"""Reads at a time. More make small files no faster: the file system creates one at a time in a folder."""
+THREADS = 6
+"""Reads at a time, in as many pieces of memory: enough for the round trips of a store; one thread writes."""
 RESERVE_BYTES = 1 << 30
 """Free space left on the disk whatever the budget, as the disk cache of weights leaves it."""
 _TEMPORARY = ".new-"
@@ -137,7 +137,7 @@ class LayerCache:
         temporary = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
         try:
             (temporary / FILES).mkdir(parents=True, mode=0o755)
-            download(self._source, layer, manifest, temporary / FILES, self._source.threads or THREADS)
+            download(self._source, layer, manifest, temporary / FILES, THREADS)
             (temporary / MANIFEST_OBJECT).write_bytes(data)
             temporary.rename(self._folder / layer)
         finally:

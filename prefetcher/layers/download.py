@@ -1,7 +1,8 @@
 """Writes the files of a layer into a folder, from its parts in the store.
 
-Several threads read runs of chunks, verify each chunk and write it to the files that it covers. A chunk that is not
-what the manifest says is read once more, then the download fails with the chunk's name.
+Several threads read runs of chunks and verify each chunk; the calling thread writes them to the files that they cover.
+It is one, because a layer is mostly thousands of small files, and threads that create files wait for each other. A
+chunk that is not what the manifest says is read once more, then the download fails with the chunk's name.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import mmap
 import os
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, groupby
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, LayerInvalid
@@ -22,7 +24,7 @@ from fleetstart.runtime.contract.object_keys import layer_key
 
 from ..fetch.errors import with_retries
 from ..sources.base import PAGE_BYTES, ObjectRange, Piece, Source
-from ..sources.errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled
+from ..sources.errors import ObjectMissing, ObjectSizeMismatch
 
 RUN_BYTES = 16 * 1024 * 1024
 """Bytes of one read, and memory of each thread."""
@@ -35,29 +37,25 @@ def download(source: Source, layer: LayerId, manifest: LayerManifest, folder: Pa
     """
     files = _LayerFiles(manifest, folder)
     files.create()
-    runs = runs_of(layer_ranges(manifest), RUN_BYTES)
     stopped = threading.Event()
-
-    def fetch(run: Sequence[LayerRange]) -> None:
-        if stopped.is_set():
-            return
-        try:
-            with mmap.mmap(-1, sum(_pages(chunk.size_bytes) for chunk in run)) as memory, memoryview(memory) as room:
-                read_run(source, layer, run, room, stopped)
-                begin = 0
-                for chunk in run:
-                    with room[begin : begin + chunk.size_bytes] as data:
-                        files.write(chunk.offset, data)
-                    begin += _pages(chunk.size_bytes)
-        except BaseException:
-            stopped.set()
-            raise
-
+    waiting = iter(runs_of(layer_ranges(manifest), RUN_BYTES))
+    reading: deque[tuple[list[LayerRange], Future[mmap.mmap]]] = deque()
     with ThreadPoolExecutor(max(1, threads), thread_name_prefix=f"layer-{layer[:8]}") as pool:
-        outcomes = [pool.submit(fetch, run) for run in runs]
-    errors = [error for outcome in outcomes if (error := outcome.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, ReadCancelled)):
-        raise error
+
+        def read_next() -> None:
+            for run in islice(waiting, 1):
+                reading.append((run, pool.submit(read_run, source, layer, run, stopped)))
+
+        try:
+            for _ in range(threads + 1):  # one is ready when the writer comes to it
+                read_next()
+            while reading:
+                run, done = reading.popleft()
+                with done.result() as memory, memoryview(memory) as room:
+                    files.write_run(run, room)
+                read_next()
+        finally:
+            stopped.set()  # after an error, the others end at their next chunk
 
 
 def runs_of(ranges: Sequence[LayerRange], run_bytes: int) -> list[list[LayerRange]]:
@@ -65,10 +63,21 @@ def runs_of(ranges: Sequence[LayerRange], run_bytes: int) -> list[list[LayerRang
     return [list(group) for _, group in groupby(ranges, lambda chunk: (chunk.object, chunk.object_offset // run_bytes))]
 
 
-def read_run(
+def read_run(source: Source, layer: LayerId, run: Sequence[LayerRange], stopped: threading.Event) -> mmap.mmap:
+    """Memory with the chunks of a run, each at a page. Errors: as of `download`, ReadCancelled."""
+    memory = mmap.mmap(-1, sum(_pages(chunk.size_bytes) for chunk in run))
+    try:
+        with memoryview(memory) as room:
+            _read_verified(source, layer, run, room, stopped)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def _read_verified(
     source: Source, layer: LayerId, run: Sequence[LayerRange], room: memoryview, stopped: threading.Event
 ) -> None:
-    """Fills the memory with the chunks of a run, each at a page. Errors: as of `download`, ReadCancelled."""
     try:
         found = _checksums(source, layer, run, room, stopped)
         if found != [chunk.checksum for chunk in run]:
@@ -115,7 +124,7 @@ def _checksums(
 
 
 class _LayerFiles:
-    """The files of a layer, written in pieces. Thread-safe."""
+    """The files of a layer, written in pieces."""
 
     def __init__(self, manifest: LayerManifest, folder: Path) -> None:
         self._folder = folder
@@ -130,6 +139,14 @@ class _LayerFiles:
             (self._folder / parent).mkdir(mode=0o755, parents=True, exist_ok=True)
         for file in self._empty:
             (self._folder / file.path).touch(mode=0o755 if file.executable else 0o644)
+
+    def write_run(self, run: Sequence[LayerRange], room: memoryview) -> None:
+        """Writes chunks that lie in memory each at a page."""
+        begin = 0
+        for chunk in run:
+            with room[begin : begin + chunk.size_bytes] as data:
+                self.write(chunk.offset, data)
+            begin += _pages(chunk.size_bytes)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Writes bytes of the stream, from `offset` on, to the files that they belong to."""
