@@ -234,12 +234,13 @@ class Transformers:
             **settings: `weights` (required): folder or URL of a checkpoint with its config and tokenizer. `task`
                 (required). `max_tokens`: longest text, default the model's. For an embedding, `pooling`: `"mean"`
                 (default), `"cls"` or `"last"`; `normalize`: whether vectors have length one, default True.
+                `requirements`: packages to install for it, for example `["transformers==5.23.0"]`.
 
         Raises:
             TypeError: For an unknown setting, and without weights.
             InvalidSpec: For an unknown task, or a setting of another one.
         """
-        check_names("Transformers", settings, (*GENERAL, *OF_TRANSFORMERS))
+        check_names("Transformers", settings, (*GENERAL, *OF_CODE, *OF_TRANSFORMERS))
         if "weights" not in settings:
             raise TypeError('Transformers() needs weights, for example Transformers(weights="./weights", task=...)')
         check_task(settings)

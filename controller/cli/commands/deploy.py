@@ -32,7 +32,7 @@ from ..handler.spec import adapter_of, build_spec, include_of, layer_pattern_of,
 from ..home import HomeLayout
 from ..packages.missing_imports import is_installed, missing_imports
 from ..packages.publish import PublishedLayer, publish_layer
-from ..packages.requirements import find_requirements
+from ..packages.requirements import Requirements, find_requirements
 from ..progress import ProgressBar
 from ..rollout import wait_until_serving
 from ..root import verb
@@ -276,11 +276,16 @@ def _warn_of_imports(declaration: Declaration, path: Path, bundle: Bundle, packe
         )
 
 
+def requirements_of(declaration: Declaration, folder: Path) -> Requirements | None:
+    """The packages that a function requires. A model without code has those of its setting, and of no file."""
+    if declaration.kind in ("llm", "transformers") and "requirements" not in declaration.settings:
+        return None
+    return find_requirements(declaration.settings.get("requirements"), declaration.attribute, folder)
+
+
 def _layer(store: UploadTarget, declaration: Declaration, path: Path, cache: Path) -> PublishedLayer | None:
     """Publishes the packages that a function requires; the log of their build goes to stderr."""
-    if declaration.kind in ("llm", "transformers"):
-        return None  # they have no code of their own
-    needed = find_requirements(declaration.settings.get("requirements"), declaration.attribute, path.parent)
+    needed = requirements_of(declaration, path.parent)
     if needed is None:
         return None
     names = declaration.settings.get("secrets")

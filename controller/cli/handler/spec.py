@@ -72,9 +72,11 @@ def profile_of(declaration: Declaration, imports: Collection[str], modules: Coll
 
 
 def preload_of(declaration: Declaration, imports: Collection[str], modules: Collection[str] = ()) -> str:
-    """The library that a node should have imported before it forks the function's workers; "" for none, and for one
-    that brings its own versions in a layer."""
-    if not PRELOADED.isdisjoint(modules):
+    """The library that a node should have imported before it forks the function's workers; "" for none.
+
+    A function with packages of its own gets none: a library imports many, in the node's versions.
+    """
+    if modules:
         return ""
     based = declaration.kind == "transformers" or not TRANSFORMERS_BASED.isdisjoint(imports)
     return "transformers" if based else ""

@@ -30,12 +30,11 @@ _GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "retries", "queue_timeout_s",
     "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
     "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
-   
 )  # fmt: skip
 FUNCTION_SETTINGS = (*_GENERAL, "requirements")
 LLM_SETTINGS = (*_GENERAL, "dtype", "max_batch", "max_context", "kv_memory", "threads")
 LAYERED_SETTINGS = (*FUNCTION_SETTINGS, "layers")
-TRANSFORMERS_SETTINGS = (*_GENERAL, "task", "max_tokens", "pooling", "normalize")
+TRANSFORMERS_SETTINGS = (*FUNCTION_SETTINGS, "task", "max_tokens", "pooling", "normalize")
 
 Kind = Literal["function", "llm", "layered", "transformers"]
 SETTINGS: dict[Kind, tuple[str, ...]] = {

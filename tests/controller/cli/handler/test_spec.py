@@ -12,6 +12,7 @@ from fleetstart.controller.cli.handler.spec import (
     default_name,
     include_of,
     module_name,
+    preload_of,
     weights_of,
 )
 from fleetstart.runtime.contract.errors import InvalidSpec
@@ -80,6 +81,13 @@ def test_what_imports_transformers_is_forked_from_a_process_that_has_it() -> Non
     assert spec_of(declared(), {"sentence_transformers"}).preloaded_pool == "torch:transformers"
     assert spec_of(declared(), {"torch"}).preloaded_pool == "torch"
     assert spec_of(declared(isolation="gvisor"), {"transformers"}).preloaded_pool == "torch+gvisor"
+
+
+def test_a_function_with_packages_of_its_own_is_forked_from_a_process_without_the_library() -> None:
+    ours = declared("transformers", weights="w", task="embedding", requirements=["transformers"])
+    assert preload_of(ours, set()) == "transformers"
+    assert preload_of(ours, set(), ["transformers", "regex"]) == ""
+    assert preload_of(declared(), {"transformers"}, ["PIL"]) == ""
 
 
 def test_an_slo_comes_through_and_one_that_is_none_is_refused() -> None:

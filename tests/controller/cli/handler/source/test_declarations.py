@@ -33,7 +33,11 @@ def read(tmp_path: Path, source: str | bytes) -> list[Declaration]:
 def test_settings_are_those_of_the_runtime() -> None:
     assert set(FUNCTION_SETTINGS) == {*declarations.GENERAL, *declarations.OF_CODE}
     assert set(LLM_SETTINGS) == {*declarations.GENERAL, *declarations.OF_LLM}
-    assert set(TRANSFORMERS_SETTINGS) == {*declarations.GENERAL, *declarations.OF_TRANSFORMERS}
+    assert set(TRANSFORMERS_SETTINGS) == {
+        *declarations.GENERAL,
+        *declarations.OF_CODE,
+        *declarations.OF_TRANSFORMERS,
+    }
 
 
 @pytest.mark.parametrize(
