@@ -26,7 +26,7 @@ class AsyncFunction(Generic[T]):
         self._options = options
         self._returns = returns
 
-    async def __call__(self, **arguments: Any) -> T:
+    async def __call__(self, /, **arguments: Any) -> T:
         """Calls the function with these arguments, and returns its answer."""
         return (await self.call_with_bill(**arguments)).value
 

@@ -30,7 +30,7 @@ class Function(Generic[T]):
         self._options = options
         self._returns = returns
 
-    def __call__(self, **arguments: Any) -> T:
+    def __call__(self, /, **arguments: Any) -> T:
         """Calls the function with these arguments, and returns its answer."""
         return self.call_with_bill(**arguments).value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -41,6 +41,8 @@ class CallRequest:
     timeout_s: float
     repeatable: bool
     """Whether the server runs it once, however often it is sent."""
+    limits_run: bool = True
+    """Whether `timeout_s` bounds the handler too; that of an async call has its function's time."""
 
 
 def call_request(name: str, options: CallOptions, input: Any, arguments: Mapping[str, Any]) -> CallRequest:
@@ -55,7 +57,8 @@ def async_request(name: str, options: CallOptions, input: Any, arguments: Mappin
     own = {"idempotency-key": key, "prefer": "respond-async"}
     if options.webhook:
         own["fs-webhook"] = options.webhook
-    return _request(name, options, input, arguments, own, repeatable=True)
+    call = _request(name, options, input, arguments, own, repeatable=True)
+    return replace(call, limits_run=False)
 
 
 def stream_request(name: str, options: CallOptions, input: Any, arguments: Mapping[str, Any]) -> CallRequest:

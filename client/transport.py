@@ -45,7 +45,8 @@ class Attempts:
 
     def headers(self) -> dict[str, str]:
         """Headers of the next try: the call's, and the time that is left."""
-        return {"fs-timeout-s": f"{self.left_s:.3f}", **self._call.headers}
+        own = {"fs-timeout-s": f"{self.left_s:.3f}"} if self._call.limits_run else {}
+        return {**own, **self._call.headers}
 
     def timeout(self) -> httpx.Timeout:
         return httpx.Timeout(self.left_s + GRACE_S, connect=min(CONNECT_S, self.left_s), pool=None)
