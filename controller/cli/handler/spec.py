@@ -34,8 +34,9 @@ LAYERED_CONCURRENCY = 8
 BATCH_QUEUE_FACTOR = 2
 """Calls given to a batched handler for each place in its batch: while one is computed, the next one gathers."""
 CONCURRENCY_MAX = 1000
-LLM_RETRIES = 2
-"""A language model's answer has no side effects, so a call whose worker was lost runs again."""
+MODEL_RETRIES = 2
+"""Calls of a language model or of a model in layers run again if a worker was lost: they compute, and a pipeline starts
+them anew in any case when it loses a stage."""
 LLM_QUEUE_FACTOR = 2
 """Calls given to an engine for each place in its batch: when one ends, the next is there already."""
 
@@ -130,7 +131,7 @@ def build_spec(
             engine["kv_memory_bytes"] = parse_size(settings["kv_memory"])
         fields["llm"] = llm = _checked(engine, LLMSettings)
         fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
-        fields.setdefault("retries", LLM_RETRIES)
+        fields.setdefault("retries", MODEL_RETRIES)
         fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
     if declaration.kind == "transformers":
         fields.setdefault("memory_bytes", TRANSFORMERS_MEMORY_BYTES)
@@ -138,6 +139,7 @@ def build_spec(
         fields.setdefault("concurrency", min(CONCURRENCY_MAX, batch * BATCH_QUEUE_FACTOR))
     if declaration.kind == "layered":
         fields["layered"] = True
+        fields.setdefault("retries", MODEL_RETRIES)
         fields.setdefault("concurrency", LAYERED_CONCURRENCY)
     return _checked(fields, FunctionSpec)
 

@@ -26,7 +26,7 @@ def declared(kind: Kind = "function", attribute: str = "f", **settings: Any) -> 
 
 
 def spec_of(declaration: Declaration, imports: set[str] | None = None, **overrides: Any) -> FunctionSpec:
-    weights = CheckpointId("c" * 64) if declaration.kind == "llm" else None
+    weights = CheckpointId("c" * 64) if declaration.kind in ("llm", "layered") else None
     return build_spec(
         declaration,
         module="handler",
@@ -63,6 +63,13 @@ def test_defaults_of_an_llm_follow_its_batch() -> None:
     assert spec.llm is not None
     assert (spec.profile, spec.memory_bytes, spec.concurrency) == ("torch", 2 * GIB, 8)
     assert (spec.llm.max_batch, spec.llm.max_context_tokens, spec.llm.kv_memory_bytes) == (4, 512, 64 * MIB)
+
+
+@pytest.mark.parametrize(("kind", "retries"), [("function", 0), ("transformers", 0), ("llm", 2), ("layered", 2)])
+def test_calls_of_models_that_run_as_pipelines_are_repeated_unasked(kind: Kind, retries: int) -> None:
+    more = {"task": "embedding"} if kind == "transformers" else {}
+    assert spec_of(declared(kind, weights="w", **more)).retries == retries
+    assert spec_of(declared(kind, weights="w", retries=1, **more)).retries == 1
 
 
 def test_defaults_of_a_model_of_transformers() -> None:
