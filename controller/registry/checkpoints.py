@@ -16,7 +16,7 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.object_keys import CHECKPOINTS, checkpoint_key, is_digest
+from fleetstart.runtime.contract.object_keys import CHECKPOINTS, LAYERS, checkpoint_key, is_digest
 from fleetstart.runtime.contract.weights.lora import is_adapter
 from fleetstart.runtime.contract.weights.manifest import (
     MANIFEST_MAX_BYTES,
@@ -123,13 +123,14 @@ class Checkpoints:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def sweep(self, now_unix_ms: int) -> int:
-        """Deletes the objects of abandoned uploads; returns their number."""
+        """Deletes the objects of abandoned uploads, of layers too; returns their number."""
         swept = await self._store.sweep(INCOMING_S)
-        groups = group_by_checkpoint(await self._store.list(CHECKPOINTS))
-        for checkpoint in orphaned_uploads(groups, now_unix_ms):
-            log.info("an abandoned upload is swept", extra={"checkpoint": checkpoint[:12]})
-            await self._delete(groups[checkpoint])
-            swept += len(groups[checkpoint])
+        for folder in (CHECKPOINTS, LAYERS):
+            groups = group_by_checkpoint(await self._store.list(folder), folder)
+            for upload in orphaned_uploads(groups, now_unix_ms):
+                log.info("an abandoned upload is swept", extra={"upload": f"{folder}{upload[:12]}"})
+                await self._delete(groups[upload])
+                swept += len(groups[upload])
         return swept
 
     async def _delete(self, objects: Collection[StoredObject]) -> None:
@@ -167,11 +168,13 @@ class Checkpoints:
         return self._summaries[checkpoint]
 
 
-def group_by_checkpoint(objects: Iterable[StoredObject]) -> dict[CheckpointId, list[StoredObject]]:
-    """Groups objects by checkpoint. Other objects are left out."""
+def group_by_checkpoint(
+    objects: Iterable[StoredObject], folder: str = CHECKPOINTS
+) -> dict[CheckpointId, list[StoredObject]]:
+    """Groups objects by checkpoint, or by layer. Other objects are left out."""
     groups: dict[CheckpointId, list[StoredObject]] = {}
     for stored in objects:
-        checkpoint, _, name = stored.key.removeprefix(CHECKPOINTS).partition("/")
+        checkpoint, _, name = stored.key.removeprefix(folder).partition("/")
         if is_digest(checkpoint) and name:
             groups.setdefault(CheckpointId(checkpoint), []).append(stored)
     return groups

@@ -328,6 +328,8 @@ def _foreseen(server: ApiClient, declaration: Declaration, path: Path, bundle: B
         new_bundle_bytes=0 if server.object_size(bundle.key) == len(bundle.data) else len(bundle.data),
         weight_bytes=sum(one.weight_bytes for one in packed.checkpoints),
         new_weight_bytes=sum(one.uploaded_bytes for one in packed.checkpoints),
+        layer_bytes=packed.layer.layer.size_bytes if packed.layer else 0,
+        new_layer_bytes=packed.layer.uploaded_bytes if packed.layer else 0,
         memory_bytes=packed.spec.memory_bytes,
         forecast=server.post("/api/v1/forecast", proposal, Forecast),
     )

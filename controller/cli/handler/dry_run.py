@@ -22,6 +22,9 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     new_weight_bytes: int
     """Bytes of weights that would be sent; 0 if the store has them."""
+    layer_bytes: int = 0
+    """Bytes of the packages that it requires."""
+    new_layer_bytes: int = 0
     memory_bytes: int
     forecast: Forecast
 
@@ -32,6 +35,8 @@ def render_dry_run(one: DryRun) -> str:
     lines.append(f"bundle   {_sent(one.bundle_bytes, one.new_bundle_bytes)}")
     if one.weight_bytes:
         lines.append(f"weights  {_sent(one.weight_bytes, one.new_weight_bytes)}")
+    if one.layer_bytes:
+        lines.append(f"packages {_sent(one.layer_bytes, one.new_layer_bytes)}")
     second = dollars(cost_nusd(1000, one.memory_bytes, PRICE_NUSD_PER_GIB_S))
     lines.append(f"cost     ${second} a second of a call, at the list price; its start is waived")
     basis = "from the measured starts of its live version"

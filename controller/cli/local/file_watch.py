@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..handler.settings import FILE
+from ..packages.requirements import FILES as REQUIREMENTS
 
 FileStamps = dict[str, tuple[int, int]]
 """File name → (modification time in ns, size)."""
@@ -16,12 +17,14 @@ FILES_MAX = 10_000
 
 
 def file_stamps(folder: Path, also: Collection[str] = ()) -> FileStamps:
-    """Stamps of the folder's Python files, its `fs.toml`, and `also`: other files of the last bundle."""
+    """Stamps of the folder's Python files, `fs.toml` and requirements, and `also`: others of the last bundle."""
     found: FileStamps = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
         for name in names:
-            if (name.endswith(".py") and not name.startswith(".")) or (name == FILE and Path(parent) == folder):
+            if (name.endswith(".py") and not name.startswith(".")) or (
+                (name == FILE or name in REQUIREMENTS) and Path(parent) == folder
+            ):
                 _add(found, Path(parent, name))
         if len(found) > FILES_MAX:
             break

@@ -146,9 +146,10 @@ def test_a_sweep_takes_what_was_left_a_day_ago_and_nothing_else(redis_url: str, 
         room = Room(redis_url, tmp_path)
         checkpoint = await room.push(manifest_bytes(manifest()))
         await room.put(f"checkpoints/{'a' * 64}/part-0", PART)
+        await room.put(f"layers/{'b' * 64}/part-00000", PART)
         now_ms = time.time_ns() // 1_000_000
         assert await room.checkpoints.sweep(now_ms) == 0
-        assert await room.checkpoints.sweep(now_ms + round(UNFINISHED_S * 1000) + 1000) == 1
+        assert await room.checkpoints.sweep(now_ms + round(UNFINISHED_S * 1000) + 1000) == 2
         assert [info.id for info in await room.checkpoints.list(unfinished=True)] == [checkpoint]
         await room.client.aclose()
 
