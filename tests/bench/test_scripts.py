@@ -15,7 +15,19 @@ from tests.testbed import why_not
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("gateway", "overload", "cli", "wakeup", "chat", "engine", "weights", "planner", "isolation", "coldstart")
+SCRIPTS = (
+    "gateway",
+    "overload",
+    "cli",
+    "wakeup",
+    "layers",
+    "chat",
+    "engine",
+    "weights",
+    "planner",
+    "isolation",
+    "coldstart",
+)
 ON_A_BED = ("coldstart",)
 LONGEST_FIRST = ("coldstart", "chat", "isolation", *SCRIPTS)
 
