@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, cast
 
 import msgspec
@@ -132,10 +133,15 @@ class ObservabilityApi:
 
 
 def _dashboard() -> dict[str, tuple[str, bytes]]:
-    """Reads the dashboard's files: media type and content by name."""
-    found: dict[str, tuple[str, bytes]] = {}
-    for entry in files("fleetstart.controller").joinpath("dashboard").iterdir():
+    """Reads the dashboard's files: media type and content by path."""
+    return dict(_files(files("fleetstart.controller").joinpath("dashboard"), ""))
+
+
+def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry, f"{prefix}{entry.name}/")
+            continue
         kind = TYPES.get(entry.name[entry.name.rfind(".") :])
         if kind is not None:
-            found[entry.name] = (kind, entry.read_bytes())
-    return found
+            yield f"{prefix}{entry.name}", (kind, entry.read_bytes())

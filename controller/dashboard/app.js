@@ -7,15 +7,21 @@ import * as one from "./function.js";
 import * as invocation from "./invocation.js";
 import * as nodes from "./nodes.js";
 import * as usage from "./usage.js";
+import * as access from "./manage/access.js";
+import * as calls from "./manage/calls.js";
+import { listen } from "./manage/actions.js";
 
 const EVERY_MS = 2000;
-const NAV = [["Functions", "#/", functions], ["Nodes", "#/nodes", nodes], ["Usage", "#/usage", usage]];
+const NAV = [["Functions", "#/", functions], ["Invocations", "#/calls", calls], ["Nodes", "#/nodes", nodes],
+  ["Usage", "#/usage", usage], ["Access", "#/access", access]];
 const ROUTES = [
   [/^$/, functions],
   [/^f\/([^/]+)$/, one],
   [/^i\/([^/]+)$/, invocation],
   [/^nodes$/, nodes],
   [/^usage$/, usage],
+  [/^calls$/, calls],
+  [/^access$/, access],
 ];
 
 const page = document.getElementById("page");
@@ -30,12 +36,17 @@ function route() {
     const found = pattern.exec(path);
     if (found) return { module, parts: found.slice(1).map(decodeURIComponent), query: new URLSearchParams(query) };
   }
-  return { module: functions, parts: [], query: new URLSearchParams() };
+  return { module: unknown, parts: [path], query: new URLSearchParams() };
 }
+
+const unknown = {
+  load: async ([path]) => path,
+  view: (path) => h("p", { class: "trouble" }, `There is no page ${path}. `, h("a", { href: "#/" }, "All functions")),
+};
 
 function drawNav(shown) {
   const links = NAV.map(([text, href, module]) =>
-    h("a", { href, "aria-current": module === shown || (module === functions && shown === one) ? "page" : null }, text));
+    h("a", { href, "aria-current": module === shown || (module === functions && shown === one) || (module === calls && shown === invocation) ? "page" : null }, text));
   document.getElementById("nav").replaceChildren(...links);
 }
 
@@ -69,6 +80,7 @@ async function show(fresh) {
   } catch (error) {
     if (mine.signal.aborted) return;
     trouble(error, fresh);
+    if (!notice.hidden) return; // nothing is asked for until a key is given
   }
   timer = setTimeout(again, EVERY_MS);
 }
@@ -100,7 +112,8 @@ function trouble(error, fresh) {
   }
   tell("gone", `HTTP ${error.status}`);
   if (fresh || error.status === 404) {
-    page.replaceChildren(h("p", { class: "trouble" }, error.message), error.hint && h("p", { class: "empty" }, error.hint));
+    page.replaceChildren(h("p", { class: "trouble" }, error.message), h("p", { class: "empty" }, error.hint || "It may have expired: traces are kept for a day.", " ",
+      h("a", { href: "#/" }, "All functions")));
   }
 }
 
@@ -114,7 +127,8 @@ function askForKey(error) {
     notice.hidden = true;
     show(true);
   };
-  notice.replaceChildren(`${sentence(error.message)} The key is kept in this page only, until it is closed or reloaded.`,
+  notice.replaceChildren(`${sentence(error.message)} The key is kept in this page only, until it is closed or reloaded. `,
+    h("code", null, "fs dashboard"), " prints a link that lets you in.",
     h("form", { onsubmit: taken }, field, h("button", { type: "submit" }, "Use key")));
   notice.hidden = false;
   field.focus();
@@ -129,6 +143,7 @@ addEventListener("hashchange", () => {
   scrollTo(0, 0);
   show(true);
 });
+listen(page, () => show(false));
 document.addEventListener("visibilitychange", () => document.hidden || show(false));
 takeKey();
 show(true);

@@ -33,6 +33,7 @@ export function key(entries) {
 
 // Rows of [name, meaning, bars of {kind, from, to} in milliseconds], on one axis.
 export function waterfall(rows, spanMs) {
+  if (innerWidth < NARROW) return narrowWaterfall(rows, spanMs);
   const left = 250, right = 90, width = 1140, line = 28, top = 26;
   const scale = (width - left - right) / Math.max(spanMs, 0.001);
   const height = top + rows.length * line + 6;
@@ -53,6 +54,25 @@ export function waterfall(rows, spanMs) {
           width: Math.max(2, (bar.to - bar.from) * scale), height: line - 10, rx: 3 },
         s("title", null, `${name}: ${ms(bar.from)} to ${ms(bar.to)}`))),
         s("text", { x: left + end * scale + 8, y: y + 17 }, ms(total)),
+      ];
+    }));
+}
+
+const NARROW = 700;
+
+// For small screens: each label above its bar, in units that are about a pixel there.
+function narrowWaterfall(rows, spanMs) {
+  const width = 340, line = 40;
+  const scale = width / Math.max(spanMs, 0.001);
+  return s("svg", { class: "chart", viewBox: `0 0 ${width} ${rows.length * line}`, role: "img", "aria-label": `waterfall of ${ms(spanMs)}` },
+    rows.map(([name, meaning, bars], index) => {
+      const y = index * line;
+      const total = bars.reduce((sum, bar) => sum + bar.to - bar.from, 0);
+      return [
+        s("text", { x: 0, y: y + 14 }, name, s("tspan", { class: "dim", dx: 8 }, meaning)),
+        s("text", { x: width, y: y + 14, "text-anchor": "end" }, ms(total)),
+        bars.map((bar) => s("rect", { class: `fill-${bar.kind}`, x: Math.min(width - 2, bar.from * scale), y: y + 20,
+          width: Math.max(2, (bar.to - bar.from) * scale), height: 12, rx: 3 }, s("title", null, `${name}: ${ms(bar.from)} to ${ms(bar.to)}`))),
       ];
     }));
 }

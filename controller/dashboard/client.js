@@ -16,13 +16,30 @@ export class Refused extends Error {
 }
 
 async function answer(path, signal) {
-  const headers = key ? { authorization: `Bearer ${key}` } : {};
-  const response = await fetch(`../api/v1/${path}`, { headers, signal, cache: "no-store" });
+  const response = await fetch(`../api/v1/${path}`, { headers: authorization(), signal, cache: "no-store" });
   if (!response.ok) {
     const body = await response.json().catch(() => null);
     throw new Refused(response.status, body?.error);
   }
   return response;
+}
+
+// Changes something; the answer's JSON, null if it has none.
+export async function send(method, path, body) {
+  const headers = { ...authorization(), ...(body === undefined ? {} : { "content-type": "application/json" }) };
+  const response = await fetch(`../api/v1/${path}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store" });
+  const told = await response.json().catch(() => null);
+  if (!response.ok) throw new Refused(response.status, told?.error);
+  return told;
+}
+
+// A call of a function; its errors are its answers.
+export function call(path, { headers, ...request }) {
+  return fetch(`../${path}`, { ...request, headers: { ...headers, ...authorization() }, cache: "no-store" });
+}
+
+function authorization() {
+  return key ? { authorization: `Bearer ${key}` } : {};
 }
 
 export async function get(path, signal) {

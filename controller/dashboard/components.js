@@ -1,7 +1,7 @@
 // Components that several pages share: links, state tags, the table of invocations, log lines, errors.
 
 import { h, table, tag } from "./dom.js";
-import { age, clock, dollars, ms } from "./format.js";
+import { about, age, clock, dollars, ms } from "./format.js";
 import { name } from "./client.js";
 
 const LIVE = ["ready", "starting", "draining"];
@@ -41,17 +41,16 @@ export function statusTag(status) {
 
 export function invocations(rows, nowMs, { withFunction = false } = {}) {
   const headings = [
-    { name: "when", tight: true }, { name: "invocation", tight: true }, ...(withFunction ? [{ name: "function" }] : []),
-    { name: "status" }, { name: "start" }, { name: "queued", num: true }, { name: "first byte", num: true },
+    { name: "when", tight: true }, { name: "status" }, ...(withFunction ? [{ name: "function" }] : []), { name: "invocation", tight: true },
+    { name: "start" }, { name: "queued", num: true }, { name: "first byte", num: true },
     { name: "total", num: true }, { name: "billed", num: true }, { name: "cost", num: true }, { name: "error", wide: true },
   ];
   return table(headings, rows.map((row) => [
     h("span", { title: clock(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
-    invocationLink(row.id, row.id.length > 26 ? `${row.id.slice(0, 25)}…` : row.id),
-    ...(withFunction ? [functionLink(row.function)] : []),
-    statusTag(row.status), row.worker ? startTag(row.start) : tag("none"), ms(row.queue_ms), ms(row.first_byte_ms),
-    row.total_ms || row.error !== "gateway_lost" ? ms(row.total_ms) : "–", ms(row.billed_ms), dollars(row.cost_nusd),
-    row.error,
+    statusTag(row.status), ...(withFunction ? [functionLink(row.function)] : []),
+    invocationLink(row.id, row.id.length > 26 ? `${row.id.slice(0, 25)}…` : row.id), row.worker ? startTag(row.start) : tag("none"), ms(row.queue_ms), ms(row.first_byte_ms),
+    row.total_ms || row.error !== "gateway_lost" ? ms(row.total_ms) : "–", ms(row.billed_ms), h("span", { title: dollars(row.cost_nusd) }, about(row.cost_nusd)),
+    row.error && h("span", { class: "clamp", title: row.error }, row.error),
   ]));
 }
 

@@ -30,7 +30,9 @@ function append(node, children) {
 }
 
 // Changes `old` into `wanted` where they differ, so that an update keeps focus, selection and scroll position.
+// A part with the same `data-keep` stays as it is: a form with what was typed into it.
 export function morph(old, wanted) {
+  if (old.dataset?.keep !== undefined && old.dataset.keep === wanted.dataset.keep) return;
   for (const { name } of [...old.attributes]) if (!wanted.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of wanted.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   const before = [...old.childNodes];
@@ -38,7 +40,7 @@ export function morph(old, wanted) {
   after.forEach((node, index) => {
     const known = before[index];
     if (!known) old.append(node);
-    else if (known.nodeType !== node.nodeType || known.nodeName !== node.nodeName) known.replaceWith(node);
+    else if (known.nodeType !== node.nodeType || known.nodeName !== node.nodeName || isOther(known, node)) known.replaceWith(node);
     else if (node.nodeType === Node.TEXT_NODE) {
       if (known.data !== node.data) known.data = node.data;
     } else morph(known, node);
@@ -46,12 +48,16 @@ export function morph(old, wanted) {
   before.slice(after.length).forEach((node) => node.remove());
 }
 
+function isOther(known, node) {
+  return (known.dataset?.keep ?? node.dataset?.keep) !== undefined && known.dataset?.keep !== node.dataset?.keep;
+}
+
 export function table(headings, rows, foot) {
   const cell = (kind) => (value, index) => {
     const heading = headings[index];
     return h(kind, { class: heading.num ? "num" : heading.wide ? "wide" : heading.tight ? "tight" : heading.grow ? "grow" : null }, value);
   };
-  return h("div", { class: "scroll" }, h("table", null,
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": headings.map((heading) => heading.name).filter(Boolean).join(", ") }, h("table", null,
     h("thead", null, h("tr", null, headings.map((heading, index) => cell("th")(heading.name, index)))),
     h("tbody", null, rows.map((row) => h("tr", null, row.map(cell("td"))))),
     foot && h("tfoot", null, h("tr", null, foot.map(cell("td"))))));

@@ -3,19 +3,21 @@
 import { find, get, lines, name } from "./client.js";
 import { card, empty, facts, figure, h, table, tag } from "./dom.js";
 import { about, age, bytes, count, ms, percent, rate, several } from "./format.js";
+import { change } from "./manage/traffic.js";
+import { tryout } from "./manage/tryout.js";
 import { functionState, invocationLink, invocations, logLines, startTag, trouble, workerState, workersOf } from "./components.js";
 
 const SHOWN = 20;
 
 export async function load([which], query, signal) {
   const at = `functions/${name(which)}`;
-  const [info, versions, traffic, activity, recent, log] = await Promise.all([
+  const [info, versions, traffic, activity, recent, log, document] = await Promise.all([
     get(at, signal), get(`${at}/versions`, signal), get(`${at}/traffic`, signal), get("activity", signal),
-    find(`invocations?function=${name(which)}&limit=200`, signal), lines(`${at}/logs?tail=200`, signal)]);
-  return { info, versions, traffic, recent: recent ?? [], log, seen: activity.functions.find((one) => one.function === which) };
+    find(`invocations?function=${name(which)}&limit=200`, signal), lines(`${at}/logs?tail=200`, signal), find(`${at}/openapi.json`, signal)]);
+  return { info, document, versions, traffic, recent: recent ?? [], log, seen: activity.functions.find((one) => one.function === which) };
 }
 
-export function view({ info, versions, traffic, recent, log, seen }, nowMs) {
+export function view({ info, document, versions, traffic, recent, log, seen }, nowMs) {
   return [
     h("div", { class: "title" }, h("h1", null, info.name), functionState(info),
       h("span", { class: "sub" }, `version ${info.version}, deployed ${age(info.deployed_unix_ms, nowMs)} ago`)),
@@ -32,18 +34,21 @@ export function view({ info, versions, traffic, recent, log, seen }, nowMs) {
       card("Endpoint", facts([
         ["URL", h("a", { href: info.url, class: "mono" }, info.url)],
         ["calls now", `${count(info.running)} running, ${count(info.queued)} queued`],
-        ["TTFT prediction", prediction(info.prediction)],
-      ]), h("p", { class: "empty" }, h("code", null, `fs invoke ${info.name}`))),
+        [info.spec.llm ? "first token, predicted" : "first byte, predicted", prediction(info.prediction)],
+      ]), h("p", { class: "empty" }, h("code", null, info.spec.llm ? `fs invoke ${info.name} '{"prompt": "Hello!"}' --stream` : `fs invoke ${info.name}`))),
       card("Settings", settings(info))),
     card("Versions", table(
       [{ name: "version" }, { name: "traffic" }, { name: "workers", num: true }, { name: "memory", num: true },
         { name: "deployed", num: true }, { name: "error", wide: true }],
       versions.map((one) => [one.version, one.roles.length ? one.roles.map((role) => tag(role, role === "live" ? "good" : null))
         : h("span", { class: "dim" }, "by number only"), one.workers, bytes(one.spec.memory_bytes),
-      `${age(one.deployed_unix_ms, nowMs)} ago`, one.error]))),
+      `${age(one.deployed_unix_ms, nowMs)} ago`, one.error && h("span", { class: "clamp", title: one.error }, one.error)]))),
+    tryout(info, document),
+    change(info, versions, traffic),
     card("Workers", workers(workersOf(info), nowMs)),
     errors(recent),
-    card("Latest invocations", recent.length ? invocations(recent.slice(0, SHOWN), nowMs)
+    card("Latest invocations", recent.length ? [invocations(recent.slice(0, SHOWN), nowMs),
+      h("p", null, h("a", { href: `#/calls?function=${name(info.name)}` }, "All its invocations"))]
       : empty("No invocations yet. Make one:", `fs invoke ${info.name}`)),
     card("Log", log.length ? logLines(log) : empty("No log lines yet.", `fs logs ${info.name} -f`)),
   ];

@@ -2,19 +2,23 @@
 
 import { find, get } from "./client.js";
 import { card, empty, figure, h, table } from "./dom.js";
-import { about, count, dollars, ms, percent, rate } from "./format.js";
+import { about, count, dollars, ms, percent, rate, several } from "./format.js";
 import { spark } from "./chart.js";
+import { button, field, form, offer } from "./manage/actions.js";
 import { functionLink, functionState, invocations, workersOf } from "./components.js";
 
+const PAGE = 50;
 const NOTHING = { calls: 0, calls_per_min: 0, failed: 0, refused: 0, waited: 0, cold: 0, cost_today_nusd: 0, by_bucket: [] };
 
 export async function load(parts, query, signal) {
   const [status, activity, recent] = await Promise.all([
     get("status", signal), get("activity", signal), find("invocations?limit=12", signal)]);
-  return { status, activity, recent: recent ?? [] };
+  const shown = Math.max(PAGE, Number(query.get("shown")) || PAGE);
+  return { status, activity, recent: recent ?? [], wanted: query.get("q") ?? "", shown };
 }
 
-export function view({ status, activity, recent }, nowMs) {
+export function view({ status, activity, recent, wanted, shown }, nowMs) {
+  const fitting = status.functions.filter((one) => fits(one, wanted)).sort((one, other) => one.name.localeCompare(other.name));
   const by = new Map(activity.functions.map((one) => [one.function, one]));
   const minutes = activity.window_s / 60;
   const sum = (field) => activity.functions.reduce((total, one) => total + one[field], 0);
@@ -33,12 +37,27 @@ export function view({ status, activity, recent }, nowMs) {
     status.budgets.filter((budget) => budget.stage !== "ok").map((budget) => h("p", { class: "trouble" },
       `The budget of ${budget.function} for ${budget.period} is ${budget.stage === "spent" ? "spent: calls are rejected" :
         `${percent(budget.spent_nusd, budget.limit_nusd)} spent`}.`)),
-    card("Functions", status.functions.length ? functionsTable(status.functions, by, minutes)
+    card("Functions", status.functions.length > 1 ? form("find", {}, wanted,
+      field("name, project, tag or state", { name: "q", type: "search", value: wanted }), button("Search")) : null,
+    fitting.length ? functionsTable(fitting.slice(0, shown), by, minutes) : status.functions.length ? empty("No function fits.")
       : empty("No functions are deployed yet. Deploy one:", "fs deploy examples/hello/handler.py")),
-    card("Latest invocations", recent.length ? invocations(recent, nowMs, { withFunction: true })
+    fitting.length > shown ? h("p", null, h("a", { href: `#/?${new URLSearchParams({ q: wanted, shown: 2 * shown })}` }, `Show ${Math.min(fitting.length, 2 * shown)}`),
+      h("span", { class: "dim" }, ` of ${several(fitting.length, "function")}`)) : null,
+    card("Latest invocations", recent.length ? [invocations(recent, nowMs, { withFunction: true }), h("p", null, h("a", { href: "#/calls" }, "All invocations"))]
       : empty("No invocations yet. Make one:", `fs invoke ${status.functions[0]?.name ?? "hello"}`)),
   ];
 }
+
+// Every word is part of the name, project, a tag or the state.
+function fits(info, wanted) {
+  const text = [info.name, info.spec.project, functionState(info).textContent, ...Object.entries(info.spec.tags ?? {}).map((pair) => pair.join("="))].join(" ").toLowerCase();
+  return wanted.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+}
+
+offer("find", (args, form) => {
+  location.hash = `#/?${new URLSearchParams({ q: form.elements.q.value.trim() })}`;
+  return "";
+});
 
 function functionsTable(functions, by, minutes) {
   const headings = [
@@ -53,7 +72,7 @@ function functionsTable(functions, by, minutes) {
       functionLink(info.name), info.version, functionState(info), workersOf(info).length, info.running, info.queued,
       rate(seen.calls_per_min), spark(seen.by_bucket, `${seen.calls} calls`), ms(seen.p50_ms), ms(seen.p99_ms),
       h("span", { title: `${seen.cold} calls waited for a cold start, ${seen.waited - seen.cold} for a warm start` }, percent(seen.waited, seen.calls)),
-      h("span", { class: seen.failed ? "bad" : "dim" }, seen.failed), dollars(seen.cost_today_nusd),
+      h("span", { class: seen.failed ? "bad" : "dim" }, seen.failed), h("span", { title: dollars(seen.cost_today_nusd) }, about(seen.cost_today_nusd)),
     ];
   }));
 }

@@ -143,7 +143,7 @@ function placement(plan) {
     h("p", { class: "why" }, when, chosen.stages.length ? chosen.reason : `Nothing was started: ${chosen.reason}`),
     compared.length ? table(
       [{ name: "" }, { name: "predicted", num: true }, { name: "observed", num: true }, { name: "error", num: true }],
-      compared.map((one) => [one.what, shown(one.predicted), shown(one.observed), one.error == null ? "–" : percent(one.error, 1)])) : null,
+      compared.filter((one) => one.observed !== null || !one.what.startsWith("TPOT")).map((one) => [one.what, shown(one.predicted), shown(one.observed), one.error == null ? "–" : percent(one.error, 1)])) : null,
     chosen.considered.length ? [h("h2", null, "Candidates"), table(
       [{ name: "stages" }, { name: "nodes", wide: true }, { name: "TTFT, s", num: true }, { name: "TPOT, s", num: true },
         { name: "GiB·s", num: true }, { name: "rejected because", wide: true }],

@@ -50,7 +50,7 @@ function one(node, workers, users) {
         [functionLink(worker.function), ` @${worker.version}`], workerState(worker.state), worker.start]))
       : empty("None."),
     Object.keys(node.speeds).length ? [h("h2", null, "Latency on this node"), table(
-      [{ name: "version" }, { name: "calls", num: true }, { name: "call", num: true }, { name: "first token", num: true }, { name: "next tokens", num: true }],
+      [{ name: "version" }, { name: "calls", num: true }, { name: "call", num: true }, { name: "first byte", num: true }, { name: "next tokens", num: true }],
       Object.entries(node.speeds).map(([version, speed]) => [version, speed.calls, ms(1000 * speed.call_s), ms(1000 * speed.prefill_s),
         speed.decode_s === null ? "–" : ms(1000 * speed.decode_s)]))] : null);
 }

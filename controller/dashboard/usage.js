@@ -5,6 +5,7 @@ import { card, choices, empty, h, table, tag } from "./dom.js";
 import { about, count, dollars, ms, percent } from "./format.js";
 import { meter } from "./chart.js";
 import { functionLink } from "./components.js";
+import { budgetForm } from "./manage/budgets.js";
 
 const DAY_MS = 86_400_000;
 const RANGES = [["today", 1], ["7 days", 7], ["30 days", 30]];
@@ -29,7 +30,7 @@ export function view({ days, byPhase, byDay, budgets }) {
     card("By function", byPhase.lines.length ? byFunction(byPhase) : empty("No usage in this period.", "fs invoke hello")),
     card("By function and phase", byPhase.lines.length ? phases(byPhase) : empty("No usage in this period.")),
     days > 1 && byDay.lines.length ? card("By day", bars(byDay.lines.map((line) => [line.day, line.cost_nusd]))) : null,
-    card("Budgets", budgets.length ? budgetsTable(budgets) : empty("No budgets are set.", "fs budget set hello --usd 5 --per month")),
+    card("Budgets", budgets.length ? budgetsTable(budgets) : empty("No budgets are set.", "fs budget set hello --usd 5 --per month"), budgetForm()),
     h("p", { class: "empty" }, "Rows, invoices and other groupings: ", h("code", null, "fs usage --by function,day,key --csv"), " ", h("code", null, "fs invoice 2026-11")),
   ];
 }

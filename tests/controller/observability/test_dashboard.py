@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import httpx
 
 from tests.controller.conftest import ControllerProcess
 
 UI = files("fleetstart.controller").joinpath("dashboard")
-NAMES = sorted(entry.name for entry in UI.iterdir())
-IMPORT = re.compile(r'from "\./([^"]+)"')
+NAMES = sorted(str(path.relative_to(str(UI))) for path in Path(str(UI)).rglob("*") if path.is_file())
+IMPORT = re.compile(r'from "(\.[^"]+)"')
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -52,7 +54,8 @@ def test_there_is_no_other_file(controller: ControllerProcess) -> None:
 def test_modules_import_what_is_there_and_nothing_from_elsewhere() -> None:
     for name in NAMES:
         text = UI.joinpath(name).read_text()
-        assert set(IMPORT.findall(text)) <= set(NAMES), name
+        folder = posixpath.dirname(name)
+        assert {posixpath.normpath(posixpath.join(folder, one)) for one in IMPORT.findall(text)} <= set(NAMES), name
         outside = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}
         assert outside == set(), name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function", text), name

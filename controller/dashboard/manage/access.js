@@ -1,0 +1,97 @@
+// Keys, projects, secrets, schedules and the audit log. What the key may not read is left out with the reason.
+
+import { get, name, Refused, send } from "../client.js";
+import { card, empty, h, table, tag } from "../dom.js";
+import { age, bytes, clock } from "../format.js";
+import { functionLink } from "../components.js";
+import { button, choice, field, form, offer } from "./actions.js";
+
+const AUDIT_ROWS = 100;
+const AUDIT_MOST = 1000;
+
+export async function load(parts, query, signal) {
+  const rows = Math.min(AUDIT_MOST, Number(query.get("audit")) || AUDIT_ROWS);
+  const paths = ["keys", "projects", "secrets", "schedules", `audit?limit=${rows}`];
+  const [keys, projects, secrets, schedules, audit] = await Promise.all(paths.map((path) => permitted(path, signal)));
+  return { keys, projects, secrets, schedules, audit, rows };
+}
+
+// As `get`; the refusal itself where the key has no right to it. Without any key it is thrown.
+async function permitted(path, signal) {
+  try {
+    return await get(path, signal);
+  } catch (error) {
+    if (error instanceof Refused && error.status === 403) return error;
+    throw error;
+  }
+}
+
+export function view({ keys, projects, secrets, schedules, audit, rows }, nowMs) {
+  const ago = (unixMs) => (unixMs ? `${age(unixMs, nowMs)} ago` : "never");
+  return [
+    section("API keys", keys, "No keys yet.", () => keysTable(keys, ago),
+      form("make-key", {}, "", field("name", { name: "name", required: true, maxlength: 63 }),
+        choice("right", "right", [["invoke"], ["read"], ["deploy"], ["admin"]]), field("functions, with commas; empty: all", { name: "functions" }), button("Create key"))),
+    section("Secrets", secrets, "No secrets yet.", () => secretsTable(secrets, ago),
+      form("set-secret", {}, "", field("project", { name: "project", value: "default", required: true }), field("name", { name: "name", required: true }),
+        field("value", { name: "value", type: "password", autocomplete: "off", required: true }), button("Set secret"))),
+    section("Projects", projects, "No projects yet.", () => projectsTable(projects)),
+    section("Schedules", schedules, "No function has a schedule.", () => schedulesTable(schedules)),
+    section("Audit log", audit, "Nothing was changed yet.", () => auditTable(audit, nowMs)),
+    Array.isArray(audit) && audit.length === rows && rows < AUDIT_MOST ? h("p", null, h("a", { href: `#/access?audit=${AUDIT_MOST}` }, `Show ${AUDIT_MOST} events`)) : null,
+  ];
+}
+
+function section(title, found, none, rows, more) {
+  if (found instanceof Refused) return card(title, empty(`${found.message}.`));
+  return card(title, found.length ? rows() : empty(none), more);
+}
+
+function keysTable(keys, ago) {
+  return table([{ name: "name" }, { name: "rights" }, { name: "functions" }, { name: "project" }, { name: "state" }, { name: "used", num: true }, { name: "made by" }, { name: "" }],
+    keys.map((one) => [one.name, one.rights.map((right) => tag(right)), one.functions.join(", ") || "all", one.project || "all",
+      tag(one.state, { good: "good", expired: "warn", revoked: "bad" }[one.state]), ago(one.used_unix_ms), one.created_by,
+      one.state === "good" ? form("revoke-key", { name: one.name }, one.id, button("Revoke")) : null]));
+}
+
+function secretsTable(secrets, ago) {
+  return table([{ name: "name" }, { name: "project" }, { name: "size", num: true }, { name: "changed", num: true }, { name: "by" }, { name: "used by" }],
+    secrets.map((one) => [h("span", { class: "mono" }, one.name), one.project, bytes(one.size_bytes), ago(one.updated_unix_ms), one.updated_by,
+      one.used_by.map((which, index) => [index ? ", " : "", functionLink(which)])]));
+}
+
+function projectsTable(projects) {
+  const limit = (value, shown) => (value === null || value === undefined ? "no limit" : shown(value));
+  return table([{ name: "project" }, { name: "functions", num: true }, { name: "workers at most", num: true }, { name: "memory at most", num: true },
+    { name: "quota: functions", num: true }, { name: "workers", num: true }, { name: "memory", num: true }, { name: "calls/s", num: true }],
+  projects.map(({ quotas, ...one }) => [one.name, one.functions.length, one.workers, bytes(one.memory_bytes),
+    limit(quotas.functions, String), limit(quotas.workers, String), limit(quotas.memory_bytes, bytes), limit(quotas.calls_per_s, String)]));
+}
+
+function schedulesTable(schedules) {
+  return table([{ name: "function" }, { name: "version", num: true }, { name: "schedule" }, { name: "zone" }, { name: "next" }, { name: "last" }, { name: "status" }],
+    schedules.map((one) => [functionLink(one.function), one.version, h("code", null, one.schedule), one.timezone || "UTC", new Date(one.next_unix_ms).toLocaleString(),
+      one.last_unix_ms ? new Date(one.last_unix_ms).toLocaleString() : "–", one.status ? tag(one.status) : "–"]));
+}
+
+function auditTable(audit, nowMs) {
+  return table([{ name: "when", tight: true }, { name: "by" }, { name: "from" }, { name: "action" }, { name: "object" }, { name: "status", num: true }, { name: "code" }, { name: "times", num: true }],
+    audit.map((one) => [h("span", { title: clock(one.unix_ms) }, `${age(one.unix_ms, nowMs)} ago`), one.by || h("span", { class: "dim" }, "nobody"), one.address ?? "", one.verb,
+      one.object ?? "", h("span", { class: one.status >= 400 ? "bad" : null }, one.status), one.code ?? "", one.times ?? 1]));
+}
+
+offer("make-key", async (args, form) => {
+  const { name: named, right, functions } = form.elements;
+  const made = await send("POST", "keys", { name: named.value, rights: [right.value], functions: functions.value.split(",").map((one) => one.trim()).filter(Boolean) });
+  return h("div", null, "Shown only once: ", h("code", null, made.key));
+});
+offer("revoke-key", async (args) => {
+  await send("DELETE", `keys/${name(args.name)}`);
+  return "Revoked.";
+});
+offer("set-secret", async (args, form) => {
+  const { project, name: named, value } = form.elements;
+  await send("PUT", `secrets/${name(project.value)}/${name(named.value)}`, { value: value.value });
+  value.value = "";
+  return "Set. Workers that run keep the value that they started with.";
+});

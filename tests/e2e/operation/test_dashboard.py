@@ -1,0 +1,173 @@
+"""Errands on the dashboard of a real system, in a browser: to try, change, find, and read it on a small screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.browser import Page, browsing
+from tests.e2e.systems import System, running
+from tests.servers import wait_until
+
+REPEAT = """
+from typing import Literal
+from fleetstart.runtime import function
+
+@function(memory="64MiB")
+def repeat(text: str, times: int = 2, end: Literal["dot", "bang"] = "dot", loud: bool = False, tags: list[str] = []):
+    return {"text": text * times, "end": end, "loud": loud, "tags": tags}
+
+@function(memory="64MiB")
+def count(to: int = 3):
+    yield from range(to)
+
+@function(memory="64MiB")
+class Broken:
+    def load(self, weights):
+        raise OSError("no room for " + "/a/very/long/path" * 20)
+
+    def __call__(self):
+        return 1
+"""
+PAGES = {
+    "": "Latest invocations",
+    "f/repeat": "text string, required",
+    "f/broken": "OSError: no room",
+    "calls": "start_failed",
+    "calls?kind=async": "None.",
+    "calls?kind=dead": "No dead letters",
+    "nodes": "Storage tiers",
+    "usage": "By function and phase",
+    "access": "Audit log",
+    "none": "There is no page none.",
+}
+"""A text of each page that no other has."""
+SUBMIT = "document.querySelector('form[data-act={act}]{more}').requestSubmit()"
+FILL = "document.querySelector('form[data-act={act}] [name={name}]').value = {value}"
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    with running(env={"FS_PROFILES": "python"}) as system:
+        system.deploy_file(system.source(REPEAT, folder="errands"), "--no-probe")
+        assert system.http.post("/fn/broken").status_code == 500
+        yield system
+
+
+@pytest.fixture
+def page(system: System, tmp_path: Path) -> Iterator[Page]:
+    with browsing(tmp_path) as page:
+        page.open(f"{system.url}/ui/")
+        yield page
+        refusals = "Failed to load resource"  # chromium's line for any 4xx, and some are asked for here
+        assert [one for one in page.complaints if not one.startswith(refusals)] == []
+
+
+def go(page: Page, where: str, *texts: str) -> None:
+    page.run(f"location.hash = '#/{where}'")
+    for text in texts:
+        page.shows(text)
+
+
+def fill(page: Page, act: str, **values: object) -> None:
+    for name, value in values.items():
+        page.run(FILL.format(act=act, name=name, value=json.dumps(value)))
+
+
+def submit(page: Page, act: str, more: str = "") -> None:
+    page.run(SUBMIT.format(act=act, more=more))
+
+
+def test_a_function_is_tried_by_a_form_made_from_its_types(page: Page) -> None:
+    go(page, "f/repeat", "Try it", "text string, required", "times integer")
+    fill(page, "call", text="ab", times="3", end='"bang"', tags='["x"]')
+    submit(page, "call")
+    page.shows("HTTP 200")
+    page.shows('{"text":"ababab","end":"bang","loud":false,"tags":["x"]}')
+    fill(page, "call", tags="[")
+    submit(page, "call")
+    page.shows("tags is no JSON")
+    fill(page, "call", tags="[7]")
+    submit(page, "call")
+    page.shows("HTTP 400")
+    page.shows("invalid_input")
+    assert page.run("document.querySelector('form[data-act=call] [name=text]').value") == "ab", "what was typed stays"
+    go(page, "f/count", "POST /fn/count")
+    submit(page, "call")
+    page.shows("data: 2")
+
+
+def test_scale_and_rollback_change_the_function(system: System, page: Page) -> None:
+    handler = system.source(REPEAT, folder="errands")
+    system.fs("deploy", "--no-probe", f"{handler}:repeat", "--memory", "80MiB")
+    go(page, "f/repeat", "version 2, deployed", "Roll back")
+    fill(page, "scale", min=1, max=3)
+    submit(page, "scale")
+    wait_until(lambda: told(system, "repeat")["scale"]["max"] == 3, what="the scale")
+    fill(page, "rollback", version="1")
+    submit(page, "rollback")
+    page.shows("version 1, deployed")
+    assert told(system, "repeat")["version"] == 1
+    fill(page, "scale", min=5, max=2)
+    submit(page, "scale")
+    page.shows("min <= max")
+
+
+def told(system: System, function: str) -> dict[str, object]:
+    found: dict[str, object] = system.http.get(f"/api/v1/functions/{function}").json()
+    return found
+
+
+def test_functions_are_searched_and_pages_that_are_not_there_say_so(page: Page) -> None:
+    page.shows("broken")
+    fill(page, "find", q="count")
+    submit(page, "find")
+    wait_until(lambda: names(page) == ["count"], what="one function")
+    fill(page, "find", q="nothing-like-it")
+    submit(page, "find")
+    page.shows("No function fits.")
+    go(page, "", "repeat")
+    wait_until(lambda: names(page) == ["broken", "count", "repeat"], what="all functions, by name")
+    go(page, "zzz", "There is no page zzz.")
+    go(page, "i/inv-none", "All functions")
+
+
+def names(page: Page) -> list[str]:
+    """The functions that are listed."""
+    cards = "[...document.querySelectorAll('section')].filter((one) => one.innerText.startsWith('Functions'))"
+    links = "[...one.querySelectorAll('tbody td:first-child a')].map((link) => link.innerText)"
+    return list(page.run(f"{cards}.flatMap((one) => {links})"))
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_every_page_fits_its_window(page: Page, width: int) -> None:
+    page.command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    (call,) = {row["id"] for row in page.run("fetch('../api/v1/invocations?function=broken').then((it) => it.json())")}
+    for where, text in {**PAGES, f"i/{call}": "Longest phase"}.items():
+        go(page, where, text)
+        page.shows("live")
+        wide = page.run("document.documentElement.scrollWidth")
+        assert wide <= width, f"{where}: {wide}"
+        tall = page.run("Math.max(0, ...[...document.querySelectorAll('tbody tr')].map((row) => row.offsetHeight))")
+        assert tall < 200, f"{where}: a row of {tall} px"
+
+
+def test_async_calls_secrets_budgets_and_audit_have_pages(system: System, page: Page) -> None:
+    headers = {"prefer": "respond-async"}
+    accepted: httpx.Response = system.http.post("/fn/repeat", json={"text": "later"}, headers=headers)
+    assert accepted.status_code == 202
+    go(page, "calls?kind=async", "succeeded")
+    go(page, "calls?kind=dead", "No dead letters")
+    go(page, "access", "No secrets yet.")
+    fill(page, "set-secret", name="TOKEN", value="s3cret")
+    submit(page, "set-secret")
+    page.shows("secret.set")
+    assert "s3cret" not in page.run("document.documentElement.outerHTML")
+    go(page, "usage", "No budgets are set.")
+    fill(page, "set-budget", function="repeat", usd="5")
+    submit(page, "set-budget")
+    page.shows("$5.00")
