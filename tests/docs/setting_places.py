@@ -32,12 +32,25 @@ FLAG_OF = {"timeout_s": "--timeout", "queue_timeout_s": "--queue-timeout", "min"
 FIELD_OF = {"memory": "memory_bytes", "max_body": "max_body_bytes", "max_context": "max_context_tokens",
             "kv_memory": "kv_memory_bytes"}  # fmt: skip
 """Fields of a spec that are named otherwise than their setting."""
-DEFAULTS = {"name": "the handler's, in kebab-case", "project": "the function's, or `default`", "task": "required",
-            "max_tokens": "the model's", "pooling": '`"mean"`', "normalize": "`true`", "layers": "usual names",
-            "include": "none", "timezone": "UTC", "queue_timeout_s": "the call's deadline", "region": "anywhere",
-            "max_body": "the gateway's limit", "concurrency": "`1`; `LLM`: 2 × `max_batch`",
-            "probe": "none; `LLM`: its models route", "retries": "`0`; `LLM`: `2`",
-            "threads": "all of the worker"}  # fmt: skip
+DEFAULTS = {
+    "name": "the handler's, in kebab-case",
+    "project": "the function's, or `default`",
+    "task": "required",
+    "max_tokens": "the model's",
+    "pooling": '`"mean"`',
+    "normalize": "`true`",
+    "layers": "usual names",
+    "include": "none",
+    "requirements": "a file beside the handler",
+    "timezone": "UTC",
+    "queue_timeout_s": "the call's deadline",
+    "region": "anywhere",
+    "max_body": "the gateway's limit",
+    "concurrency": "`1`; `LLM`: 2 × `max_batch`",
+    "probe": "none; `LLM`: its models route",
+    "retries": "`0`; `LLM`: `2`",
+    "threads": "all of the worker",
+}
 """Defaults that are no constant of the spec, or that need a word."""
 
 
@@ -106,6 +119,7 @@ EXAMPLES = (
     Example("env", {"MODE": "fast"}),
     Example("secrets", ["TOKEN"]),
     Example("include", ["data/*.json"]),
+    Example("requirements", ["regex==2024.11.6"]),
     Example("network", ["api.example.com"]),
     Example("isolation", "gvisor"),
     Example("region", ["eu"]),
