@@ -107,19 +107,14 @@ def test_scale_and_rollback_change_the_function(system: System, page: Page) -> N
     go(page, "f/repeat", "version 2, deployed", "Roll back")
     fill(page, "scale", min=1, max=3)
     submit(page, "scale")
-    wait_until(lambda: told(system, "repeat")["scale"]["max"] == 3, what="the scale")
+    wait_until(lambda: system.info("repeat").scale.max == 3, what="the scale")
     fill(page, "rollback", version="1")
     submit(page, "rollback")
     page.shows("version 1, deployed")
-    assert told(system, "repeat")["version"] == 1
+    assert system.info("repeat").version == 1
     fill(page, "scale", min=5, max=2)
     submit(page, "scale")
     page.shows("min <= max")
-
-
-def told(system: System, function: str) -> dict[str, object]:
-    found: dict[str, object] = system.http.get(f"/api/v1/functions/{function}").json()
-    return found
 
 
 def test_functions_are_searched_and_pages_that_are_not_there_say_so(page: Page) -> None:
