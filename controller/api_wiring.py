@@ -15,6 +15,7 @@ from .api.endpoints import endpoints, route_rules
 from .api.functions import FunctionsApi
 from .api.keys import KeysApi
 from .api.metrics import ObservabilityApi
+from .api.nodes import NodesApi
 from .api.objects import ObjectsApi
 from .api.openapi.document import document
 from .api.projects import ProjectsApi
@@ -105,6 +106,7 @@ def build_management(
         _observability_api(core, reader, calls, lag, billing.shown, traces),
         KeysApi(core.state),
         ProjectsApi(core.state, webhook_secrets),
+        NodesApi(core.state, redis_url=config.redis_url, store_url=config.store),
         SecretsApi(core.state, cipher, webhook_secrets),
     )
     return Management(

@@ -37,7 +37,7 @@ from .network.ingress_proxy import NodeIngress
 from .node_report import report_of
 from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
-from .processes.epoch import epoch_is_alive, new_epoch
+from .processes.epoch import epoch_is_alive, machine_id, new_epoch
 from .processes.forkserver_client import ForkServer
 from .processes.prefork_policy import is_unsandboxed
 from .processes.prefork_pool import PreforkPool
@@ -59,6 +59,9 @@ log = logging.getLogger(__name__)
 RATES_S = 1.0
 START_RUSH_S = 10.0
 """A start that takes longer waits for bytes, not for the processor, and no longer holds back preforking."""
+LEASE_POLL_S = 0.05
+"""How often another machine's lease under this node's name is looked at: it is renewed every second, or ends in
+three."""
 LAST_WRITES_S = 2.0
 """Deadline at shutdown for the last statuses, log lines and ledger rows."""
 
@@ -228,12 +231,25 @@ class Daemon:
                 return
             with contextlib.suppress(*REDIS_ERRORS):
                 former = await self._state.read_report()
-                if former is not None and epoch_is_alive(former.epoch):
+                if former is not None and await self._is_alive(former, stop):
                     raise NodeNameTaken(
-                        f"node {self._config.node} is run by process {former.pid}: end it or set FS_NODE"
+                        f"node {self._config.node} is alive already, at {former.address} (process {former.pid}): "
+                        "end it, or give this one another name with FS_NODE, or `fs node join --name NAME`"
                     )
                 await self._state.delete_statuses()
                 return
+
+    async def _is_alive(self, former: NodeReport, stop: asyncio.Event) -> bool:
+        """Whether the daemon of a report runs. On another machine only its lease tells: it is renewed, or it ends."""
+        if former.machine == machine_id():
+            return epoch_is_alive(former.epoch)
+        left_ms = await self._state.lease_left_ms()
+        while left_ms and not stop.is_set():
+            await asyncio.sleep(LEASE_POLL_S)
+            before_ms, left_ms = left_ms, await self._state.lease_left_ms()
+            if left_ms > before_ms:
+                return True
+        return False
 
     async def _end_workers(self) -> None:
         """Drains all workers for the grace period, then kills them."""

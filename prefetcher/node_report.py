@@ -10,6 +10,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from .config import Config
 from .network.egress_proxy import EgressTraffic
 from .processes.cgroups import Cgroups
+from .processes.epoch import machine_id
 from .processes.forkserver_client import ForkServer
 from .processes.prefork_policy import is_preloaded
 from .segments.store import SegmentStore
@@ -35,6 +36,7 @@ def report_of(
     return NodeReport(
         node=config.node,
         epoch=epoch,
+        machine=machine_id(),
         address=config.address,
         memory_bytes=config.memory_bytes,
         memory_used_bytes=workers_bytes + segments.budget.used_bytes,

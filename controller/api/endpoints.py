@@ -51,6 +51,7 @@ from ..schemas.functions import (
     VersionRef,
 )
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
+from ..schemas.nodes import JoinTerms, NodeJoin, NodeState
 from ..schemas.planning import Forecast, InvocationPlan, Proposal
 from ..shell.service import ShellService
 from ..state.access_records import DEFAULT
@@ -61,6 +62,7 @@ from .invocations import LIMIT as ASYNC_LIMIT
 from .invocations import InvocationsApi
 from .keys import KeysApi
 from .metrics import ObservabilityApi
+from .nodes import NodesApi
 from .objects import BYTES, ObjectsApi
 from .openapi.endpoint import Endpoint
 from .projects import ProjectsApi
@@ -77,6 +79,7 @@ ALIAS = f"{FUNCTION}/aliases/{{alias}}"
 INVOCATION = "/api/v1/invocations/{id}"
 WEBHOOK_SECRET = "/api/v1/webhooks/secret"
 BUDGET = "/api/v1/budgets/{function}"
+NODE = "/api/v1/nodes/{name}"
 PROJECT = "/api/v1/projects/{name}"
 SECRET = "/api/v1/secrets/{project}/{name}"
 SPAN: dict[str, str | int | type[int]] = {"since_unix_ms": 0, "until_unix_ms": int}
@@ -211,6 +214,17 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
                  kind="budget", body=BudgetTerms, answer=BudgetInfo),
         Endpoint("DELETE", BUDGET, "admin", BillingApi.remove_budget, "Remove a budget", audit="budget.rm",
                  kind="budget", answer=BudgetInfo),
+    ),
+    NodesApi: (
+        Endpoint("POST", "/api/v1/nodes/join", "node", NodesApi.join,
+                 "What a node needs to join: Redis with its password, and the store", audit="node.join", kind="node",
+                 unlimited=True, body=NodeJoin, answer=JoinTerms),
+        Endpoint("PUT", f"{NODE}/drain", "admin", NodesApi.drain, "Send a node's workers away, and start none there",
+                 audit="node.drain", kind="node", unlimited=True, answer=NodeState),
+        Endpoint("DELETE", f"{NODE}/drain", "admin", NodesApi.undrain, "Let a node have workers again",
+                 audit="node.undrain", kind="node", unlimited=True, answer=NodeState),
+        Endpoint("DELETE", NODE, "admin", NodesApi.remove, "Forget a node that is gone; `force`: one that lives",
+                 audit="node.rm", kind="node", unlimited=True, query={"force": 0}, answer=NodeState),
     ),
     KeysApi: (
         Endpoint("GET", "/api/v1/keys", "admin", KeysApi.keys, "List API keys, also revoked ones", unlimited=True,

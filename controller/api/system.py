@@ -81,6 +81,7 @@ class SystemApi:
                 store=self._store_url,
                 store_problem=store_problem,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
+                draining=sorted(view.draining) if not caller.limited else [],
                 functions=[self._functions.info(one) for one in view.functions.values() if caller.sees(one.name)],
                 budgets=[info for info in self._budgets() if caller.sees(info.function)],
                 access="open" if self._open_access and not view.access.locked else "keys",

@@ -15,7 +15,9 @@ from typing import Literal
 
 from ..state.access_records import Right
 
-Kind = Literal["", "function", "object", "checkpoint", "budget", "price", "key", "project", "secret", "invocation"]
+Kind = Literal[
+    "", "function", "object", "checkpoint", "budget", "price", "key", "project", "secret", "invocation", "node"
+]
 Permission = Right | Literal["open", "key"]
 """Permission of a route: none (`open`), any valid key (`key`), or a key with that right."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})

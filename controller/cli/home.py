@@ -36,6 +36,8 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     public_url: str = ""
     """URL of the address for other machines (`fs up --listen`); empty: only this machine reaches the controller."""
+    joined: str = ""
+    """URL of the system that a lone node has joined (`fs node join`); empty: a controller runs here."""
     socket_dir: str = ""
     """A folder outside FS_HOME for sockets, if FS_HOME's own path is too long for them."""
 

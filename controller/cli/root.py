@@ -46,6 +46,7 @@ VERBS = {
     "split": "Split a function's calls over versions.",
     "scale": "Change how many workers a function has, without a deploy.",
     "nodes": "Show the nodes, with memory, weights and workers.",
+    "node": "Let another machine join as a node; drain and remove nodes.",
     "usage": "Show usage and cost, by function, version, phase, key, project, tag or day.",
     "invoice": "Show the invoice of a month, line by line.",
     "budget": "Set, list and remove budgets of functions.",

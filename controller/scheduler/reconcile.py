@@ -104,6 +104,7 @@ class Reconciler:
         function = view.functions.get(key.name)
         if function is not None and function.scaled is not None:
             spec = msgspec.structs.replace(spec, scale=scale_of(function, spec))
+        orders = _leave_draining(step, view, orders, now_unix_ns)
         members = [self._member(view, order, load, now_ns) for order in orders]
         failure = view.failures.get(key)
         desired = self._desired(view, key, spec, load, members, failure, now_ns)
@@ -274,6 +275,22 @@ class _PlanningContext:
     @functools.cached_property
     def others(self) -> FleetMeasures:
         return fleet_measures(self._view.version_measures.values())
+
+
+def _leave_draining(step: Step, view: View, orders: list[WorkerOrder], now_unix_ns: int) -> list[WorkerOrder]:
+    """Drains the workers on nodes that drain, and whole pipelines with a stage there. Returns the orders as changed."""
+    if not any(order.node in view.draining for order in orders):
+        return orders
+    pipelines = {order.stage.pipeline for order in orders if order.stage is not None and order.node in view.draining}
+    left = []
+    for order in orders:
+        leaves = order.node in view.draining or (order.stage is not None and order.stage.pipeline in pipelines)
+        # The helpers of a pipeline follow its first stage, which still has calls.
+        if leaves and order.wanted == "run" and (order.stage is None or order.stage.index == 0):
+            order = msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns)
+            step.orders.append(order)
+        left.append(order)
+    return left
 
 
 def _start_order(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:

@@ -94,7 +94,7 @@ def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
 
 
 def cluster_of(view: View, layouts: dict[CheckpointId, CheckpointLayout], now_ns: int, now_unix_ns: int) -> Cluster:
-    """The live nodes with the orders on them. `layouts` caches the layouts of checkpoints."""
+    """The live nodes that take workers, with the orders on them. `layouts` caches the layouts of checkpoints."""
     seen: dict[NodeId, list[OrderState]] = defaultdict(list)
     for order in view.orders.values():
         key = VersionKey(order.spec.name, order.version)
@@ -117,7 +117,7 @@ def cluster_of(view: View, layouts: dict[CheckpointId, CheckpointLayout], now_ns
             now_unix_ns=now_unix_ns,
         )
         for node, found in view.nodes.items()
-        if found.absent_since_ns is None
+        if found.absent_since_ns is None and node not in view.draining
     )
 
 

@@ -144,6 +144,8 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     store_problem: str = ""
     """Why the store cannot be used, if it was tried (`probe=1`); empty: it can, or was not tried."""
     nodes: list[NodeReport]
+    draining: list[str] = []
+    """Names of the nodes that get no workers (`fs node drain`)."""
     functions: list[FunctionInfo]
     budgets: list[BudgetInfo] = []
     access: Literal["keys", "open"] = "keys"

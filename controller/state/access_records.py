@@ -10,13 +10,14 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidInput
 
-Right = Literal["invoke", "read", "deploy", "admin"]
-"""The permissions of a key. `deploy` includes `read`; `admin` includes everything."""
+Right = Literal["invoke", "read", "deploy", "node", "admin"]
+"""The permissions of a key. `deploy` includes `read`; `node` is to join as a node; `admin` includes everything."""
 RIGHTS: tuple[Right, ...] = get_args(Right)
 _INCLUDED: dict[Right, frozenset[Right]] = {
     "invoke": frozenset({"invoke"}),
     "read": frozenset({"read"}),
     "deploy": frozenset({"deploy", "read"}),
+    "node": frozenset({"node"}),
     "admin": frozenset(RIGHTS),
 }
 LOCAL = "local"

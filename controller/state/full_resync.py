@@ -71,12 +71,13 @@ class FullResync:
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hgetall(keys.FUNCTIONS)
             pipe.hkeys(keys.NODES)
+            pipe.hkeys(keys.NODES_DRAINING)
             pipe.get(keys.LEADER)
             pipe.hgetall(keys.MEASURES)
             pipe.hgetall(keys.KEYS)
             pipe.hgetall(keys.PROJECTS)
             pipe.hgetall(keys.SECRETS)
-            functions, node_names, leader, measures, *access = await pipe.execute()
+            functions, node_names, draining, leader, measures, *access = await pipe.execute()
         nodes = [NodeId(name.decode()) for name in node_names]
         async with self._client.pipeline(transaction=False) as pipe:
             for node in nodes:
@@ -88,6 +89,8 @@ class FullResync:
         records = {record.name: record for raw in functions.values() if (record := self._functions.read(raw))}
         await self.load_versions([key for record in records.values() for key in needed_versions(record)])
         view.functions = records
+        view.node_names = frozenset(nodes)
+        view.draining = frozenset(NodeId(name.decode()) for name in draining)
         view.access = read_table(access[0], access[1], access[2], view.access)
         self._apply(by_node)
         await self._load_failures()

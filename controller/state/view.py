@@ -49,6 +49,10 @@ class View:
         self.versions: dict[VersionKey, VersionRecord] = {}
         self.failures: dict[VersionKey, Failure] = {}
         self.nodes: dict[NodeId, NodeSeen] = {}
+        self.node_names: frozenset[NodeId] = frozenset()
+        """All nodes that were ever seen and not removed."""
+        self.draining: frozenset[NodeId] = frozenset()
+        """Nodes that get no workers, and lose those that they have."""
         self.orders: dict[WorkerId, WorkerOrder] = {}
         self.statuses: dict[WorkerId, WorkerStatus] = {}
         self.shell_orders: dict[WorkerId, WorkerOrder] = {}

@@ -59,6 +59,10 @@ class NodeState:
         except msgspec.DecodeError:
             return None
 
+    async def lease_left_ms(self) -> int:
+        """Time until the lease under this node's name expires; 0 if there is none."""
+        return max(0, int(await self._redis.pttl(keys.node(self._node))))
+
     async def delete_statuses(self) -> None:
         await self._redis.delete(keys.observed(self._node))
 

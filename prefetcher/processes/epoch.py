@@ -11,6 +11,15 @@ def new_epoch(token: str) -> str:
     return f"{os.getpid()}.{_started_ticks(os.getpid())}.{token}"
 
 
+def machine_id() -> str:
+    """Id of the machine's boot and of the process namespace: pids can be compared where it is equal."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
 def epoch_is_alive(epoch: str) -> bool:
     """True if the daemon of this epoch still runs."""
     pid, _, rest = epoch.partition(".")

@@ -5,6 +5,7 @@
 | fs:functions | hash | name → FunctionRecord (JSON) | controller |
 | fs:versions:{name} | hash | version → VersionRecord (JSON) | controller |
 | fs:nodes | hash | node → 1, every node ever seen and not removed | node |
+| fs:nodes:draining | hash | node → unix ms since which it gets no workers | controller |
 | fs:node:{node} | string, expiring | NodeReport: the node's lease | node |
 | fs:desired:{node} | hash | worker → WorkerOrder | scheduler; a shell's: the controller that serves it |
 | fs:observed:{node} | hash | worker → WorkerStatus | node |
@@ -62,6 +63,7 @@ from .ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 
 FUNCTIONS = "fs:functions"
 NODES = "fs:nodes"
+NODES_DRAINING = "fs:nodes:draining"
 LEADER = "fs:leader"
 FENCE = "fs:fence"
 OPEN = "fs:open"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.prefetcher.nodes import HELLO, Node, Store, call, groups_of, spec_of
 from tests.servers import RedisServer, wait_until
 
@@ -133,5 +136,30 @@ def test_a_second_daemon_of_the_same_name_is_refused(node: Node) -> None:
     assert twin.process is not None
 
     assert twin.process.wait(20) == 1
-    assert "node-1 is run by process" in twin.log()
+    assert "node node-1 is alive already, at 127.0.0.1" in twin.log()
+    assert "another name with FS_NODE" in twin.log()
     twin.close()
+
+
+def test_a_name_on_another_machine_is_taken_as_long_as_its_lease_is_renewed(node: Node) -> None:
+    assert node.process is not None
+    node.kill()
+    left = msgspec.json.decode(node.client.get(keys.node(node.id)) or b"", type=NodeReport)
+    elsewhere = msgspec.json.encode(msgspec.structs.replace(left, machine="another"))
+    ends = threading.Event()
+
+    def renew() -> None:
+        while not ends.wait(0.2):
+            node.client.set(keys.node(node.id), elsewhere, px=3000)
+
+    node.client.set(keys.node(node.id), elsewhere, px=3000)
+    renewing = threading.Thread(target=renew)
+    renewing.start()
+    try:
+        node.start(wait=False)
+        assert node.process.wait(20) == 1
+        assert "is alive already" in node.log()
+    finally:
+        ends.set()
+        renewing.join()
+    node.start()  # that lease ends, and the name is free

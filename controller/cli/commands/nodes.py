@@ -40,6 +40,8 @@ def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> 
         output.message("no node is registered: nothing can run")
     for report in nodes:
         output.data(node_lines(report))
+        if report.node in status.draining:
+            output.data("         draining: it gets no workers (fs node drain --undo)")
         for worker in workers:
             if worker.node == report.node:
                 output.data(f"         worker  {worker.worker}   {worker.function}@{worker.version}   {worker.state}")

@@ -113,6 +113,12 @@ def command(
             "no Redis server is installed",
             hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
         )
+    runs = read_supervisor(layout) if is_locked(layout.lock) else None
+    if runs is not None and runs.joined:
+        raise StartFailed(
+            f"a node of the system at {runs.joined} runs in {home}",
+            hint="stop it with `fs down` first, or use another FS_HOME",
+        )
     environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region}
     argv = supervisor_argv(
         home,

@@ -13,6 +13,9 @@ REDIS = "redis"
 CONTROLLER = "controller"
 NODE = "node"
 
+# -P: the working directory is no place to import from.
+PYTHON = (sys.executable, "-P", "-m")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
@@ -74,12 +77,10 @@ def python_services(
     }
     public = {"FS_PUBLIC_FD": str(public_fd) if public_fd is not None else ""}
     certificate = dict(zip(("FS_TLS_CERT", "FS_TLS_KEY"), tls or ("", ""), strict=True))
-    # -P: the working directory is no place to import from.
-    python = (sys.executable, "-P", "-m")
     return [
         Service(
             name=CONTROLLER,
-            argv=(*python, "fleetstart.controller"),
+            argv=(*PYTHON, "fleetstart.controller"),
             env={
                 **common,
                 **public,
@@ -90,9 +91,10 @@ def python_services(
             descriptors=(listen_fd, *([public_fd] if public_fd is not None else [])),
             grace_s=15.0,
         ),
-        Service(
-            name=NODE,
-            argv=(*python, "fleetstart.prefetcher"),
-            env={**common, **({"FS_NODE_MEMORY": node_memory} if node_memory else {})},
-        ),
+        node_service(common, node_memory=node_memory),
     ]
+
+
+def node_service(env: Mapping[str, str], *, node_memory: str) -> Service:
+    more = {"FS_NODE_MEMORY": node_memory} if node_memory else {}
+    return Service(name=NODE, argv=(*PYTHON, "fleetstart.prefetcher"), env={**env, **more})

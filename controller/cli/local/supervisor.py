@@ -31,7 +31,7 @@ from fleetstart.runtime.contract.process.log_format import configure
 from ..home import HomeLayout, ServiceRecord, SupervisorRecord, start_ticks, try_lock, write_atomically
 from .listen import ListenAddress, parse_listen
 from .restart_policy import RestartPolicy
-from .services import REDIS, Service, find_redis, python_services, redis_service
+from .services import REDIS, Service, find_redis, node_service, python_services, redis_service
 
 log = logging.getLogger(__name__)
 
@@ -324,6 +324,24 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
         supervisor.run()
 
 
+def supervise_node(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    """Runs a node alone, for the system that it has joined. Its settings are in the environment: a command line, which
+    others can read, is no place for the password of Redis."""
+    record = SupervisorRecord(
+        pid=os.getpid(),
+        start_ticks=start_ticks(os.getpid()) or 0,
+        url=options.node_only,
+        redis_url=environ["FS_REDIS_URL"],
+        store=environ["FS_STORE"],
+        joined=options.node_only,
+    )
+    encoded = msgspec.json.encode(record)
+    layout.lock.write_bytes(encoded)
+    node = node_service({"FS_HOME": str(layout.home), "FS_PARENT_DEATH": "1"}, node_memory=options.node_memory)
+    run_files = {layout.supervisor: encoded}
+    Supervisor([node], layout, environ=environ, redis_socket=None, run_files=run_files).run()
+
+
 class AddressInUse(Exception):
     """An address that cannot be listened on; the message says which, why and what to do."""
 
@@ -343,7 +361,8 @@ def _listening(address: ListenAddress) -> socket.socket:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m fleetstart.controller.cli.local.supervisor")
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--node-only", default="", metavar="URL")
     parser.add_argument("--redis", default="")
     parser.add_argument("--store", default="")
     parser.add_argument("--node-memory", default="")
@@ -367,7 +386,10 @@ def main(arguments: Sequence[str]) -> int:
         if options.open:
             layout.open.touch(0o600)
         try:
-            supervise(layout, options, os.environ)
+            if options.node_only:
+                supervise_node(layout, options, os.environ)
+            else:
+                supervise(layout, options, os.environ)
         except AddressInUse as error:
             log.error("%s", error)
             return 1

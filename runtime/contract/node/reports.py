@@ -44,6 +44,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeId
     epoch: str
     """New at each start of the daemon."""
+    machine: str = ""
+    """The machine's boot and process namespace, in which `pid` counts; empty if it is not known."""
     address: str
     memory_bytes: int
     """Memory for workers and segments together."""

@@ -82,7 +82,7 @@ def test_what_changes_something_is_recorded_and_what_reads_is_not(one: Endpoint)
     if one.permission != "open":
         assert RULES.permission_of(one.method, filled(one.path)).verb == one.audit
     if changes:
-        assert one.permission in ("invoke", "deploy", "admin")
+        assert one.permission in ("invoke", "deploy", "node", "admin")
 
 
 def test_only_what_knows_nothing_yet_is_served_before_redis_was_read() -> None:

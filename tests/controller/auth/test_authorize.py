@@ -75,7 +75,8 @@ def test_keys_that_are_not_understood_keep_the_door_shut() -> None:
         ("invoke", {"invoke"}),
         ("read", {"read"}),
         ("deploy", {"deploy", "read"}),
-        ("admin", {"invoke", "read", "deploy", "admin"}),
+        ("node", {"node"}),
+        ("admin", {"invoke", "read", "deploy", "node", "admin"}),
     ],
 )
 def test_rights_and_what_they_include(own: Right, may: set[str]) -> None:

@@ -178,6 +178,36 @@ def test_a_dead_nodes_workers_are_replaced_elsewhere() -> None:
     assert step.orders[0].node != first.node
 
 
+def test_a_draining_nodes_workers_are_replaced_elsewhere_and_none_is_started_there() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.deploy()
+    cluster.load(0, running=1)
+    first = cluster.step().orders[0]
+    cluster.obey()
+    cluster.view.draining = frozenset({first.node})
+    drained, started = cluster.step().orders
+    assert (drained.worker, drained.wanted) == (first.worker, "drain")
+    assert started.wanted == "run"
+    assert started.node != first.node
+    cluster.obey()
+    cluster.view.draining = frozenset(cluster.view.nodes)
+    (drained,) = cluster.step().orders
+    assert drained.wanted == "drain"
+    assert cluster.step().unplaced
+
+
+def test_a_pipeline_leaves_with_any_of_its_stages() -> None:
+    cluster = Cluster(nodes=2)
+    pipelined(cluster)
+    cluster.load(1)
+    first, second = sorted(cluster.step().orders, key=lambda order: order.stage.index if order.stage else 0)
+    assert first.node != second.node
+    cluster.view.draining = frozenset({second.node})
+    changed = {order.worker: order.wanted for order in cluster.step().orders}
+    assert changed[first.worker] == "drain"
+    assert changed.get(second.worker, "run") == "run", "its calls may still need it"
+
+
 def test_a_restarted_daemon_gets_new_orders() -> None:
     cluster = Cluster()
     cluster.deploy()

@@ -1,0 +1,218 @@
+"""`fs node`: a second machine joins as a node; nodes are drained and removed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from fleetstart.runtime.contract.errors import InvalidInput, StartFailed
+from fleetstart.runtime.contract.function.spec import check_region
+from fleetstart.runtime.contract.sizes import parse_size
+
+from ...schemas.access import KeyCreated, NewKey
+from ...schemas.nodes import JoinTerms, NodeJoin, NodeState
+from .. import output
+from ..api_client import ApiClient, find_server
+from ..command_group import CommandGroup
+from ..home import HomeLayout, is_locked
+from ..local.backends import require_backends
+from ..local.join import (
+    JoinRecord,
+    check_store,
+    own_address,
+    read_join,
+    wait_joined,
+    write_join,
+)
+from ..root import verb
+from ..units import format_utc, parse_seconds
+from .down import stop_supervisor
+from .nodes import command as nodes_command
+
+
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
+def command() -> None:
+    """Nodes: let another machine join, drain and remove it. Each command has --json."""
+
+
+command.add_command(nodes_command, "ls")
+
+
+@command.command
+@click.option("--expires", default="1h", show_default=True, metavar="AGE", help="Valid for this time: 10m, 1h, 7d.")
+@verb()
+@click.pass_obj
+def token(home: Path, *, expires: str, url: str | None, as_json: bool) -> None:
+    """Create a join token and print it, this once.
+
+    It yields the password of Redis, and so the whole system: give it only to machines that you trust.
+    """
+    name = f"node-{secrets.token_hex(4)}"
+    new = NewKey(name=name, rights=["node"], expires_s=parse_seconds(expires, option="--expires"))
+    with ApiClient(find_server(url, home)) as server:
+        created = server.send_once("POST", "/api/v1/keys", new, KeyCreated)
+    if as_json:
+        output.json_data(created)
+        return
+    output.data(created.key)
+    until = format_utc(created.info.expires_unix_ms)
+    output.message(f"valid until {until}, or until `fs key revoke {name}`; on the other machine: fs node join URL")
+
+
+@command.command
+@click.argument("server_url", metavar="[URL]", required=False)
+@click.option("--token", "shown", default="", metavar="TOKEN", envvar="FS_KEY", help="Join token; default FS_KEY.")
+@click.option("--name", envvar="FS_NODE", default="", help="The node's name; default: the host name.")
+@click.option(
+    "--address", envvar="FS_NODE_ADDRESS", default="", help="Where others reach this node; default: as seen from URL."
+)
+@click.option("--node-memory", default="", metavar="SIZE", help="Memory for workers and weights, such as 8GiB.")
+@click.option("--region", envvar="FS_REGION", default="", help="Region of this machine, such as eu.")
+@click.option("--foreground", is_flag=True, help="Stay in this terminal; ctrl-C stops the node.")
+@verb(server=False)
+@click.pass_obj
+def join(
+    home: Path,
+    *,
+    server_url: str | None,
+    shown: str,
+    name: str,
+    address: str,
+    node_memory: str,
+    region: str,
+    foreground: bool,
+    as_json: bool,
+) -> None:
+    """Start a node on this machine, for the system at URL.
+
+    The token (`fs node token`, on the first machine) yields Redis and the store, which are stored in FS_HOME: without
+    URL, the node of this FS_HOME is started again. `fs down` stops it.
+
+    \b
+    FS_KEY=fs_... fs node join https://fleet.example.com:7443 --name vm2
+    """
+    layout = HomeLayout(home)
+    if is_locked(layout.lock):
+        raise StartFailed(
+            f"a server or a node runs in {home} already", hint="`fs down` stops it; or use another FS_HOME"
+        )
+    if node_memory:
+        parse_size(node_memory)
+    if region:
+        check_region(region)
+    record = _told(layout, server_url, shown, name, address)
+    check_store(record.store)
+    require_backends(redis=record.redis_url, store="")
+    layout.create()
+    write_join(layout, record)
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "FS_KEY"},
+        "FS_NODE": record.node,
+        "FS_NODE_ADDRESS": record.address,
+        "FS_REGION": region,
+        "FS_REDIS_URL": record.redis_url,
+        "FS_STORE": record.store,
+    }
+    options = ("--home", str(home), "--node-only", record.url, "--node-memory", node_memory)
+    argv = [sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor", *options]
+    if foreground:
+        os.execve(sys.executable, argv, environment)
+    process = _spawn(argv, layout, environment)
+    try:
+        wait_joined(layout, record, process.pid)
+    except StartFailed:
+        stop_supervisor(layout)
+        raise
+    if as_json:
+        output.json_data({"node": record.node, "address": record.address, "url": record.url})
+    else:
+        output.message(f"node {record.node} is in; others reach it at {record.address}")
+        output.data(record.node)
+
+
+@command.command
+@click.argument("node")
+@click.option("--undo", is_flag=True, help="Let it have workers again.")
+@verb()
+@click.pass_obj
+def drain(home: Path, *, node: str, undo: bool, url: str | None, as_json: bool) -> None:
+    """Send a node's workers away, and start none there until --undo or the next `fs node join`.
+
+    Calls in progress end; the functions' next workers start on other nodes.
+    """
+    with ApiClient(find_server(url, home)) as server:
+        if undo:
+            state = server.delete(f"/api/v1/nodes/{node}/drain", NodeState)
+        else:
+            state = server.put(f"/api/v1/nodes/{node}/drain", None, NodeState)
+    if as_json:
+        output.json_data(state)
+    else:
+        output.data(f"{node} {'takes workers again' if undo else f'drains: {state.workers} workers left'}")
+
+
+@command.command
+@click.argument("node")
+@click.option("--force", is_flag=True, help="Also one that lives: its workers end at once, and it gets no others.")
+@verb()
+@click.pass_obj
+def remove(home: Path, *, node: str, force: bool, url: str | None, as_json: bool) -> None:
+    """Forget a node that is gone. Drain it first, and stop it on its machine with `fs down`."""
+    path = f"/api/v1/nodes/{node}" + ("?force=1" if force else "")
+    with ApiClient(find_server(url, home)) as server:
+        state = server.delete(path, NodeState)
+    if as_json:
+        output.json_data(state)
+    elif state.alive:
+        output.data(f"{node} lives, and gets no workers any more: stop it on its machine with `fs down`, and remove it")
+    else:
+        output.data(f"{node} is removed")
+
+
+def _told(layout: HomeLayout, url: str | None, token: str, name: str, address: str) -> JoinRecord:
+    """Asks the controller, or reads what it told before. Errors: FleetError."""
+    if not url:
+        known = read_join(layout)
+        if known is None:
+            raise InvalidInput(
+                f"no node of {layout.home} has joined a system yet", hint="name one: fs node join https://HOST:7443"
+            )
+        return JoinRecord(
+            url=known.url,
+            redis_url=known.redis_url,
+            store=known.store,
+            node=name or known.node,
+            address=address or known.address,
+        )
+    if not token:
+        raise InvalidInput(
+            "a join token is needed, and none was given",
+            hint="on the first machine: fs node token; here: --token TOKEN, or FS_KEY",
+        )
+    full = (url if "://" in url else f"http://{url}").rstrip("/")
+    node = name or socket.gethostname()
+    with ApiClient(find_server(full, layout.home)._replace(key=token)) as server:
+        terms = server.send_once("POST", "/api/v1/nodes/join", NodeJoin(node=node), JoinTerms)
+    return JoinRecord(
+        url=full, redis_url=terms.redis_url, store=terms.store, node=node, address=address or own_address(full)
+    )
+
+
+def _spawn(argv: list[str], layout: HomeLayout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with layout.log("supervisor").open("ab") as log:
+        return subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            start_new_session=True,
+        )

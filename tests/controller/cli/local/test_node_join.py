@@ -1,0 +1,118 @@
+"""Two homes, one system: a node joins over TLS with a token, serves calls, is drained and removed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.certificates import self_signed
+from tests.controller.cli.system import System
+from tests.servers import end, free_port, spawn, valkey_binary, wait_until
+
+pytestmark = pytest.mark.e2e
+
+HANDLER = """
+from fleetstart.runtime import function
+
+
+@function
+def where(name: str) -> str:
+    return f"hello {name}"
+"""
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    """A Redis over TCP with a password."""
+    port = free_port()
+    argv: list[str | Path] = [
+        valkey_binary(), "--port", str(port), "--requirepass", "pw", "--appendonly", "yes", "--save", "",
+    ]  # fmt: skip
+    process = spawn([*argv, "--dir", tmp_path], stdout=subprocess.DEVNULL)
+    yield f"redis://:pw@127.0.0.1:{port}/0"
+    end(process)
+
+
+@pytest.fixture
+def systems(tmp_path: Path) -> Iterator[tuple[System, System]]:
+    first, second = System(tmp_path / "first"), System(tmp_path / "second")
+    yield first, second
+    for system in (second, first):
+        system.down()
+        system.assert_gone()
+
+
+def test_a_second_machine_joins_serves_and_leaves(
+    systems: tuple[System, System], redis_url: str, tmp_path: Path
+) -> None:
+    first, second = systems
+    certificate, key_file = self_signed(tmp_path)
+    tls = ("--tls-cert", certificate, "--tls-key", key_file)
+    up = first.fs(
+        "up", "--port", "0", "--redis", redis_url, "--listen", "127.0.0.1:0", *tls, "--json", env={"FS_NODE": "vm1"}
+    )
+    url = msgspec.json.decode(up.stdout)["public_url"]
+    token = first.fs("node", "token", "--expires", "10m").stdout.strip()
+    env = {"FS_KEY": token, "SSL_CERT_FILE": str(certificate)}
+
+    assert "needs admin" in second.fs("key", "ls", "--url", url, code=1, env=env).stderr, "the token is for joining"
+    taken = second.fs("node", "join", url, "--name", "vm1", code=1, env=env)
+    assert "node vm1 is alive already, at 127.0.0.1" in taken.stderr
+    assert "fs node join --name NAME" in taken.stderr
+    joined = second.fs("node", "join", url, "--name", "vm2", "--address", "127.0.0.1", env=env)
+    assert joined.stdout.strip() == "vm2"
+    assert set(second.services()) == {"node"}
+    assert (second.home / "join.json").stat().st_mode & 0o777 == 0o600
+    assert "a node of the system at https://" in second.fs("up", code=1).stderr
+    wait_until(lambda: {"vm1", "vm2"} <= _names(first), what="nodes")
+
+    # A drained node gets no workers; the other serves.
+    assert "vm1 drains" in first.fs("node", "drain", "vm1").stdout
+    handler = tmp_path / "handler.py"
+    handler.write_text(HANDLER)
+    first.fs("deploy", handler, "--name", "where")
+    assert "hello Ada" in first.fs("invoke", "where", '{"name": "Ada"}').stdout
+    status = msgspec.json.decode(first.fs("status", "--json").stdout)
+    assert status["draining"] == ["vm1"]
+    assert {worker["node"] for info in status["functions"] for worker in info["workers"]} == {"vm2"}
+    assert "draining: it gets no workers" in first.fs("node", "ls", "vm1").stdout
+
+    # And back: its worker leaves the node that drains now.
+    first.fs("node", "drain", "vm1", "--undo")
+    first.fs("node", "drain", "vm2")
+    assert "hello Bob" in first.fs("invoke", "where", '{"name": "Bob"}').stdout
+    wait_until(lambda: _workers(first) <= {"vm1"}, 20, what="workers on vm1")
+
+    assert "node vm2 is alive" in first.fs("node", "remove", "vm2", code=1).stderr
+    second.down()
+    wait_until(lambda: _names(first) == {"vm1"}, what="vm2 gone")
+    assert "vm2 is removed" in first.fs("node", "remove", "vm2").stdout
+    assert "does not exist" in first.fs("node", "remove", "vm2", code=3).stderr
+
+    # What it was told is in its home: it comes back without a token.
+    assert second.fs("node", "join").stdout.strip() == "vm2"
+    wait_until(lambda: "vm2" in _names(first), what="vm2 back")
+
+
+def test_a_private_redis_is_refused_with_what_to_do(systems: tuple[System, System]) -> None:
+    first, second = systems
+    url = first.up(is_open=False)
+    token = first.fs("node", "token").stdout.strip()
+    refused = second.fs("node", "join", url, "--name", "vm2", "--token", token, code=1).stderr
+    assert "a private Unix socket, which no other machine reaches" in refused
+    assert "fs up --redis redis://" in refused
+    assert "no node of" in second.fs("node", "join", code=1).stderr
+    assert "a join token is needed" in second.fs("node", "join", url, code=1).stderr
+
+
+def _names(system: System) -> set[str]:
+    return {report["node"] for report in msgspec.json.decode(system.fs("node", "ls", "--json").stdout)}
+
+
+def _workers(system: System) -> set[str]:
+    status = msgspec.json.decode(system.fs("status", "--json").stdout)
+    return {worker["node"] for info in status["functions"] for worker in info["workers"] if worker["state"] == "ready"}
