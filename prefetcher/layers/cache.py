@@ -39,6 +39,8 @@ from .download import download
 log = logging.getLogger(__name__)
 
 FILES = "files"
+BOOT = "boot"
+"""File with the id of the machine's boot in which the layer was last known to be whole."""
 THREADS = 6
 """Reads at a time, in as many pieces of memory: enough for the round trips of a store; one thread writes."""
 RESERVE_BYTES = 1 << 30
@@ -139,6 +141,7 @@ class LayerCache:
             (temporary / FILES).mkdir(parents=True, mode=0o755)
             download(self._source, layer, manifest, temporary / FILES, THREADS)
             (temporary / MANIFEST_OBJECT).write_bytes(data)
+            (temporary / BOOT).write_text(_boot_id())
             temporary.rename(self._folder / layer)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -190,9 +193,31 @@ class LayerCache:
         try:
             layer = LayerId(path.name)
             manifest = read_layer((path / MANIFEST_OBJECT).read_bytes(), layer)
+            _check_after_boot(path, manifest)
             self._layers[layer] = _CachedLayer(manifest.total_bytes, uses=1)
         except (OSError, LayerInvalid):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _check_after_boot(path: Path, manifest: LayerManifest) -> None:
+    """Compares the files' sizes once after each boot: a machine that lost its power may not have written them all.
+
+    Errors: LayerInvalid, OSError.
+    """
+    boot = _boot_id()
+    if boot and (path / BOOT).read_text() == boot:
+        return
+    for file in manifest.files:
+        if (found := (path / FILES / file.path).stat().st_size) != file.size_bytes:
+            raise LayerInvalid(f"{file.path} has {found} bytes, {file.size_bytes} expected")
+    (path / BOOT).write_text(boot)
 
 
 def _require_own_python(layer: LayerId, manifest: LayerManifest) -> None:

@@ -293,7 +293,7 @@ def _layer(store: UploadTarget, declaration: Declaration, path: Path, cache: Pat
         return publish_layer(
             needed,
             store,
-            cache=cache,
+            cache=cache.parent,
             environ=os.environ,
             log=output.message,
             progress=bar,

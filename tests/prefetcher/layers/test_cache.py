@@ -121,6 +121,20 @@ def test_a_layer_of_an_earlier_daemon_needs_no_store_and_half_of_one_is_removed(
     assert [path.name for path in (tmp_path / "layers").iterdir()] == [layer]
 
 
+def test_a_file_that_a_crash_of_the_machine_cut_is_noticed_after_the_boot(store: Store, tmp_path: Path) -> None:
+    layer = put_layer(store, FILES)
+    folder = Path(asyncio.run(cache_of(tmp_path, FolderSource(store.folder)).acquire(layer, ONE)))
+    boot = folder.parent / "boot"
+    boot.write_text("an earlier one")
+    assert cache_of(tmp_path, FolderSource(store.folder)).has(layer)
+    assert boot.read_text() != "an earlier one"
+    boot.write_text("an earlier one")
+    (folder / "six.py").write_bytes(b"")
+    cache = cache_of(tmp_path, FolderSource(store.folder))
+    assert not cache.has(layer)
+    assert contents(asyncio.run(cache.acquire(layer, ONE))) == FILES
+
+
 def test_a_damaged_chunk_is_named_and_leaves_nothing(store: Store, tmp_path: Path) -> None:
     layer = put_layer(store, FILES)
     part = store.path(f"layers/{layer}/part-00001")
