@@ -17,7 +17,7 @@ export function tryout(info, document) {
       fields(one), button("Call it")))));
 }
 
-// Each path once, with its POST if it has one.
+// Each path once, with its POST if it has one. Those with a POST come first: a GET of a language model lists its name.
 function operationsOf(document) {
   return Object.entries(document.paths ?? {}).flatMap(([path, methods]) => {
     const method = methods.post ? "post" : methods.get ? "get" : null;
@@ -25,7 +25,7 @@ function operationsOf(document) {
     const content = methods[method].requestBody?.content ?? {};
     const type = ["application/json", "application/octet-stream", "multipart/form-data"].find((kind) => content[kind]) ?? "";
     return [{ path, method, type, schema: content[type]?.schema ?? {}, example: content[type]?.example }];
-  });
+  }).sort((one, other) => other.method.localeCompare(one.method));
 }
 
 function fields({ type, schema, example }) {
