@@ -41,6 +41,9 @@ def build_environment(env: Mapping[str, str], pip: Mapping[str, str], secrets: C
             continue
         words = value.split()
         kept[name] = ",".join(words) if name == "UV_FIND_LINKS" else " ".join(words)
+        if name == "UV_INDEX":
+            # pip takes the best version of all its indexes, uv those of the first one that has the package.
+            kept.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
     # The Python of this environment, and no other that uv would find or download; not this checkout's settings.
     return kept | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "PYTHONHASHSEED": "0"}
 

@@ -21,6 +21,9 @@ def test_settings_of_pip_are_passed_on_in_the_names_of_uv() -> None:
     assert built["UV_DEFAULT_INDEX"] == "https://a/simple"
     assert built["UV_INDEX"] == "https://b https://c"
     assert built["UV_FIND_LINKS"] == "/w,/x"
+    assert built["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert build_environment({"UV_INDEX_STRATEGY": "first-index"}, pip)["UV_INDEX_STRATEGY"] == "first-index"
+    assert "UV_INDEX_STRATEGY" not in build_environment({}, {"index-url": "https://a/simple"})
 
 
 def test_settings_of_uv_win_over_those_of_pip() -> None:
