@@ -47,7 +47,7 @@ def systems(tmp_path: Path) -> Iterator[tuple[System, System]]:
 
 
 def test_a_second_machine_joins_serves_and_leaves(
-    systems: tuple[System, System], redis_url: str, tmp_path: Path
+    redis_url: str, systems: tuple[System, System], tmp_path: Path
 ) -> None:
     first, second = systems
     certificate, key_file = self_signed(tmp_path)
