@@ -303,12 +303,19 @@ def test_whichever_of_its_processes_is_killed_it_ends_whole_and_another_comes(sy
     """`boot` is the kernel, `gofer` its file server, `run` the parent of both."""
     system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "killed"), name="killed")
     name = system.ok("killed", {"how": "name"})
+    ended = _workers(system, "killed")
     mine = {pid: words for pid, words in sandboxes(system).items() if any(word.endswith(name) for word in words)}
     (victim,) = [pid for pid, words in mine.items() if part in words]
     assert len(mine) == 3, mine
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not any(map(_alive, mine)), 20, what=f"the end of {mine}")
+    # A call that met the dead one before its node told of it could have begun there, and would not be repeated.
+    wait_until(lambda: not ended & _workers(system, "killed"), 20, what="its node's report")
     assert system.ok("killed", {"how": "name"}, timeout_s=60) != name
+
+
+def _workers(system: System, function: str) -> set[str]:
+    return {worker.worker for worker in system.info(function).workers}
 
 
 def _alive(pid: int) -> bool:
@@ -321,10 +328,11 @@ def _alive(pid: int) -> bool:
 def test_all_end_with_their_node_however_it_ends(system: System) -> None:
     system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "outlives"), name="outlives")
     assert system.ok("outlives") == "well"
-    before = sandboxes(system)
+    before, ended = sandboxes(system), _workers(system, "outlives")
     assert before
     system.kill(system.one("node"))
     wait_until(lambda: not any(map(_alive, before)), 20, what="the end of all sandboxes")
+    wait_until(lambda: not ended & _workers(system, "outlives"), 20, what="the new node's report")
     assert system.ok("outlives", timeout_s=60) == "well"
 
 
