@@ -32,7 +32,7 @@ from ..home import HomeLayout
 from ..local.cold_start_probe import ColdStartProbe
 from ..local.dev_target import belongs_to_others, create_secrets, dev_name, require_own, with_dev_name
 from ..local.file_watch import ChangeDetector, file_stamps
-from ..local.supervisor import kill_with_parent
+from ..local.running_service import kill_with_parent
 from ..root import verb
 from .deploy import bundle_of, deploy_all, setting_flags
 from .down import stop_supervisor

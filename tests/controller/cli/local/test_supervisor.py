@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from fleetstart.controller.cli.home import HomeLayout, read_services, start_ticks
-from fleetstart.controller.cli.local import supervisor as module
+from fleetstart.controller.cli.local import running_service as module
+from fleetstart.controller.cli.local import supervisor
+from fleetstart.controller.cli.local.running_service import RunningService
 from fleetstart.controller.cli.local.services import CONTROLLER, NODE, REDIS, Service
-from fleetstart.controller.cli.local.supervisor import RunningService, stop_order
+from fleetstart.controller.cli.local.supervisor import stop_order
 from tests.servers import end, spawn, wait_until
 
 PROGRAM = """
@@ -123,5 +125,5 @@ def test_an_unknown_log_format_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FS_LOG_FORMAT", "xml")
-    assert module.main(["--home", str(tmp_path / "home"), "--port", "0"]) == 2
+    assert supervisor.main(["--home", str(tmp_path / "home"), "--port", "0"]) == 2
     assert "FS_LOG_FORMAT='xml' must be text or json" in capsys.readouterr().err
