@@ -35,6 +35,8 @@ from .billing.compactor import Compactor
 from .billing.ledger_reader import LedgerReader
 from .config import Config
 from .core_wiring import Core
+from .history.service import HistoryApi
+from .history.writer import HistoryWriter
 from .observability.call_metrics import CallMetrics
 from .observability.process_metrics import LoopLag, ProcessMetrics
 from .registry.checkpoints import Checkpoints
@@ -56,6 +58,7 @@ class Management:
     rules: RouteRules
     audit: AuditLog
     calls: CallMetrics
+    history: HistoryWriter
     invocations: AsyncInvocations
     parts: tuple[BackgroundTask, ...]
 
@@ -71,6 +74,7 @@ def build_management(
     compactor = Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows)
     rollouts = RolloutController(core.state, registry, core.scheduler)
     history = History(core.client, reader)
+    history_writer = HistoryWriter(core.client, core.gateway_id)
     audit = AuditLog(core.client, store, core.fence)
     billing = BillingApi(core.client, reader, core.billing, core.view)
     calls, lag = CallMetrics(), LoopLag()
@@ -104,6 +108,7 @@ def build_management(
         invocations.api,
         billing,
         _observability_api(core, reader, calls, lag, billing.shown, traces),
+        HistoryApi(core.client, audit, core.view),
         KeysApi(core.state),
         ProjectsApi(core.state, webhook_secrets),
         NodesApi(core.state, redis_url=config.redis_url, store_url=config.store),
@@ -114,8 +119,9 @@ def build_management(
         rules=RouteRules(route_rules()),
         audit=audit,
         calls=calls,
+        history=history_writer,
         invocations=invocations,
-        parts=(rollouts, checkpoints, compactor, lag, audit, shells, *invocations.parts),
+        parts=(rollouts, checkpoints, compactor, lag, audit, history_writer, shells, *invocations.parts),
     )
 
 

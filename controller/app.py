@@ -93,6 +93,7 @@ class Controller:
         ledger = self._core.ledger
         ledger.recover()
         ledger.on_trace(self._management.calls.ended)  # from now on: what others had answered, they had counted
+        ledger.on_row(self._management.history.ended)
         ledger.on_trace(SlowCallLog().ended)
         if self._traces is not None:
             ledger.on_trace(self._traces.ended)
@@ -105,6 +106,7 @@ class Controller:
                 await self._server.serve()
             await self._invocations.hand_back()
             await self._core.withdraw()
+            await self._management.history.flush()
         finally:
             await end_tasks(background)
             await self._invocations.close()

@@ -21,6 +21,7 @@ from fleetstart.runtime.contract.node.shell import IDLE_S
 from fleetstart.runtime.contract.weights.manifest import Manifest
 
 from ..auth.route_rules import SOCKET, RouteRule
+from ..history.service import EVENTS, RANGE, HistoryApi
 from ..observability.activity import Activity
 from ..schemas.access import (
     AuditEvent,
@@ -50,6 +51,7 @@ from ..schemas.functions import (
     VersionInfo,
     VersionRef,
 )
+from ..schemas.history import CallHistory, SystemEvent
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
 from ..schemas.nodes import JoinTerms, NodeJoin, NodeState
 from ..schemas.planning import Forecast, InvocationPlan, Proposal
@@ -107,6 +109,15 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
         Endpoint("GET", "/api/v1/activity", "read", ObservabilityApi.activity,
                  "Calls, latencies, starts and cost of the last minutes", answer=Activity),
     ),
+    HistoryApi: (
+        Endpoint("GET", "/api/v1/history", "read", HistoryApi.history,
+                 "Calls, errors, latencies, starts and cost over 1h, 6h, 24h, 7d or 30d",
+                 query={"function": "", "range": RANGE, "step": ""}, answer=CallHistory),
+        Endpoint("GET", "/api/v1/events", "read", HistoryApi.events,
+                 "Deploys, changes, failed starts and budget alerts, newest first",
+                 query={"function": "", "since_unix_ms": int, "until_unix_ms": int, "limit": EVENTS},
+                 answer=list[SystemEvent]),
+    ),
     ObjectsApi: (
         Endpoint("HEAD", OBJECT, "read", ObjectsApi.head_object, "Size of an object; 404 if it is not stored",
                  kind="object"),
@@ -162,8 +173,9 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
                  documented=False),
     ),
     TracesApi: (
-        Endpoint("GET", "/api/v1/invocations", "read", TracesApi.invocations, "List invocations, newest first",
-                 query={"function": "", "limit": LIMIT}, answer=list[InvocationRow]),
+        Endpoint("GET", "/api/v1/invocations", "read", TracesApi.invocations,
+                 "List invocations, newest first; `failed`: only those with an error",
+                 query={"function": "", "limit": LIMIT, "failed": 0, **SPAN}, answer=list[InvocationRow]),
         # A key that may call may also fetch the outcome; the handler checks that the function is one of the key's.
         Endpoint("GET", INVOCATION, "key", TracesApi.invocation, "An invocation and its timeline", kind="invocation",
                  answer=InvocationTrace | InvocationInfo),

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
 import msgspec
@@ -17,12 +19,13 @@ from starlette.responses import Response
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.errors import NotFound
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 
 from ..auth.request_context import caller_of
+from ..billing.archive_format import LedgerEntry
 from ..billing.ledger_reader import LedgerReader
-from ..http.json_api import json_response, query_function, query_int
+from ..http.json_api import json_response, query_flag, query_function, query_int
 from ..planner import Plan
 from ..planner.accuracy_report import ObservedStart, explain
 from ..planner.latency_model import cost_gib_s
@@ -37,6 +40,7 @@ SEARCHED_ROWS = 100_000
 """Rows that a listing searches for a function's calls, at most."""
 LIMIT = 20
 LIMIT_MAX = 1_000
+TIME_MAX_MS = 1 << 53
 LEAST_EVENTS = 5
 """Events of a stream below which its time per token is not computed: most would be its first and its last."""
 
@@ -49,20 +53,36 @@ class History:
         self._reader = reader
 
     async def invocations(
-        self, function: FunctionName | None, limit: int, sees: Callable[[str], bool]
+        self, wanted: Callable[[InvocationRow], bool], limit: int, span_unix_ms: tuple[int, int | None] = (0, None)
     ) -> list[InvocationRow]:
-        """Lists invocations, newest first, of functions that the caller may see."""
+        """Lists wanted invocations that were booked from the span's begin until just before its end, newest first."""
+        since_unix_ms, until_unix_ms = span_unix_ms
+        if until_unix_ms is not None:
+            return await self._within(wanted, limit, since_unix_ms, until_unix_ms)
         found: list[InvocationRow] = []
         searched = 0
         async with aclosing(self._reader.newest()) as pages:
             async for page in pages:
-                rows = [entry.row for entry in page]
-                calls = (row for row in rows if isinstance(row, InvocationRow) and function in (None, row.function))
-                found += [row for row in calls if sees(row.function)]
+                found += _calls((entry for entry in page if entry.id.unix_ms >= since_unix_ms), wanted)
                 searched += len(page)
-                if len(found) >= limit or searched >= SEARCHED_ROWS:
+                if len(found) >= limit or searched >= SEARCHED_ROWS or page[-1].id.unix_ms < since_unix_ms:
                     break
         return found[:limit]
+
+    async def _within(
+        self, wanted: Callable[[InvocationRow], bool], limit: int, since_unix_ms: int, until_unix_ms: int
+    ) -> list[InvocationRow]:
+        """As `invocations`; of a span with more than `SEARCHED_ROWS` rows, those of its begin."""
+        found: deque[InvocationRow] = deque(maxlen=limit)
+        searched = 0
+        async with aclosing(self._reader.entries(since_unix_ms, until_unix_ms)) as pages:
+            async for page in pages:
+                found += _calls(page, wanted)
+                searched += len(page)
+                if searched >= SEARCHED_ROWS:
+                    break
+                await asyncio.sleep(0)
+        return [*reversed(found)]
 
     async def trace(self, invocation: InvocationId) -> InvocationTrace:
         raw = await self._client.get(keys.trace(invocation))
@@ -88,6 +108,10 @@ class History:
         return msgspec.json.decode(raw, type=Plan)
 
 
+def _calls(entries: Iterable[LedgerEntry], wanted: Callable[[InvocationRow], bool]) -> list[InvocationRow]:
+    return [entry.row for entry in entries if isinstance(entry.row, InvocationRow) and wanted(entry.row)]
+
+
 class TracesApi:
     """Serves the newest invocations, one invocation, and the plan of its worker's start."""
 
@@ -97,9 +121,16 @@ class TracesApi:
         self._stored = stored
 
     async def invocations(self, request: Request) -> Response:
+        """Invocations of functions that the caller may see."""
         limit = query_int(request, "limit", LIMIT, LIMIT_MAX)
-        sees = caller_of(request).sees
-        return json_response(await self._history.invocations(query_function(request), limit, sees))
+        until_unix_ms = query_int(request, "until_unix_ms", 0, TIME_MAX_MS)
+        span = query_int(request, "since_unix_ms", 0, TIME_MAX_MS), until_unix_ms or None
+        function, failed, sees = query_function(request), query_flag(request, "failed"), caller_of(request).sees
+
+        def wanted(row: InvocationRow) -> bool:
+            return function in (None, row.function) and (not failed or row.status >= 400) and sees(row.function)
+
+        return json_response(await self._history.invocations(wanted, limit, span))
 
     async def invocation(self, request: Request) -> Response:
         """A stored invocation, else the trace of a synchronous one."""

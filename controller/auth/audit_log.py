@@ -164,11 +164,13 @@ class AuditLog:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
-    async def read(self, since_unix_ms: int, by: str, limit: int) -> list[AuditEvent]:
-        """Returns the newest rows first. Errors: REDIS_ERRORS, StoreFailed."""
+    async def read(
+        self, since_unix_ms: int, by: str, limit: int, fits: Callable[[AuditEvent], bool] = lambda event: True
+    ) -> list[AuditEvent]:
+        """Returns the newest rows first, of those that fit. Errors: REDIS_ERRORS, StoreFailed."""
         found: list[AuditEvent] = []
         async for event in self._newest(since_unix_ms):
-            if by in ("", event.by):
+            if by in ("", event.by) and fits(event):
                 found.append(event)
                 if len(found) >= limit:
                     break

@@ -38,6 +38,7 @@ VERBS = {
     "shell": "Open a shell, or run a command, in the environment of a function's workers.",
     "trace": "Show the timeline of an invocation.",
     "explain": "Show the placement decision behind an invocation's worker, and its result.",
+    "history": "Show calls, errors, latencies, starts and cost over hours or days.",
     "dashboard": "Print the URL of the dashboard, or open it.",
     "weights": "Push, list, verify, export and remove checkpoints.",
     "versions": "List a function's versions, and the traffic of each.",

@@ -16,11 +16,10 @@ from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName
 
 from ..billing.archive_format import LedgerEntry
+from .latency_sketch import bucket_index, quantile
 
 BUCKET_MS = 10_000
 WINDOW_MS = 300_000
-STEP = 1.25
-"""A quantile is off by a quarter at most; rows know whole milliseconds, which are exact to 8."""
 
 
 class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +117,7 @@ class ActivityWindow:
 def _count(bucket: _Bucket, row: InvocationRow) -> None:
     bucket.calls += 1
     bucket.cost_nusd += row.cost_nusd
-    if row.status >= 500 or row.status == 499:
+    if has_failed(row):
         bucket.failed += 1
     elif row.status >= 400:
         bucket.refused += 1
@@ -130,22 +129,6 @@ def _count(bucket: _Bucket, row: InvocationRow) -> None:
         bucket.first[bucket_index(row.first_byte_ms)] += 1
 
 
-def bucket_index(duration_ms: int) -> int:
-    """The index of a duration on a scale that is exact to 8 ms, then grows by a quarter a step."""
-    if duration_ms <= 8:
-        return max(0, duration_ms)
-    at, bound = 8, 8.0
-    while bound < duration_ms:
-        at, bound = at + 1, bound * STEP
-    return at
-
-
-def quantile(places: Counter[int], share: float) -> float | None:
-    """Milliseconds that this share of the calls took at most; None without calls."""
-    wanted = share * places.total()
-    seen = 0
-    for at in sorted(places):
-        seen += places[at]
-        if seen >= wanted:
-            return float(at) if at <= 8 else 8 * STEP ** (at - 8)
-    return None
+def has_failed(row: InvocationRow) -> bool:
+    """Whether the call was answered with a status of 500 or more, or given up by its caller."""
+    return row.status >= 500 or row.status == 499

@@ -9,14 +9,20 @@ import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 
+from ..schemas.history import SystemEvent
+from ..state.records import Failure, VersionKey
 from ..state.redis_client import Script
 from ..state.view import View
 from .reconcile import Step
+from .worker_pool import FAILURES_TO_BREAK
 
 PLAN_KEPT_S = 24 * 3600
 """Expiry of plans, the same as that of traces."""
 LEADER_LEASE_MS = 2_000
 """Length of the lease, four renewals: a busy machine keeps its scheduler, a dead one is replaced within two seconds."""
+MESSAGE_CHARS = 300
+FAILURES_KEPT = 5_000
+"""Failed starts in the history, about: two a row of failures, so more than a month of most systems."""
 
 
 class LeaderLease:
@@ -61,15 +67,24 @@ class LeaderLease:
             if not await self._apply(names, args):
                 return False
             self._written(step)
-        await self._keep_plans(step)
+        await self._keep_records(step)
         return True
 
-    async def _keep_plans(self, step: Step) -> None:
-        if not step.plans:
+    async def _keep_records(self, step: Step) -> None:
+        """Writes what is only read by people: plans, and failed starts for the history."""
+        events = [failure_event(key, failure) for key, failure in step.failures if failure is not None]
+        if not step.plans and not any(events):
             return
         async with self._client.pipeline(transaction=False) as pipe:
             for worker, plan in step.plans.items():
                 pipe.set(keys.plan(worker), msgspec.json.encode(plan), ex=PLAN_KEPT_S)
+            for event in filter(None, events):
+                pipe.xadd(
+                    keys.HISTORY_FAILURES,
+                    {b"event": msgspec.json.encode(event)},
+                    maxlen=FAILURES_KEPT,
+                    approximate=True,
+                )
             await pipe.execute()
 
     def _written(self, step: Step) -> None:
@@ -85,3 +100,17 @@ class LeaderLease:
             view.drop_order(order.worker)
         if step.failures:
             view.changed()
+
+
+def failure_event(key: VersionKey, failure: Failure) -> SystemEvent | None:
+    """The event of a failed start: the first of some in a row, and the one that breaks the version. Pure."""
+    if failure.count not in (1, FAILURES_TO_BREAK):
+        return None
+    what = "a start failed" if failure.count == 1 else "a start failed, and no more are tried for now"
+    return SystemEvent(
+        unix_ms=failure.last_unix_ms,
+        kind="failure",
+        function=key.name,
+        version=key.version,
+        text=f"{what}: {failure.error.message[:MESSAGE_CHARS]}",
+    )

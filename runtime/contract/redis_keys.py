@@ -33,6 +33,8 @@
 | fs:learned:{worker}:{what} | string, expiring | 1: its start, or its outcome, is in the measures | scheduler |
 | fs:outcomes | list, capped | StartOutcome: a first answer that the calibrator has not read yet | gateway, scheduler |
 | fs:logs:{function} | stream, capped | LogLine | node |
+| fs:history:{resolution}:{function}:{number} | hash, expiring | {cell}:{gateway} → CallCounts (msgpack) | gateway |
+| fs:history:failures | stream, capped | SystemEvent: the first failed start in a row, and the last | scheduler |
 | fs:invocation:{invocation} | hash | `call`: Envelope, `state`: Progress; outlives its connection | gateway |
 | fs:invocations:due:{function} | sorted set | invocation → unix ms at which its next run is due | gateway |
 | fs:invocations:timers | sorted set | invocation → unix ms: when it expires, or its webhook is due | gateway |
@@ -85,6 +87,7 @@ KEYS_USED = "fs:keys:used"
 PROJECTS = "fs:projects"
 SECRETS = "fs:secrets"
 AUDIT = "fs:audit"
+HISTORY_FAILURES = "fs:history:failures"
 
 EVENTS_OBSERVED = "fs:events:observed"
 EVENTS_GATEWAYS = "fs:events:gateways"
@@ -163,6 +166,11 @@ def learned(worker: WorkerId, what: Literal["start", "outcome"]) -> str:
 
 def logs(name: FunctionName) -> str:
     return f"fs:logs:{name}"
+
+
+def history(resolution: str, function: str, number: int) -> str:
+    """`number`: hours since 1970 for minutes, days for hours."""
+    return f"fs:history:{resolution}:{function}:{number}"
 
 
 def invocation(invocation: InvocationId) -> str:

@@ -1,0 +1,64 @@
+"""Handlers of the history: counts of calls over a range of time, and events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import redis.asyncio as redis
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleetstart.runtime.contract.errors import NotFound
+
+from ..auth.audit_log import AuditLog
+from ..auth.authorize import Caller
+from ..auth.request_context import caller_of
+from ..http.json_api import json_response, now_unix_ms, query_function, query_int
+from ..state.view import View
+from .events import EventReader, visible_events
+from .series import HOUR_MS, history_of, span_of
+from .store import ALL, HistoryStore
+
+RANGE = "24h"
+EVENTS = 200
+EVENTS_MAX = 1_000
+FUNCTIONS_MAX = 500
+"""Functions that are added up for a limited key; an unlimited one reads one sum of all."""
+TIME_MAX_MS = 1 << 53
+
+
+class HistoryApi:
+    def __init__(self, client: redis.Redis, audit: AuditLog, view: View) -> None:
+        self._store = HistoryStore(client)
+        self._events = EventReader(client, audit)
+        self._view = view
+
+    async def history(self, request: Request) -> Response:
+        """The calls of one function, or of all that the caller may see."""
+        function, caller = query_function(request), caller_of(request)
+        query = request.query_params
+        span = span_of(query.get("range") or RANGE, query.get("step", ""), now_unix_ms())
+        if function is not None:
+            caller.require(function, self._view.functions)
+        cells = await self._store.read([function] if function else self._seen(caller), span)
+        found = history_of(function or "", span, cells)
+        if function is not None and function not in self._view.functions and not found.total.calls:
+            raise NotFound(f"function {function[:80]} does not exist", hint="`fs ls` lists what does")
+        return json_response(found)
+
+    def _seen(self, caller: Caller) -> Sequence[str]:
+        if not caller.limited:
+            return [ALL]
+        return sorted(filter(caller.sees, self._view.functions))[:FUNCTIONS_MAX]
+
+    async def events(self, request: Request) -> Response:
+        """The newest events of a span, of one function or of all that the caller may see."""
+        function, caller = query_function(request), caller_of(request)
+        if function is not None:
+            caller.require(function, self._view.functions)
+        now = now_unix_ms()
+        until_unix_ms = query_int(request, "until_unix_ms", now + 1, TIME_MAX_MS)
+        since_unix_ms = query_int(request, "since_unix_ms", max(0, until_unix_ms - 24 * HOUR_MS), TIME_MAX_MS)
+        limit = query_int(request, "limit", EVENTS, EVENTS_MAX)
+        found = await self._events.events(since_unix_ms, until_unix_ms)
+        return json_response(visible_events(found, function or "", caller.sees, limited=caller.limited)[:limit])
