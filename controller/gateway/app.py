@@ -73,7 +73,15 @@ class Gateway:
             report_now=report_now, queue_full=self._admission.queue_full, queue_timeout=self._admission.queue_timeout
         )
         self._dispatcher = Dispatcher(self._session, slots, final_status=self._router.final_status)
-        self._websockets = WebSocketProxy(self._router, self._recorder, self._admission, slots, self._session, billing)
+        self._websockets = WebSocketProxy(
+            self._router,
+            self._recorder,
+            self._admission,
+            slots,
+            self._session,
+            billing,
+            final_status=self._router.final_status,
+        )
 
     async def close(self) -> None:
         await self._session.close()

@@ -38,8 +38,8 @@ from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from .admission.admission import AdmissionControl
 from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecorder
 from .dispatch.call_response import platform_headers
-from .dispatch.dispatcher import SlotAcquirer
-from .dispatch.retry_policy import CLOSED, give_up
+from .dispatch.dispatcher import FinalStatus, SlotAcquirer
+from .dispatch.retry_policy import CLOSED, LostWorkers
 from .dispatch.version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
 from .router import Router
 from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, cancel_and_wait, sendable
@@ -68,6 +68,8 @@ class WebSocketProxy:
         slots: SlotAcquirer,
         session: aiohttp.ClientSession,
         billing: BudgetWatch,
+        *,
+        final_status: FinalStatus,
     ) -> None:
         self._router = router
         self._recorder = recorder
@@ -75,6 +77,7 @@ class WebSocketProxy:
         self._slots = slots
         self._session = session
         self._billing = billing
+        self._final_status = final_status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()
@@ -156,7 +159,7 @@ class WebSocketProxy:
         """Errors: FleetError."""
         record = session.record
         name = record.backend.key.name
-        lost = 0
+        lost = LostWorkers()
         while True:
             attempt = await self._slots.acquire(record, again=record.attempts > 0)
             try:
@@ -172,8 +175,10 @@ class WebSocketProxy:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except (aiohttp.ClientError, ConnectionError) as error:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
-                lost += 1
-                if (failure := give_up(record.backend.spec, lost, None, CLOSED)) is not None:
+                ended = await self._final_status(attempt.worker.id)
+                spec, request = record.backend.spec, record.call.id
+                failure = lost.count(spec, request, attempt.entered_before, ended, CLOSED)
+                if failure is not None:
                     raise failure from error
 
     async def _request(self, session: WebSocketSession, worker: Worker) -> aiohttp.ClientWebSocketResponse:

@@ -27,7 +27,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 def open_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
+    session = aiohttp.ClientSession(
         connector=_Connector(limit=0, keepalive_timeout=600, use_dns_cache=False),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -36,3 +36,6 @@ def open_session() -> aiohttp.ClientSession:
         max_line_size=65536,
         max_field_size=65536,
     )
+    # Else aiohttp sends a GET, PUT or DELETE again by itself if a kept connection breaks, whatever was run.
+    session._retry_connection = False
+    return session

@@ -11,6 +11,7 @@ from fleetstart.runtime.contract.worker_headers import (
     CONTINUE_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
+    ENTERED_HEADER,
     PROGRESS_HEADER,
     ROOT_PATH_HEADER,
     TOKEN_HEADER,
@@ -38,7 +39,7 @@ OWN_REQUEST = frozenset(
 """Replaced or consumed by the gateway on the way in."""
 OWN_RESPONSE = frozenset(
     ("x-request-id", "fs-version", "fs-start", "fs-attempts", "fs-billed-ms", "fs-cost", "date", "server",
-     TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER, CONTINUE_HEADER)
+     TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER, CONTINUE_HEADER, ENTERED_HEADER)
 )  # fmt: skip
 """Written by the platform alone: a handler's are dropped."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")

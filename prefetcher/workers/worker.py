@@ -17,6 +17,7 @@ from collections.abc import Callable
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
 from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.entered_calls import EnteredCalls
 from fleetstart.runtime.contract.node.messages import (
     Consolidated,
     Drain,
@@ -28,7 +29,7 @@ from fleetstart.runtime.contract.node.messages import (
     Usage,
     WantChunks,
 )
-from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
@@ -66,6 +67,7 @@ class Worker:
         self.resources = WorkerResources(services, self._membership, self.process)
         self._drain_until_s: float | None = None
         self._drained = False
+        self._entered: EnteredCalls | None = None
         self._begun = False
         self._ending = False
         self._fetched: dict[str, int] = {}
@@ -234,6 +236,8 @@ class Worker:
                     pass
 
     def _require_draining(self, status: int | None) -> None:
+        if status is not None and self.resources.entered_calls is not None:  # without one it may still be dying
+            self._entered = self.resources.entered_calls.read()
         self._drained = self._drain_until_s is not None and status == exit_codes.DRAINED
         if self._drain_until_s is None and not (self.order.shell and status == exit_codes.DRAINED):
             raise self._exit_error(status)
@@ -299,5 +303,6 @@ class Worker:
                 changed_unix_ns=time.time_ns(),
                 shell=self.order.shell,
                 drained=self._drained,
+                entered=self._entered if state in FINAL else None,
             )
         )

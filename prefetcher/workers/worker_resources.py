@@ -24,6 +24,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from ..processes.forked_process import ForkedProcess
 from ..segments.store import Segment
 from ..stage_links.stage_links import PipelineMembership
+from .entered_calls import EnteredCallRing
 from .exit_reasons import out_of_memory
 from .gvisor import SANDBOX_BYTES, GVisorSandbox
 from .node_services import NodeServices
@@ -60,6 +61,8 @@ class WorkerResources:
         self.secrets: dict[str, str] = {}
         """Secret environment variables; set before the process is assigned."""
         self.assigned_ns = 0
+        self.entered_calls: EnteredCallRing | None = None
+        """Calls that its process has entered; None before it is assigned."""
         self._sandbox: GVisorSandbox | None = None
 
     async def prepare(self, order: WorkerOrder) -> str:
@@ -155,6 +158,8 @@ class WorkerResources:
     def _send_assignment(self, order: WorkerOrder, bundle_dir: str) -> None:
         process, spec = self._process.forked, order.spec
         assert process is not None
+        self._close_ring()
+        ring = self.entered_calls = EnteredCallRing()
         if process.group is not None:
             try:
                 process.group.limit(spec.memory_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
@@ -180,9 +185,11 @@ class WorkerResources:
                 shell=order.shell,
             )
             if self._sandbox is not None:
-                self._sandbox.send(process, message, listener, chain.from_iterable(of_segments))
+                memory = chain.from_iterable(of_segments)
+                self._sandbox.send(process, message, listener, ring.descriptor, memory)
             else:
-                descriptors = (listener.fileno(), *self._membership.descriptors(), *chain.from_iterable(of_segments))
+                links = self._membership.descriptors()
+                descriptors = (listener.fileno(), ring.descriptor, *links, *chain.from_iterable(of_segments))
                 process.send(message, descriptors)
         self.assigned_ns = time.monotonic_ns()
         self._membership.assigned(process)
@@ -234,6 +241,7 @@ class WorkerResources:
         """Releases memory and segments. Called once the process has ended."""
         if self._sandbox is not None:
             self._sandbox.close()
+        self._close_ring()
         self.reserved_bytes = 0
         if self._layer is not None:
             self._services.layers.release(self._layer, worker)
@@ -241,6 +249,11 @@ class WorkerResources:
         for segment in self.segments:
             self._services.segments.release(segment, worker)
         self.segments = []
+
+    def _close_ring(self) -> None:
+        if self.entered_calls is not None:
+            self.entered_calls.close()
+            self.entered_calls = None
 
 
 def _listening_socket(address: str) -> socket.socket:

@@ -23,6 +23,7 @@ from ..contract.worker_headers import (
     BUSY_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
+    ENTERED_HEADER,
     ERROR_HEADER,
     REQUEST_HEADER,
     TOKEN_HEADER,
@@ -37,6 +38,7 @@ _TOKEN = TOKEN_HEADER.encode()
 _REQUEST = REQUEST_HEADER.encode()
 _DEADLINE = DEADLINE_HEADER.encode()
 _ERROR = ERROR_HEADER.encode()
+_ENTERED = ENTERED_HEADER.encode()
 _ERROR_EVENT = b"event: error\n"
 
 
@@ -71,6 +73,11 @@ class Meter:
         self._busy_before_ns = 0
         self._busy_since_ns = 0
         self._speed: Speed | None = None
+
+    @property
+    def begun(self) -> int:
+        """Number of calls that have had a slot."""
+        return self._begun
 
     @property
     def running(self) -> int:
@@ -124,8 +131,10 @@ class CallGate:
         changed: Callable[[], None],
         sockets: bool = False,
         network: bool | list[str] = True,
+        entering: Callable[[int, str], object] = lambda number, request: None,
     ) -> None:
-        """`network` is the function's setting, for the hint of an error that comes of it."""
+        """`network` is the function's setting, for the hint of an error that comes of it. `entering` is called with the
+        number and id of a call before the app sees it."""
         self._app = app
         self._sockets = sockets
         self._token = token.encode()
@@ -133,6 +142,7 @@ class CallGate:
         self._bundle_dir = bundle_dir
         self._changed = changed
         self._network = network
+        self._entering = entering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -156,6 +166,7 @@ class CallGate:
         self._changed()
         CURRENT_REQUEST_ID.set(request)
         try:
+            self._entering(number, request)
             if scope["type"] == "websocket":
                 await websockets.serve(self._app, scope, receive, send, timeout_s, request)
             else:
@@ -178,6 +189,9 @@ class CallGate:
         async def sending(message: Message) -> None:
             nonlocal begun
             begun = True
+            if message["type"] == "http.response.start":
+                entered = (_ENTERED, b"%d" % self._meter.begun)
+                message = {**message, "headers": [entered, *message.get("headers", ())]}
             await send(message)
 
         failure: FleetError
@@ -199,7 +213,7 @@ class CallGate:
         if begun:
             # Too late for an error response: uvicorn closes the connection, which shows the reader a truncated stream.
             raise ResponseAborted from None
-        await respond_error(send, failure, request)
+        await respond_error(sending, failure, request)
 
     def _error_of(self, error: Exception, request: str) -> FleetError:
         if isinstance(error, Refused):

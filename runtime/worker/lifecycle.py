@@ -43,6 +43,7 @@ from ..pipeline.node_messages import NodeMessages
 from . import watchdog
 from .call_gate import CallGate, Meter, redact_errors
 from .egress_socket import open_egress_socket
+from .entered_calls import EnteredCallWriter
 from .function_start import StartContext, StartedApp, start
 from .server import WorkerServer
 
@@ -93,11 +94,13 @@ class AssignedWorker:
         self._node_messages: NodeMessages | None = None
         self._reporter = UsageReporter(loop, self._meter, self._send)
         self._listener: WorkerServer | None = None
+        self._entered: EnteredCallWriter | None = None
 
     def run(self, environment: WorkerEnvironment, descriptors: list[int]) -> NoReturn:
         """Runs the assignment to its end; never returns."""
         try:
             bundle_dir, listening = self._confine(environment, descriptors.pop(0))
+            self._entered = EnteredCallWriter(descriptors.pop(0))
             watchdog.watch(self._channel.fileno(), self._meter)
             if self._assign.shell:
                 from .shell import ShellApp  # late: calls need none of it
@@ -174,6 +177,7 @@ class AssignedWorker:
             changed=self._changed,
             sockets=started.lifespan,
             network=self._assign.spec.network,
+            entering=self._entered.write if self._entered is not None else lambda number, request: None,
         )
         listener = self._listener = WorkerServer(
             redact_errors(gate, Redactor(self._assign.secrets.values())), lifespan=started.lifespan

@@ -36,7 +36,7 @@ from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerSt
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
-from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
+from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER, TOKEN_HEADER
 from tests.servers import RedisServer, free_port, spawn, wait_until
 
 CHUNK_BYTES = 64 * 1024
@@ -294,15 +294,16 @@ class Node:
         return [msgspec.json.decode(fields[b"row"], type=PhaseRow) for _, fields in rows]
 
 
-def call(status: WorkerStatus, body: bytes = b"{}", *, token: str | None = None) -> tuple[int, bytes]:
+def call(
+    status: WorkerStatus, body: bytes = b"{}", *, token: str | None = None, request: str = ""
+) -> tuple[int, bytes]:
     """POST to the worker's endpoint, as a gateway does."""
-    request = urllib.request.Request(
-        f"http://{status.endpoint}/",
-        data=body,
-        headers={TOKEN_HEADER: status.token if token is None else token, "content-type": "application/json"},
-    )
+    headers = {TOKEN_HEADER: status.token if token is None else token, "content-type": "application/json"}
+    if request:
+        headers[REQUEST_HEADER] = request
+    sent = urllib.request.Request(f"http://{status.endpoint}/", data=body, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(sent, timeout=20) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from fleetstart.prefetcher.workers.entered_calls import EnteredCallRing
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version, WorkerId
@@ -145,6 +146,7 @@ class Worker:
         self.isolation = forked.isolation
         self.channel: Channel[WorkerMessage] = Channel(sock, WorkerMessage)
         self.url = ""
+        self.entered: EnteredCallRing | None = None
         self.wanted: list[WantChunks] = []
         self._log_fd = log
         self._log = b""
@@ -189,7 +191,8 @@ class Worker:
             slabs=[len(descriptors) - 1 for descriptors in (segment, adapter_segment) if descriptors],
             shell=shell,
         )
-        self.channel.send(message, (listening.fileno(), *segment, *adapter_segment))
+        self.entered = EnteredCallRing()
+        self.channel.send(message, (listening.fileno(), self.entered.descriptor, *segment, *adapter_segment))
         listening.close()
 
     def ready(self) -> Ready:

@@ -24,6 +24,7 @@ from fleetstart.runtime.contract.worker_headers import (
     CONTINUE_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
+    ENTERED_HEADER,
     ERROR_HEADER,
     REQUEST_HEADER,
     ROOT_PATH_HEADER,
@@ -37,7 +38,7 @@ from .call_record import CallRecord
 from .call_response import bill_headers, platform_headers
 from .errors import HostSilent, UpstreamBusy, UpstreamDisconnected, UpstreamUnreachable
 from .host_liveness import HostLiveness
-from .retry_policy import CLOSED, SILENT, STREAM_DEATHS_ALLOWED, give_up, never_ran
+from .retry_policy import CLOSED, SILENT, STREAM_DEATHS_ALLOWED, LostWorkers
 from .stream_relay import StreamRelay
 from .version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend
 
@@ -105,7 +106,7 @@ class Dispatcher:
     async def run(self, record: CallRecord, send: Send) -> None:
         """Answers the call. Errors: FleetError if nothing was sent yet, ResponseTruncated if something was."""
         stream = StreamRelay(record, send, final_status=self._final_status)
-        lost = 0
+        lost = LostWorkers()
         again = False
         while True:
             attempt = await self._slots.acquire(record, again=again)
@@ -118,10 +119,10 @@ class Dispatcher:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except HostSilent:
                 record.release_for_retry(attempt, SILENT_BACKOFF_NS)
-                lost += await self._lost(record, attempt, lost, silent=True)
+                await self._lost(record, attempt, lost, silent=True)
             except UpstreamDisconnected:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
-                lost += await self._lost(record, attempt, lost, silent=False)
+                await self._lost(record, attempt, lost, silent=False)
             again = True
 
     async def _attempt(self, record: CallRecord, attempt: Attempt, stream: StreamRelay, send: Send) -> None:
@@ -130,6 +131,7 @@ class Dispatcher:
         try:
             try:
                 response = await liveness.wait(self._request(record, attempt, stream.resume_state()))
+                record.backend.note_entered(attempt.worker, response.headers.get(ENTERED_HEADER, ""))
             except HostSilent:
                 if CONNECTED.get():
                     raise
@@ -189,20 +191,17 @@ class Dispatcher:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _lost(self, record: CallRecord, attempt: Attempt, before: int, *, silent: bool) -> int:
-        """How many workers more the call has lost: 0 if this one cannot have begun it.
-
-        Errors: OutOfMemory, WorkerLost if it does not run again.
-        """
-        if record.begun and (silent or before + 1 < STREAM_DEATHS_ALLOWED):
-            return int(not silent)  # a stream: the next worker continues it, and a silent host is not its doing
+    async def _lost(self, record: CallRecord, attempt: Attempt, lost: LostWorkers, *, silent: bool) -> None:
+        """Counts a lost worker. Errors: OutOfMemory, WorkerLost if the call does not run again."""
+        if record.begun and (silent or lost.begun + 1 < STREAM_DEATHS_ALLOWED):
+            lost.begun += not silent  # a stream: the next worker continues it, and a silent host is not its doing
+            return
         status = None if silent else await self._final_status(attempt.worker.id)
-        if never_ran(status):
-            return 0
-        failure = give_up(record.backend.spec, before + 1, status, SILENT if silent else CLOSED)
+        failure = lost.count(
+            record.backend.spec, record.call.id, attempt.entered_before, status, SILENT if silent else CLOSED
+        )
         if failure is not None:
             raise failure
-        return 1
 
 
 def _fits_buffer(call: Call, response: aiohttp.ClientResponse) -> bool:

@@ -1,11 +1,14 @@
 """Whether a call is run again after its worker was lost: a decision about values.
 
-A handler that may have begun may have had effects: its call is repeated only as often as `retries` of its function
-says, and never after it ran out of memory, which it would do again. A stream with resume markers that has begun is
-continued instead: nothing that its caller has seen is computed twice.
+A call that its worker had not entered when it died goes to another worker. A handler that may have begun may have had
+effects: its call is repeated only as often as `retries` of its function says, and never after it ran out of memory,
+which it would do again. A stream with resume markers that has begun is continued instead: nothing that its caller has
+seen is computed twice.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, WorkerLost
 from fleetstart.runtime.contract.function.spec import FunctionSpec
@@ -13,13 +16,40 @@ from fleetstart.runtime.contract.node.orders import WorkerStatus
 
 STREAM_DEATHS_ALLOWED = 3
 """A stream that ended three workers would end the fourth: it must not eat workers for ever."""
+UNENTERED_DEATHS_ALLOWED = 3
+"""A call under which that many workers died without entering it may be what they die of, by a fault of their server."""
 CLOSED = "it closed the connection without a response"
 SILENT = "its host does not answer"
 
 
-def never_ran(status: WorkerStatus | None) -> bool:
-    """True if the lost worker cannot have begun the call: it ended in order, after all that it had begun."""
-    return status is not None and status.drained
+@dataclass(slots=True)
+class LostWorkers:
+    """The workers that one call has lost: those that may have begun it, and those that died without entering it."""
+
+    begun: int = 0
+    unentered: int = 0
+
+    def count(
+        self, spec: FunctionSpec, request: str, entered_before: int, status: WorkerStatus | None, otherwise: str
+    ) -> FleetError | None:
+        """Counts one more worker, with its final status. Returns the error of the call; None: it runs again.
+
+        `entered_before`: calls that the worker had entered for certain when this one was sent.
+        `otherwise`: the cause, if its node names none.
+        """
+        if status is not None and status.drained:
+            return None  # it ended in order, after all that it had begun
+        if never_entered(status, request, entered_before):
+            self.unentered += 1
+            if self.unentered <= UNENTERED_DEATHS_ALLOWED:
+                return None
+        self.begun += 1
+        return give_up(spec, self.begun, status, otherwise)
+
+
+def never_entered(status: WorkerStatus | None, request: str, entered_before: int) -> bool:
+    """True if the lost worker's node read, after its death, that it had not entered the call."""
+    return status is not None and status.entered is not None and status.entered.excludes(request, entered_before)
 
 
 def give_up(spec: FunctionSpec, lost: int, status: WorkerStatus | None, otherwise: str) -> FleetError | None:

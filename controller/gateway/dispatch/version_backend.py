@@ -60,6 +60,8 @@ class Attempt:
     started_ns: int
     first_on_worker: bool
     """It is the first call that this gateway gave to the worker."""
+    entered_before: int
+    """Calls that the worker had entered before, as far as this gateway knew."""
 
     @property
     def active(self) -> bool:
@@ -88,6 +90,8 @@ class Worker:
     meter: Meter = field(default_factory=Meter)
     avoid_until_ns: int = 0
     called: bool = False
+    entered: int = 0
+    """Calls that it has entered, as of the responses that have come."""
     drain_callbacks: dict[Attempt, Callable[[], None]] = field(default_factory=dict)
     """Called when the worker is drained, for WebSockets, which have no end of their own."""
 
@@ -233,12 +237,17 @@ class VersionBackend:
         worker.avoid_until_ns = now_ns + for_ns
         self._later(for_ns / 1e9 + 0.001, lambda: self.dispatch_waiting(time.monotonic_ns()))
 
+    def note_entered(self, worker: Worker, count: str) -> None:
+        """Records how many calls the worker had entered when it began a response; user code may have written it."""
+        if count.isdecimal() and len(count) < 19:
+            worker.entered = max(worker.entered, int(count))
+
     def on_drain(self, attempt: Attempt, callback: Callable[[], None]) -> None:
         """Calls back when the attempt's worker is drained, unless the attempt has ended."""
         attempt.worker.drain_callbacks[attempt] = callback
 
     def _assign(self, call: Call, worker: Worker, now_ns: int) -> Attempt:
-        attempt = Attempt(call, worker, now_ns, not worker.called)
+        attempt = Attempt(call, worker, now_ns, not worker.called, worker.entered)
         worker.called = True
         worker.attempts.add(attempt)
         worker.meter.begin(attempt, now_ns)

@@ -86,8 +86,8 @@ class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
-    """Assigns a function to a pooled worker. Descriptors: the listening socket (inside gVisor, the bundle), a stage's
-    socket for its links, and each segment's control block and slabs."""
+    """Assigns a function to a pooled worker. Descriptors: the listening socket (inside gVisor, the bundle), the ring
+    of entered calls, a stage's socket for its links, and each segment's control block and slabs."""
 
     worker: WorkerId
     version: Version

@@ -24,6 +24,7 @@ from ..function.spec import FunctionSpec
 from ..ids import FunctionName, NodeId, Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
+from .entered_calls import EnteredCalls
 from .sealed_secrets import Sealed
 
 
@@ -100,3 +101,5 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is a shell, as its order says."""
     drained: bool = False
     """Whether it ended in order, after it had finished every call that it had begun."""
+    entered: EnteredCalls | None = None
+    """The calls that it had entered, if it ended otherwise and its node knows."""

@@ -17,7 +17,7 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.e2e.checkpoints import write_safetensors
-from tests.e2e.systems import System, running
+from tests.e2e.systems import System, error_in, running
 from tests.servers import wait_until
 
 POOLS = "python,torch,python+gvisor,torch+gvisor"
@@ -286,9 +286,11 @@ def misbehaves(how: str = ""):
 def test_its_end_is_told_as_any_others_is(system: System, how: str, status: int, code: str, words: str) -> None:
     system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE), name="misbehaves")
     assert system.ok("misbehaves") == "well"
-    found, error = system.failed("misbehaves", {"how": how}, timeout_s=60)
-    assert (found, error.code) == (status, code)
+    response = system.call("misbehaves", {"how": how}, timeout_s=60)
+    error = error_in(response)
+    assert (response.status_code, error.code) == (status, code)
     assert words in error.message
+    assert response.headers["fs-attempts"] == "1", "it had begun the call"
     assert system.ok("misbehaves", timeout_s=60) == "well"
 
 
@@ -298,24 +300,22 @@ def test_who_prints_more_than_is_read_waits(system: System) -> None:
     assert system.ok("prints", {"how": "prints"}) == "well"
 
 
+def _workers(system: System, function: str) -> set[str]:
+    return {worker.worker for worker in system.info(function).workers}
+
+
 @pytest.mark.parametrize("part", ["run", "gofer", "boot"])
 def test_whichever_of_its_processes_is_killed_it_ends_whole_and_another_comes(system: System, part: str) -> None:
     """`boot` is the kernel, `gofer` its file server, `run` the parent of both."""
     system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "killed"), name="killed")
     name = system.ok("killed", {"how": "name"})
-    ended = _workers(system, "killed")
     mine = {pid: words for pid, words in sandboxes(system).items() if any(word.endswith(name) for word in words)}
     (victim,) = [pid for pid, words in mine.items() if part in words]
     assert len(mine) == 3, mine
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: not any(map(_alive, mine)), 20, what=f"the end of {mine}")
-    # A call that met the dead one before its node told of it could have begun there, and would not be repeated.
-    wait_until(lambda: not ended & _workers(system, "killed"), 20, what="its node's report")
+    # A call that meets the dying one is not entered there.
     assert system.ok("killed", {"how": "name"}, timeout_s=60) != name
-
-
-def _workers(system: System, function: str) -> set[str]:
-    return {worker.worker for worker in system.info(function).workers}
+    wait_until(lambda: not any(map(_alive, mine)), 20, what=f"the end of {mine}")
 
 
 def _alive(pid: int) -> bool:

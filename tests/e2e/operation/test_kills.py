@@ -7,6 +7,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -14,7 +16,7 @@ import pytest
 
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from tests.e2e.load import Answer, loaded
-from tests.e2e.systems import Process, System, running
+from tests.e2e.systems import Process, System, error_in, running
 from tests.servers import wait_until
 
 WHOLE_S = 5.0
@@ -118,6 +120,81 @@ def test_a_call_that_kills_its_worker_runs_as_often_as_its_function_says(napping
     row = next(row for row in _settled_rows(napping) if row.function == name and row.status == 502)
     assert row.attempts == 1 + retries
     assert row.billed_ms == 0
+
+
+IDLE_KILLS = 30
+COUNTED = """
+import time
+from fleetstart.runtime import Scale, function
+
+@function(memory="64MiB", concurrency=2, scale=Scale(max=1, keep_alive_s=600))
+async def app(scope, receive, send):
+    if scope["type"] != "http":
+        return
+    print("runs", scope["method"], flush=True)
+    if scope["path"].endswith("/sleep"):
+        time.sleep(60)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+"""
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_call_whose_worker_died_idle_just_before_is_answered_by_another(napping: System, method: str) -> None:
+    """It was never run, and the function has no retries: its node reads so from what the worker had entered."""
+    name = f"idle-{method.lower()}"
+    napping.deploy(COUNTED, name=name)
+    for number in range(IDLE_KILLS):
+        assert napping.http.request(method, f"/fn/{name}").status_code == 200
+        (worker,) = wait_until(lambda: napping.worker_processes(name), what="a worker that is known")
+        if number % 3:
+            os.kill(worker.pid, signal.SIGKILL)
+            answer = napping.http.request(method, f"/fn/{name}", timeout=20)
+        else:
+            answer = _call_into_a_dying_worker(napping, worker, method, name)
+            assert answer.headers["fs-attempts"] == "2"
+        assert answer.status_code == 200, answer.text
+    wait_until(lambda: len(_runs(napping, name)) >= 2 * IDLE_KILLS, what="all lines of the log")
+    assert len(_runs(napping, name)) == 2 * IDLE_KILLS
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_call_whose_worker_is_killed_in_the_handler_fails_and_has_run_once(napping: System, method: str) -> None:
+    name = f"busy-{method.lower()}"
+    napping.deploy(COUNTED, name=name)
+    assert napping.http.request(method, f"/fn/{name}").status_code == 200
+    (worker,) = wait_until(lambda: napping.worker_processes(name), what="a worker that is known")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.request, method, f"{napping.url}/fn/{name}/sleep", timeout=30, trust_env=False)
+        wait_until(lambda: len(_runs(napping, name)) == 2, what="a handler that runs")
+        os.kill(worker.pid, signal.SIGKILL)
+        assert (answer.result().status_code, error_in(answer.result()).code) == (502, "worker_lost")
+    assert napping.http.request(method, f"/fn/{name}").status_code == 200
+    wait_until(lambda: len(_runs(napping, name)) >= 3, what="the run after it")
+    assert len(_runs(napping, name)) == 3
+
+
+def _call_into_a_dying_worker(system: System, worker: Process, method: str, name: str) -> httpx.Response:
+    """Sends a call to a worker that is stopped, and so never reads it, and dies."""
+    (info,) = [worker for worker in system.info(name).workers if worker.state == "ready"]
+    port = int(info.endpoint.rpartition(":")[2])
+    os.kill(worker.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.request, method, f"{system.url}/fn/{name}", timeout=30, trust_env=False)
+        wait_until(lambda: _unread_bytes(port), what="a request that waits in the worker's socket")
+        os.kill(worker.pid, signal.SIGKILL)
+        return answer.result()
+
+
+def _unread_bytes(port: int) -> int:
+    """Bytes in the receive queues of the connections to a port."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    mine = [row for row in rows if row[3] == "01" and int(row[1].partition(":")[2], 16) == port]
+    return sum(int(row[4].partition(":")[2], 16) for row in mine)
+
+
+def _runs(system: System, name: str) -> list[str]:
+    return [line.text for line in system.logs(name) if line.text.startswith("runs ")]
 
 
 def test_a_stream_that_was_begun_ends_with_an_error_when_its_worker_dies(napping: System) -> None:

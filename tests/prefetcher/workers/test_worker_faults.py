@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import HELLO, Node, Store, call, spec_of
 from tests.prefetcher.worker_nodes import wait_for_spare, workers_of
@@ -30,6 +31,38 @@ def test_a_killed_worker_is_reported_with_its_signal(node: Node, store: Store) -
     assert status.error.code == "worker_lost"
     assert "SIGKILL" in status.error.message
     wait_until(lambda: any("SIGKILL" in line.text for line in node.log_lines("hello")), what="the line that says so")
+
+
+ENTERS = """
+import time
+def hello(sleeps: bool = False) -> str:
+    if sleeps:
+        print("entered", flush=True)
+        time.sleep(60)
+    return "done"
+"""
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_killed_worker_is_reported_with_the_calls_that_it_had_entered(node: Node, store: Store, sleeps: bool) -> None:
+    wait_for_spare(node)
+    worker = node.order(spec_of(store.put_bundle({"handler.py": ENTERS})))
+    status = node.wait_for(worker, "ready")
+    wait_until(lambda: len(workers_of(node)) == 2, what="worker and spare")
+    mine = min(workers_of(node), key=lambda process: process.create_time())
+    assert call(status, request="inv-first") == (200, b'"done"')
+    if sleeps:
+        body = b'{"sleeps": true}'
+        threading.Thread(target=_call_quietly, args=(status, body, "inv-second"), daemon=True).start()
+        wait_until(lambda: any(line.text == "entered" for line in node.log_lines("hello")), what="an entered call")
+
+    mine.send_signal(signal.SIGKILL)
+
+    entered = node.wait_for(worker, "failed").entered
+    assert entered is not None
+    assert entered.count == 1 + sleeps
+    assert not entered.excludes("inv-first", 0)
+    assert entered.excludes("inv-second", 1) == (not sleeps)
 
 
 @pytest.mark.parametrize("groups", [True, False], ids=["cgroup", "watched"])
@@ -58,9 +91,9 @@ def test_a_memory_hog_is_ended_as_out_of_memory(
         node.close()
 
 
-def _call_quietly(status: object) -> None:
+def _call_quietly(status: WorkerStatus, body: bytes = b"", request: str = "") -> None:
     try:
-        call(status)  # type: ignore[arg-type]
+        call(status, body, request=request)
     except OSError:
         return
 

@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.process.redaction import Redactor
-from fleetstart.runtime.worker.call_gate import Meter, redact_errors
+from fleetstart.runtime.worker.call_gate import CallGate, Meter, redact_errors
 from fleetstart.runtime.worker_io.asgi import Receive, Scope, Send, respond, respond_error
 
 
@@ -44,6 +44,33 @@ def test_an_overrun_is_the_call_that_is_late_the_longest() -> None:
     assert isinstance(first, int)
     meter.end(first, 1000)
     assert meter.overrun(1000, 100).request == "second"  # type: ignore[union-attr]
+
+
+def test_a_call_is_recorded_before_the_app_sees_it_and_its_response_says_how_many_were() -> None:
+    seen: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append("app")
+        await respond(send, 200, b"", b"text/plain")
+
+    gate = CallGate(
+        app, token="t", meter=Meter(1), bundle_dir="/", changed=lambda: None, entering=lambda *call: seen.append(call)
+    )
+
+    def headers_of(token: bytes) -> list[tuple[bytes, bytes]]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "headers": [(b"fs-worker-token", token), (b"x-request-id", b"inv-1")]}
+        asyncio.run(gate(scope, None, send))  # type: ignore[arg-type]
+        return list(sent[0]["headers"])
+
+    assert headers_of(b"t")[0] == (b"fs-entered", b"1")
+    assert headers_of(b"t")[0] == (b"fs-entered", b"2")
+    assert b"fs-entered" not in dict(headers_of(b"guessed"))
+    assert seen == [(1, "inv-1"), "app", (2, "inv-1"), "app"]
 
 
 intervals = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200)), max_size=30)
