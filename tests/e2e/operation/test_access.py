@@ -106,8 +106,10 @@ def test_a_changed_secret_is_for_new_workers_and_one_in_use_stays(system: System
     assert (changed["used_by"], changed["running"]) == (["uses"], 1)
     assert system.ok("uses", {}) == {"length": len(TOKEN)}, "its worker keeps what it started with"
     assert fs(system, "secret", "rekey")["secrets"] == 1
+    ended = {worker.worker for worker in system.info("uses").workers}
     for worker in system.worker_processes("uses"):
         system.kill(worker)
+    wait_until(lambda: not ended & {worker.worker for worker in system.info("uses").workers}, what="its node's report")
     assert system.ok("uses", {}) == {"length": len("another one")}
     refused = fs(system, "secret", "rm", "HF_TOKEN")
     assert "is used by uses" in refused["message"]
