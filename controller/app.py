@@ -24,7 +24,7 @@ from .http.asgi import Receive, Scope, Send
 from .http.head_errors import HeadErrors
 from .http.invoke_url import PREFIX
 from .http.request_body import header
-from .http_server import listeners_of, server_of
+from .http_server import certificate_of, listeners_of, server_of
 from .observability.request_id_middleware import RequestIdMiddleware
 from .observability.slow_call_log import SlowCallLog
 
@@ -43,7 +43,8 @@ class Controller:
         self._core = core = build_core(config, "gw-" + secrets.token_hex(6), cipher)
         self._management = management = build_management(config, core, cipher, self._traces, self._stopping)
         self._invocations = management.invocations
-        self._listeners = listeners_of(config)
+        self._certificate = certificate_of(config)
+        self._listeners = listeners_of(config, self._certificate)
         self._public = [listener.host for listener in self._listeners if not is_loopback(listener.host)]
         """Addresses that other machines reach."""
         self._loopback = is_loopback(self._listeners[0].host)
@@ -85,7 +86,8 @@ class Controller:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        parts = (*self._core.parts, *self._management.parts, *([self._first_key] if self._first_key else []))
+        own = [part for part in (self._first_key, self._certificate) if part is not None]
+        parts = (*self._core.parts, *self._management.parts, *own)
         refusal: ConfigError | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # in a thread, for tests: signals are the main's

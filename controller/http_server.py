@@ -12,7 +12,7 @@ from typing import NamedTuple
 import uvicorn
 
 from .config import Config
-from .http.tls import server_context
+from .http.tls import RenewedCertificate
 from .observability.request_id_middleware import RequestIdMiddleware
 
 KEEP_ALIVE_S = 75
@@ -84,9 +84,14 @@ def server_of(config: Config, app: RequestIdMiddleware, listeners: Sequence[List
     )
 
 
-def listeners_of(config: Config) -> list[Listener]:
-    """The listening sockets: the inherited ones, or a new one. Errors: ConfigError."""
-    tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
+def certificate_of(config: Config) -> RenewedCertificate | None:
+    """The certificate of the listening sockets, None without TLS. Errors: ConfigError."""
+    return RenewedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
+
+
+def listeners_of(config: Config, certificate: RenewedCertificate | None) -> list[Listener]:
+    """The listening sockets: the inherited ones, or a new one."""
+    tls = certificate.context if certificate is not None else None
     if config.listen_fd is None:
         return [Listener(_created(config), tls)]
     inherited = [Listener(_inherited(config.listen_fd))]  # for this machine: no TLS

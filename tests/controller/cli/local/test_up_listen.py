@@ -13,6 +13,7 @@ import pytest
 from fleetstart.controller.cli.local.services import CONTROLLER
 from tests.certificates import self_signed
 from tests.controller.cli.system import System
+from tests.servers import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -49,6 +50,12 @@ def test_other_machines_get_in_with_tls_and_a_key(system: System, tmp_path: Path
     assert msgspec.json.decode(system.fs("status", "--json", env=env).stdout)["access"] == "keys"
     untrusted = system.fs("status", code=4, env={**env, "SSL_CERT_FILE": ""}).stderr
     assert f"the certificate of {url} is not trusted: self-signed" in untrusted
+    # A renewal is taken up without a restart.
+    pid = system.services()[CONTROLLER].pid
+    for renewed, path in zip(self_signed(tmp_path, name="renewed"), (certificate, key_file), strict=True):
+        path.write_bytes(renewed.read_bytes())
+    wait_until(lambda: ssl.get_server_certificate(("127.0.0.1", port)) == certificate.read_text(), 20, what="renewal")
+    assert system.services()[CONTROLLER].pid == pid
 
 
 def test_a_listening_address_without_tls_is_warned_of_and_with_open_refused(system: System, tmp_path: Path) -> None:
