@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.process.log_format import LogFormat
 from fleetstart.runtime.contract.sizes import MIB
 
 OTLP_PATH = "/v1/traces"
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class Config:
     """URL of the collector of spans; empty: none."""
     webhook_allow: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
     """Networks that webhooks may reach although they are not public."""
+    trusted_proxies: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = LOOPBACK
+    """Where reverse proxies call from: what they say of client and protocol (X-Forwarded-For, -Proto) is believed."""
     drain_s: float = 10.0
     """Drain timeout: time for calls in progress after SIGTERM."""
     open: bool = False
@@ -82,6 +85,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         log_format=read_log_format(env),
         otlp_endpoint=_otlp_endpoint(env),
         webhook_allow=_networks(env, "FS_WEBHOOK_ALLOW"),
+        trusted_proxies=_networks(env, "FS_TRUSTED_PROXIES") if "FS_TRUSTED_PROXIES" in env else LOOPBACK,
         drain_s=float(read_int(env, "FS_DRAIN_S", int(default.drain_s), most=3600)),
         open=read_flag(env, "FS_OPEN"),
         master_key=env.get("FS_MASTER_KEY") or "",

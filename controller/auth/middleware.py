@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 OWN_HEADER = b"fs-key"
 OBJECT_MAX = 200
 """Characters of an object's name in the audit log: more than any valid name has."""
+ADDRESS_MAX = 64
+"""Characters of an address in the audit log: more than any has, but a proxy may tell anything."""
 _CHALLENGE: RawHeaders = [(b"www-authenticate", b'Bearer realm="fleetstart"')]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -268,4 +270,4 @@ def _status_in(message: Message) -> int:
 
 def _address(scope: Scope) -> str:
     client = scope.get("client")
-    return str(client[0]) if client else LOCAL
+    return str(client[0])[:ADDRESS_MAX] if client else LOCAL

@@ -118,7 +118,7 @@ class Gateway:
             async with asyncio.timeout(limits.timeout_s):
                 body = await read_body(scope, receive, limits.max_body_bytes, own=bool(backend.spec.max_body_bytes))
             self._admission.body_received(len(body))
-            headers = request_headers(scope["headers"])
+            headers = request_headers(scope)
             if PROGRESS in scope:
                 headers.append((PROGRESS_HEADER, "1"))
             call = Call(

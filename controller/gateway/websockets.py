@@ -95,7 +95,7 @@ class WebSocketProxy:
                 id=InvocationId(request_id),
                 method="GET",
                 target=target.rest,
-                headers=[pair for pair in request_headers(scope["headers"]) if not pair[0].startswith("sec-websocket")],
+                headers=[pair for pair in request_headers(scope) if not pair[0].startswith("sec-websocket")],
                 body=b"",
                 accepted_ns=accepted_ns,
                 accepted_unix_ns=accepted_unix_ns,

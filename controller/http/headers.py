@@ -17,10 +17,15 @@ from fleetstart.runtime.contract.worker_headers import (
     TOKEN_HEADER,
 )
 
+from .asgi import Scope
+
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
      "te", "trailer", "transfer-encoding", "upgrade")
 )  # fmt: skip
+FORWARDED = ("x-forwarded-for", "x-forwarded-proto")
+"""Told to handlers by the gateway alone: a client could forge them. What a trusted proxy says is in `client` and
+`scheme` of the scope by now."""
 OWN_REQUEST = frozenset(
     (
         TOKEN_HEADER,
@@ -29,6 +34,7 @@ OWN_REQUEST = frozenset(
         ATTEMPT_HEADER,
         PROGRESS_HEADER,
         ROOT_PATH_HEADER,
+        *FORWARDED,
         "x-request-id",
         "fs-timeout-s",
         "fs-queue-timeout-s",
@@ -48,11 +54,15 @@ _DROP_REQUEST = HOP_BY_HOP | OWN_REQUEST
 _DROP_RESPONSE = frozenset(name.encode() for name in HOP_BY_HOP | OWN_RESPONSE)
 
 
-def request_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """The client's headers that are sent to the worker (ASGI: names are lower case)."""
-    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+def request_headers(scope: Scope) -> list[tuple[str, str]]:
+    """The client's headers that are sent to the worker, and where it called from (ASGI: names are lower case)."""
+    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     named = {part.strip().lower() for name, value in pairs if name == "connection" for part in value.split(",")}
-    return [(name, value) for name, value in pairs if name not in _DROP_REQUEST and name not in named]
+    kept = [(name, value) for name, value in pairs if name not in _DROP_REQUEST and name not in named]
+    if (client := scope.get("client")) is not None:
+        secure = scope["scheme"] in ("https", "wss")
+        kept += zip(FORWARDED, (str(client[0]), "https" if secure else "http"), strict=True)
+    return kept
 
 
 def response_headers(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> list[tuple[bytes, bytes]]:

@@ -1,7 +1,8 @@
 """Mount point of a user's ASGI app: `/fn/NAME` is its `root_path`, so that the URLs that it builds lead back to it.
 
 As the ASGI specification has it, `path` then begins with `root_path`. Starlette and FastAPI (from 0.33 and 0.109),
-Django and Quart take it off again to find a route, and leave it in redirects and in the URLs that they build.
+Django and Quart take it off again to find a route, and leave it in redirects and in the URLs that they build. These
+begin with `https` where the caller used it: the gateway says so, as it calls workers without TLS.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from ..contract.worker_headers import ROOT_PATH_HEADER
 from ..worker_io.asgi import App, Receive, Scope, Send
 
 _ROOT_PATH = ROOT_PATH_HEADER.encode()
+_PROTOCOL = (b"x-forwarded-proto", b"https")
+_SECURE = {"http": "https", "websocket": "wss"}
 
 
 def mounted(app: App) -> App:
@@ -33,6 +36,8 @@ def mount(scope: Scope, raw: bytes) -> Scope:
         "path": root + scope["path"],
         "headers": [pair for pair in scope["headers"] if pair[0] != _ROOT_PATH],
     }
+    if _PROTOCOL in scope["headers"]:
+        changed["scheme"] = _SECURE[scope["type"]]
     if scope.get("raw_path") is not None:
         changed["raw_path"] = raw + scope["raw_path"]
     return changed

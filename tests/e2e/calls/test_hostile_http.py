@@ -159,14 +159,21 @@ def test_a_client_cannot_speak_for_the_gateway(system: System) -> None:
         """,
         name="mirror",
     )
-    sent = {"fs-worker-token": "guess", "fs-deadline-ms": "99999999", "x-kept": "yes", "x-forwarded-for": "1.2.3.4"}
+    sent = {"fs-worker-token": "guess", "fs-deadline-ms": "99999999", "x-kept": "yes", "x-forwarded-proto": "gopher"}
     response = system.http.get("/fn/mirror/a/../b%2Fc", headers=sent)
     got = dict(response.json()["headers"])
     assert got["x-kept"] == "yes"
     assert got["fs-worker-token"] != "guess"
+    assert (got["x-forwarded-for"], got["x-forwarded-proto"]) == ("127.0.0.1", "http")
     assert int(got["fs-deadline-ms"]) <= 300_000
     assert response.headers["fs-version"] == "1"
     assert "-1" not in response.headers["fs-cost"]
+
+
+def test_a_caller_behind_a_proxy_is_not_this_machine(system: System) -> None:
+    """The system is open for this machine alone, and a proxy here calls for others."""
+    status, error = system.failed("well", **{"x-forwarded-for": "203.0.113.7"})
+    assert (status, error.code) == (401, "unauthorized")
 
 
 def test_garbage_instead_of_http(system: System) -> None:
