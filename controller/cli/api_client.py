@@ -319,6 +319,8 @@ def nearest_function(server: ApiClient, name: str) -> str:
         names = [str(info.name) for info in server.get("/api/v1/functions", list[FunctionInfo])]
     except FleetError:
         return ""
+    if name in names:
+        return ""  # it is there: a version or an alias of it is not
     near = get_close_matches(name, names, n=1)
     if near:
         return f"did you mean {near[0]!r}?"

@@ -12,7 +12,7 @@ import msgspec
 
 from fleetstart.runtime.contract.function.interface import Interface
 
-from ..schemas.examples import example
+from ..schemas.examples import example, has_file
 from .api_client import Address
 
 EXAMPLE_MAX_CHARS = 200
@@ -34,12 +34,23 @@ def curl_for_function(url: str, interface: Interface | None, address: Address) -
     if interface.takes == "bytes":
         return f"{curl_command(url, address)} --data-binary @FILE"
     if interface.files:
-        return curl_command(url, address)
+        return " ".join((curl_command(url, address), *(f"-F {shlex.quote(part)}" for part in _parts(interface))))
     if interface.takes == "whole" or interface.input.get("required"):
         body = msgspec.json.encode(example(interface.input, interface.schemas)).decode()
         if len(body) <= EXAMPLE_MAX_CHARS:
             return f"{curl_command(url, address)} -d {shlex.quote(body)}"
     return curl_command(url, address)
+
+
+def _parts(interface: Interface) -> list[str]:
+    """The parts of a form that a call cannot leave out: FILE stands for a path of the reader's."""
+    properties, required = interface.input.get("properties", {}), interface.input.get("required", [])
+    parts = []
+    for name in required:
+        value = example(properties.get(name, {}), interface.schemas)
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        parts.append(f"{name}=@FILE" if has_file(properties.get(name, {})) else f"{name}={text}")
+    return parts
 
 
 def access_line(kind: str, address: Address) -> str:

@@ -4,7 +4,7 @@ import { find, get, lines, name } from "./client.js";
 import { card, empty, facts, figure, h, table, tag } from "./dom.js";
 import { about, age, bytes, count, ms, percent, rate, several } from "./format.js";
 import { change } from "./manage/traffic.js";
-import { tryout } from "./manage/tryout.js";
+import { invokeLine, tryout } from "./manage/tryout.js";
 import { functionState, invocationLink, invocations, logLines, startTag, trouble, workerState, workersOf } from "./components.js";
 
 const SHOWN = 20;
@@ -35,7 +35,7 @@ export function view({ info, document, versions, traffic, recent, log, seen }, n
         ["URL", h("a", { href: info.url, class: "mono" }, info.url)],
         ["calls now", `${count(info.running)} running, ${count(info.queued)} queued`],
         [info.spec.llm ? "first token, predicted" : "first byte, predicted", prediction(info.prediction)],
-      ]), h("p", { class: "empty" }, h("code", null, info.spec.llm ? `fs invoke ${info.name} '{"prompt": "Hello!"}' --stream` : `fs invoke ${info.name}`))),
+      ]), h("p", { class: "empty" }, h("code", null, invokeLine(info, document)))),
       card("Settings", settings(info))),
     card("Versions", table(
       [{ name: "version" }, { name: "traffic" }, { name: "workers", num: true }, { name: "memory", num: true },
@@ -49,7 +49,7 @@ export function view({ info, document, versions, traffic, recent, log, seen }, n
     errors(recent),
     card("Latest invocations", recent.length ? [invocations(recent.slice(0, SHOWN), nowMs),
       h("p", null, h("a", { href: `#/calls?function=${name(info.name)}` }, "All its invocations"))]
-      : empty("No invocations yet. Make one:", `fs invoke ${info.name}`)),
+      : empty("No invocations yet. Make one:", invokeLine(info, document))),
     card("Log", log.length ? logLines(log) : empty("No log lines yet.", `fs logs ${info.name} -f`)),
   ];
 }

@@ -44,7 +44,7 @@ export function view({ status, activity, recent, wanted, shown }, nowMs) {
     fitting.length > shown ? h("p", null, h("a", { href: `#/?${new URLSearchParams({ q: wanted, shown: 2 * shown })}` }, `Show ${Math.min(fitting.length, 2 * shown)}`),
       h("span", { class: "dim" }, ` of ${several(fitting.length, "function")}`)) : null,
     card("Latest invocations", recent.length ? [invocations(recent, nowMs, { withFunction: true }), h("p", null, h("a", { href: "#/calls" }, "All invocations"))]
-      : empty("No invocations yet. Make one:", `fs invoke ${status.functions[0]?.name ?? "hello"}`)),
+      : empty("No invocations yet. The page of each function has a form to make one.")),
   ];
 }
 

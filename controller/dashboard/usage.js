@@ -27,7 +27,7 @@ export function view({ days, byPhase, byDay, budgets }) {
   return [
     h("div", { class: "title" }, h("h1", null, about(byPhase.total_nusd)), h("span", { class: "sub" }, "exact sum of the ledger's rows (days are UTC)"),
       choices(RANGES.map(([text, known]) => [text, `#/usage?days=${known}`, known === days]))),
-    card("By function", byPhase.lines.length ? byFunction(byPhase) : empty("No usage in this period.", "fs invoke hello")),
+    card("By function", byPhase.lines.length ? byFunction(byPhase) : empty("No usage in this period.")),
     card("By function and phase", byPhase.lines.length ? phases(byPhase) : empty("No usage in this period.")),
     days > 1 && byDay.lines.length ? card("By day", bars(byDay.lines.map((line) => [line.day, line.cost_nusd]))) : null,
     card("Budgets", budgets.length ? budgetsTable(budgets) : empty("No budgets are set.", "fs budget set hello --usd 5 --per month"), budgetForm()),

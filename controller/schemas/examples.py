@@ -8,7 +8,8 @@ from typing import Any
 Schema = dict[str, Any]
 DEPTH_MAX = 6
 """Maximum nesting: a schema may be recursive."""
-ITEMS_MAX = 3
+REQUIRED_ITEMS_MAX = 100
+"""Longest array that is made for a schema that demands one."""
 
 _TEXTS = {
     "date": "2026-01-02",
@@ -35,7 +36,7 @@ def example(schema: Schema, schemas: Mapping[str, Schema], depth: int = 0) -> An
         return None
     if schema.get("anyOf"):
         return example(schema["anyOf"][0], schemas, depth)
-    kind = schema.get("type")
+    kind = schema.get("type", "object" if not schema else None)  # what has no type may be anything
     if kind == "object":
         properties = schema.get("properties", {})
         return {name: example(value, schemas, depth + 1) for name, value in properties.items()}
@@ -51,8 +52,17 @@ def example(schema: Schema, schemas: Mapping[str, Schema], depth: int = 0) -> An
 def _array(schema: Schema, schemas: Mapping[str, Schema], depth: int) -> list[Any]:
     if "prefixItems" in schema:
         return [example(item, schemas, depth + 1) for item in schema["prefixItems"]]
-    count = min(ITEMS_MAX, max(1, int(schema.get("minItems", 1))), int(schema.get("maxItems", ITEMS_MAX)))
+    least, most = int(schema.get("minItems", 0)), int(schema.get("maxItems", 1))
+    count = min(REQUIRED_ITEMS_MAX, max(least, min(1, most)))
     return [example(schema.get("items") or {}, schemas, depth + 1)] * count
+
+
+def has_file(schema: Schema) -> bool:
+    """Whether a value of the schema is a file, or bytes, which a form sends as they are."""
+    if schema.get("format") == "binary" or schema.get("contentEncoding") == "base64":
+        return True
+    inner = [schema.get("items"), *schema.get("anyOf", [])]
+    return any(isinstance(one, dict) and has_file(one) for one in inner)
 
 
 def _text(schema: Schema) -> str:

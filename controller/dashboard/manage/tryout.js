@@ -17,6 +17,16 @@ export function tryout(info, document) {
       fields(one), button("Call it")))));
 }
 
+// What a shell types to call it. A form with files has no such line: curl sends it.
+export function invokeLine(info, document) {
+  if (info.spec.llm) return `fs invoke ${info.name} '{"prompt": "Hello!"}' --stream`;
+  const { type, example } = (document ? operationsOf(document) : []).find((one) => one.path === "/") ?? {};
+  if (type === "multipart/form-data") return `curl ${info.url} -F NAME=@FILE`;
+  if (type === "application/octet-stream") return `fs invoke ${info.name} @FILE`;
+  const body = JSON.stringify(example ?? {}).replaceAll("'", "'\\''");
+  return `fs invoke ${info.name}${type && body !== "{}" ? ` '${body}'` : ""}`;
+}
+
 // Each path once, with its POST if it has one. Those with a POST come first: a GET of a language model lists its name.
 function operationsOf(document) {
   return Object.entries(document.paths ?? {}).flatMap(([path, methods]) => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,11 @@ from fleetstart.runtime.contract.function.interface import Interface
 URL = "http://127.0.0.1:7433/fn/f"
 OPEN = Address("http://127.0.0.1:7433")
 KEYED = OPEN._replace(key="fs_a_secret", key_in="$(cat ~/.fleetstart/key)")
-FIELDS = {"type": "object", "properties": {"it": {"type": "string", "examples": ["it's"]}}, "required": ["it"]}
+FIELDS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"it": {"type": "string", "examples": ["it's"]}},
+    "required": ["it"],
+}
 
 
 def test_the_key_is_named_by_its_place_and_never_told() -> None:
@@ -26,6 +31,13 @@ def test_the_key_is_named_by_its_place_and_never_told() -> None:
 
 CHAT = '{"messages":[{"role":"user","content":"Hello!"}]}'
 
+PICTURE = {
+    "type": "object",
+    "properties": {**FIELDS["properties"], "picture": {"type": "string", "format": "binary"}, "size": {}},
+    "required": ["it", "picture"],
+}
+FOUR = {"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}
+
 
 @pytest.mark.parametrize(
     ("interface", "wanted"),
@@ -36,7 +48,9 @@ CHAT = '{"messages":[{"role":"user","content":"Hello!"}]}'
         (Interface(takes="bytes", files=True), [URL, "--data-binary", "@FILE"]),
         (Interface(takes="fields", input=FIELDS), [URL, "-d", '{"it":"it\'s"}']),
         (Interface(takes="fields", input={**FIELDS, "required": []}), [URL]),
-        (Interface(takes="fields", input=FIELDS, files=True), [URL]),
+        (Interface(takes="fields", input=PICTURE, files=True), [URL, "-F", "it=it's", "-F", "picture=@FILE"]),
+        (Interface(takes="whole", input={}), [URL, "-d", "{}"]),
+        (Interface(takes="whole", input=FOUR), [URL, "-d", "[1.5,1.5,1.5,1.5]"]),
         (Interface(takes="whole", input={"type": "integer"}), [URL, "-d", "1"]),
         (Interface(takes="whole", input={"const": "x" * 300}), [URL]),
     ],

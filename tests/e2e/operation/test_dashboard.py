@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,15 @@ def test_a_function_is_tried_by_a_form_made_from_its_types(page: Page) -> None:
     go(page, "f/count", "POST /fn/count")
     submit(page, "call")
     page.shows("data: 2")
+
+
+def test_the_command_that_is_suggested_works_as_it_is(system: System, page: Page) -> None:
+    for name in ("repeat", "count"):
+        go(page, f"f/{name}", "Try it")
+        line = page.run("document.querySelector('.empty code').innerText")
+        verb, *arguments = shlex.split(line)
+        assert verb == "fs", line
+        system.fs(*arguments)
 
 
 def test_scale_and_rollback_change_the_function(system: System, page: Page) -> None:
