@@ -48,6 +48,7 @@ from .sources.base import Source
 from .stage_links.relay import open_relays
 from .workers.bundles import BundleCache
 from .workers.call_latency import CallLatencies
+from .workers.layer_spares import LayerSpares
 from .workers.memory_watchdog import watch
 from .workers.meter import FLUSH_S, LedgerBuffer
 from .workers.node_services import NodeServices
@@ -87,33 +88,48 @@ class Daemon:
         self._outbox = Outbox(self._state, self._logs, self._ledger)
         self._statuses = StatusPublisher(self._outbox)
         self._fork_servers = _servers(config, self._cgroups is not None, self._on_server_changed)
-        self._segments = SegmentStore(
-            source=source,
-            memory_bytes=config.memory_bytes,
-            workers_bytes=self._workers_bytes,
-            threads=config.fetch_threads,
-            keep_bytes=config.keep_bytes,
-            keep_idle=config.keep_idle,
-            disk=_open_disk_cache(config),
-            changed=self._lease.changed,
-        )
         self._prefork_pool = PreforkPool(
             servers=self._fork_servers,
             cgroups=self._cgroups,
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )
+        layers = LayerCache(
+            folder=config.state_dir / "layers",
+            source=source,
+            budget_bytes=config.layer_cache_bytes,
+            give_up=lambda: self._layer_spares.give_up(),
+        )
+        bundles = BundleCache(folder=config.state_dir / "bundles", source=source)
+        self._layer_spares = LayerSpares(
+            prefork_pool=self._prefork_pool,
+            layers=layers,
+            bundles=bundles,
+            cpus=config.cpus,
+            room_bytes=lambda: self._segments.budget.free_bytes,
+        )
+        self._segments = SegmentStore(
+            source=source,
+            memory_bytes=config.memory_bytes,
+            workers_bytes=self._committed_bytes,
+            reclaim=self._reclaim,
+            threads=config.fetch_threads,
+            keep_bytes=config.keep_bytes,
+            keep_idle=config.keep_idle,
+            disk=_open_disk_cache(config),
+            changed=self._lease.changed,
+        )
         self._relays = open_relays(config.store, config.http)
         self._io_thread = IoThread()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._egress = NodeEgress(egress_limits(descriptors), self._io_thread)
-        layers = LayerCache(folder=config.state_dir / "layers", source=source, budget_bytes=config.layer_cache_bytes)
         services = NodeServices(
             node=config.node,
             address=config.address,
             cpus=config.cpus,
-            bundles=BundleCache(folder=config.state_dir / "bundles", source=source),
+            bundles=bundles,
             layers=layers,
+            layer_spares=self._layer_spares,
             segments=self._segments,
             prefork_pool=self._prefork_pool,
             logs=self._logs,
@@ -149,6 +165,7 @@ class Daemon:
                 self._flush_meters(),
                 self._refresh_rates(),
                 self._prefork_pool.run(),
+                self._layer_spares.run(),
                 watch(lambda: list(self._workers.values())),
             ]
             tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
@@ -163,6 +180,7 @@ class Daemon:
             if self._relays is not None:
                 await asyncio.to_thread(self._relays.close)
             await asyncio.to_thread(self._io_thread.close)
+            await self._layer_spares.close()
             await self._prefork_pool.close()
             await self._segments.close()
             for server in servers:
@@ -183,6 +201,7 @@ class Daemon:
             self._config,
             self.epoch,
             workers_bytes=self._workers_bytes(),
+            preloaded_bytes=self._preloaded_bytes(),
             segments=self._segments,
             servers=self._fork_servers,
             cgroups=self._cgroups,
@@ -203,6 +222,19 @@ class Daemon:
 
     def _workers_bytes(self) -> int:
         return sum(worker.resources.reserved_bytes for worker in self._workers.values())
+
+    def _committed_bytes(self) -> int:
+        """Memory of workers, and of what was imported ahead of them."""
+        return self._workers_bytes() + self._preloaded_bytes()
+
+    def _preloaded_bytes(self) -> int:
+        return self._layer_spares.used_bytes + self._prefork_pool.preloaded_bytes
+
+    def _reclaim(self, needed_bytes: int) -> None:
+        """Gives up what was imported ahead: the next start of its functions takes longer, and this one begins."""
+        freed_bytes = self._layer_spares.reclaim(needed_bytes)
+        if freed_bytes < needed_bytes:
+            self._prefork_pool.reclaim(needed_bytes - freed_bytes)
 
     # ── periodic work ──────────────────────────────────────────────────────────────────────────────
 

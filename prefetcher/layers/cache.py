@@ -14,6 +14,7 @@ import secrets
 import shutil
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from fleetstart.runtime.contract.function.layer import (
     own_python,
     read_layer,
 )
-from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, LayerId, WorkerId
 from fleetstart.runtime.contract.object_keys import is_digest, layer_key
 
 from ..concurrency.threads import in_thread
@@ -35,6 +36,7 @@ from ..segments.eviction import EvictionCandidate, choose_evictions
 from ..sources.base import Source
 from ..sources.errors import ObjectMissing
 from .download import download
+from .imports import learn_imports, read_imports
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +62,12 @@ class _CachedLayer:
 class LayerCache:
     """The layers of one node. Called from the event loop; fetches run in threads of their own."""
 
-    def __init__(self, *, folder: Path, source: Source, budget_bytes: int) -> None:
+    def __init__(
+        self, *, folder: Path, source: Source, budget_bytes: int, give_up: Callable[[], None] = lambda: None
+    ) -> None:
+        """`give_up` releases what is only kept ahead of calls, where a layer has no room otherwise."""
         self._folder = folder
+        self._give_up = give_up
         self._source = source
         self._budget_bytes = budget_bytes
         self._layers: dict[LayerId, _CachedLayer] = {}
@@ -102,6 +108,15 @@ class LayerCache:
         if (known := self._layers.get(layer)) is not None:
             known.pins.discard(worker)
             self._touch(layer)
+
+    def imports(self, layer: LayerId, function: FunctionName) -> list[str]:
+        """Modules of the layer that the function was seen to import; none if the layer is not here."""
+        return read_imports(self._folder / layer).get(function, []) if layer in self._layers else []
+
+    def learn_imports(self, layer: LayerId, function: FunctionName, modules: list[str]) -> None:
+        """Keeps, beside the layer, which of its modules a function imports."""
+        if layer in self._layers:
+            learn_imports(self._folder / layer, function, modules)
 
     def _fetch_once(self, layer: LayerId) -> asyncio.Task[None]:
         task = self._under_way.get(layer)
@@ -149,6 +164,9 @@ class LayerCache:
     async def _make_room(self, layer: LayerId, needed_bytes: int) -> None:
         free_bytes = min(self._budget_bytes - self.used_bytes, shutil.disk_usage(self._folder).free - RESERVE_BYTES)
         chosen = choose_evictions(needed_bytes, free_bytes, self._candidates(), time.time())
+        if chosen is None:
+            self._give_up()
+            chosen = choose_evictions(needed_bytes, free_bytes, self._candidates(), time.time())
         if chosen is None:
             raise Unavailable(
                 f"layer {layer[:12]} has {needed_bytes:,} bytes, and this node has {max(0, free_bytes):,} for layers "

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fleetstart.runtime.contract.errors import Unavailable
@@ -32,6 +33,7 @@ from fleetstart.runtime.contract.node.messages import (
 
 from .cgroups import Cgroup
 from .forked_process import ForkedProcess
+from .process_memory import private_bytes
 
 log = logging.getLogger(__name__)
 RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
@@ -66,6 +68,9 @@ class ForkServer:
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
         self._wanted = asyncio.Event()
+        self.own_bytes = 0
+        """Memory that it took for its imports, measured when it was warm; 0 while it does not run."""
+        self.last_fork_s = 0.0
         if not on_demand:
             self._wanted.set()
 
@@ -73,16 +78,34 @@ class ForkServer:
         """Launches it, if it was made to wait for that."""
         self._wanted.set()
 
+    def rest(self) -> None:
+        """Ends it and its workers until it is wanted again."""
+        self._wanted.clear()
+        self._up.clear()
+        self._lost.set()
+        self.own_bytes = 0
+        if self.warm is not None:
+            self.warm = None
+            self._changed()
+
+    @property
+    def workers(self) -> int:
+        """Number of its workers that live, those that wait included."""
+        return len(self._processes)
+
     async def run(self) -> None:
-        """Keeps the fork server running until cancelled."""
+        """Keeps the fork server running until cancelled, while it is wanted."""
         failures = 0
-        await self._wanted.wait()
         try:
             while True:
+                await self._wanted.wait()
                 self._launch()
                 await self._lost.wait()
-                failures = 0 if self.warm is not None else failures + 1
+                rests = not self._wanted.is_set()
+                failures = 0 if rests or self.warm is not None else failures + 1
                 status = await self._stop()
+                if rests:
+                    continue
                 pause_s = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
                 extra = {"program": self._module, "arguments": self._arguments, "status": status, "pause_s": pause_s}
                 log.error("fork server died", extra=extra)
@@ -99,6 +122,7 @@ class ForkServer:
         """
         await self._up.wait()
         assert self._channel is not None
+        self.last_fork_s = time.monotonic()
         control, its_control = pair()
         log_read, log_write = os.pipe()
         process = ForkedProcess(fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group)
@@ -174,6 +198,8 @@ class ForkServer:
         match message:
             case LauncherReady():
                 self.warm = message
+                self.last_fork_s = time.monotonic()
+                self.own_bytes = private_bytes(self._popen.pid) if self._popen is not None else 0
                 log.info("fork server warm", extra={"profile": message.profile, "isolation": message.isolation})
                 if message.refused:
                     log.warning("workers are less isolated than configured", extra={"why": message.refused})
@@ -201,6 +227,7 @@ class ForkServer:
     async def _stop(self) -> int | None:
         """Ends the server, if it runs, and its workers with it."""
         was_warm, self.warm = self.warm is not None, None
+        self.own_bytes = 0
         self._up.clear()
         if self._channel is not None:
             with contextlib.suppress(ValueError, OSError):

@@ -3,7 +3,7 @@ decides.
 
 All workers are forked here, so that each is in its control group from the start. A pool with a library beside its
 profile ("torch:transformers") has a fork server that is launched after its first start, which the profile's own pool
-serves.
+serves, and ends when it was not needed for a while or its memory is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.node.messages import Pooled
 from .cgroups import Cgroup, Cgroups
 from .forked_process import ChannelEnded, ForkedProcess, ProcessEvent, ProcessExited
 from .forkserver_client import ForkServer
-from .prefork_policy import SETTLE_S, PoolState, choose_pool, is_unsandboxed
+from .prefork_policy import SETTLE_S, PoolState, choose_pool, is_preloaded, is_unsandboxed
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ SPARE_TIMEOUT_S = 30.0
 """Limit from fork to `Pooled`: usually under a second, but a sandbox imports torch by itself."""
 REMOVE_TIMEOUT_S = 5.0
 """Limit for a control group to become empty after its worker's end."""
+IDLE_S = 900.0
+"""Time without a fork after which a fork server with a library of its own ends: it holds some hundred megabytes."""
 TICK_S = 0.5
 """Polling interval without events: pauses after failures end without one."""
 
@@ -97,6 +99,44 @@ class PreforkPool:
         self._wanted.add(pool)
         return pool if self._servers[pool].warm is not None else profile
 
+    @property
+    def preloaded_bytes(self) -> int:
+        """Memory of the fork servers that hold a library beside their profile's."""
+        return sum(server.own_bytes for server in self._preloaded())  # other threads ask, too: nothing is changed
+
+    def reclaim(self, needed_bytes: int) -> int:
+        """Ends such fork servers, if no worker of theirs lives, until so many bytes are free; returns how many are."""
+        freed_bytes = 0
+        for server in sorted(self._preloaded(), key=lambda server: server.last_fork_s):
+            if freed_bytes < needed_bytes and not self._in_use(server):
+                freed_bytes += server.own_bytes
+                self._rest(server)
+        return freed_bytes
+
+    def _end_idle(self, now_s: float) -> None:
+        for server in self._preloaded():
+            if now_s - server.last_fork_s > IDLE_S and not self._in_use(server):
+                self._rest(server)
+
+    def _preloaded(self) -> list[ForkServer]:
+        return [server for pool, server in self._servers.items() if is_preloaded(pool) and server.warm is not None]
+
+    def _in_use(self, server: ForkServer) -> bool:
+        """Whether workers of the fork server are with functions; those that wait end with it."""
+        return server.workers > len(self._waiting[self._pool_of(server)])
+
+    def _rest(self, server: ForkServer) -> None:
+        pool = self._pool_of(server)
+        self._wanted.discard(pool)
+        for process in self._waiting[pool]:
+            self._discard(process)
+        self._waiting[pool] = []
+        log.info("a fork server that was not needed is ended", extra={"pool": pool, "size_bytes": server.own_bytes})
+        server.rest()
+
+    def _pool_of(self, server: ForkServer) -> str:
+        return next(pool for pool, own in self._servers.items() if own is server)
+
     def remove_group(self, group: Cgroup | None) -> None:
         """Removes a control group, now or once its last process is gone."""
         if group is None or group.remove():
@@ -113,6 +153,7 @@ class PreforkPool:
                 # Also the first look after they ended, since the exact time is unknown.
                 self._last_start_s = time.monotonic()
             self._had_starts = starts > 0
+            self._end_idle(time.monotonic())
             if not starts and not self._is_settling():
                 while self._wanted:
                     self._servers[self._wanted.pop()].want()
@@ -130,6 +171,11 @@ class PreforkPool:
                 async with asyncio.timeout(SETTLE_S + 0.01 if starts or self._is_settling() else TICK_S):
                     await self._woken.wait()
             self._woken.clear()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no start is under way, nor was just before: what is made ahead then delays none."""
+        return not self._starts_under_way() and not self._is_settling()
 
     def _is_settling(self) -> bool:
         return time.monotonic() - self._last_start_s < SETTLE_S

@@ -32,7 +32,10 @@ class MemoryBudget:
         keep_bytes: int,
         keep_idle: bool,
         changed: Callable[[], None],
+        reclaim: Callable[[int], object] = lambda needed_bytes: None,
     ) -> None:
+        """`reclaim` frees so many bytes of `workers_bytes` if it can: what was imported ahead is given up first."""
+        self._reclaim = reclaim
         self._keep_idle = keep_idle
         self._memory_bytes = memory_bytes
         self._workers_bytes = workers_bytes
@@ -50,8 +53,9 @@ class MemoryBudget:
     def reserve(self, needed_bytes: int, purpose: str) -> None:
         """Evicts segments until so many bytes are free beside workers and segments. Errors: Unavailable, with the
         figures."""
-        workers_bytes = self._workers_bytes()
-        free_bytes = self._memory_bytes - workers_bytes - self.used_bytes
+        if (lacking_bytes := needed_bytes - self._free_bytes()) > 0:
+            self._reclaim(lacking_bytes)
+        workers_bytes, free_bytes = self._workers_bytes(), self._free_bytes()
         candidates = self._candidates()
         chosen = choose_evictions(needed_bytes, free_bytes, candidates, time.monotonic())
         if chosen is None:
@@ -69,6 +73,14 @@ class MemoryBudget:
             self._evict(segment)
         if chosen:
             self._changed()
+
+    def _free_bytes(self) -> int:
+        return self._memory_bytes - self._workers_bytes() - self.used_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that neither workers nor segments have."""
+        return max(0, self._free_bytes())
 
     async def allocate(self, segment: Segment, chunks: Collection[int]) -> None:
         """Reserves and allocates memory for these chunks. Errors: Unavailable, CheckpointInvalid."""

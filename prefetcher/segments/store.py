@@ -53,9 +53,10 @@ class SegmentStore:
         keep_idle: bool = True,
         disk: DiskCache | None = None,
         changed: Callable[[], None] = lambda: None,
+        reclaim: Callable[[int], object] = lambda needed_bytes: None,
     ) -> None:
-        """`workers_bytes` returns the part of `memory_bytes` reserved for workers; `changed` is called at events.
-        Without `keep_idle`, a segment is freed with its last worker."""
+        """`workers_bytes` returns the part of `memory_bytes` that others have, of which `reclaim` may free some;
+        `changed` is called at events. Without `keep_idle`, a segment is freed with its last worker."""
         self._changed = changed
         self._disk = disk
         self.budget = MemoryBudget(
@@ -64,6 +65,7 @@ class SegmentStore:
             keep_bytes=keep_bytes,
             keep_idle=keep_idle,
             changed=changed,
+            reclaim=reclaim,
         )
         self.bandwidths = Bandwidths()
         self._throttle = BackgroundThrottle()

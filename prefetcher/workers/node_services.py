@@ -17,6 +17,7 @@ from ..segments.store import SegmentStore
 from ..stage_links.relay import Relays
 from .bundles import BundleCache
 from .call_latency import CallLatencies
+from .layer_spares import LayerSpares
 from .meter import LedgerBuffer
 from .secrets import SecretDecryptor
 
@@ -30,6 +31,7 @@ class NodeServices:
     cpus: int
     bundles: BundleCache
     layers: LayerCache
+    layer_spares: LayerSpares
     segments: SegmentStore
     prefork_pool: PreforkPool
     logs: LogBuffer

@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.node.messages import (
     Drain,
     Drained,
     EgressListener,
+    Imported,
     Pooled,
     Ready,
     StartError,
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_MARGIN_S = 2.0
 """Time beyond a drain's grace period for the worker to report and exit."""
+IMPORTS_LEARNED_MAX = 2
+"""When it is ready, and when it was drained."""
 
 
 class Worker:
@@ -70,6 +73,7 @@ class Worker:
         self._entered: EnteredCalls | None = None
         self._begun = False
         self._ending = False
+        self._imports_learned = 0
         self._fetched: dict[str, int] = {}
         self._close_egress: Callable[[], None] = lambda: None
 
@@ -226,6 +230,8 @@ class Worker:
                     self.resources.prioritize(first, last)
                 case Consolidated():
                     self._became_whole()
+                case Imported(modules=modules):
+                    self._learn_imports(modules)
                 case ChannelEnded():
                     self._require_draining(await self.process.exit_status())
                     return
@@ -234,6 +240,12 @@ class Worker:
                     return
                 case _:
                     pass
+
+    def _learn_imports(self, modules: list[str]) -> None:
+        """Takes a worker's list twice at most: it is sent by user code."""
+        if self._imports_learned < IMPORTS_LEARNED_MAX:
+            self._imports_learned += 1
+            self._services.layer_spares.learn(self.order, modules)
 
     def _require_draining(self, status: int | None) -> None:
         if status is not None and self.resources.entered_calls is not None:  # without one it may still be dying
@@ -261,6 +273,8 @@ class Worker:
                     **({"request": self.order.cause} if self.order.cause and not was_ready else {}),
                 },
             )
+        if info is not None and self.resources.prepared and not was_ready:
+            self._services.layer_spares.distrust(self.order)
         self._publish("failed" if info is not None else "gone", info)
         self.record.ended((assigned_ns or self.record.seen_ns, ended_ns), failed=error is not None)
         await self.process.terminate()

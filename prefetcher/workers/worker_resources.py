@@ -56,6 +56,8 @@ class WorkerResources:
         self._traffic_before: Counter[str] = Counter()
         self.pooled = False
         """True if its process was preforked."""
+        self.prepared = False
+        """True if it was prepared for this very version, with its packages imported."""
         self.endpoint = ""
         self.token = secrets.token_urlsafe(24)
         self.secrets: dict[str, str] = {}
@@ -69,6 +71,10 @@ class WorkerResources:
         """Acquires bundle, segments and process; returns the bundle's folder. Errors: FleetError, OSError."""
         spec, services = order.spec, self._services
         self._sandbox = GVisorSandbox(services, self._process) if spec.isolation == "gvisor" else None
+        spare = services.layer_spares.take(order)  # before its memory is asked for
+        if spare is not None:
+            self._process.attach(spare)
+            self.pooled = self.prepared = True
         services.segments.budget.reserve(spec.memory_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = spec.memory_bytes
         services.segments.budget.memory.shrink()
@@ -81,7 +87,7 @@ class WorkerResources:
         layer = asyncio.ensure_future(self._acquire_layer(spec, order.worker))
         # A sandbox sees the folders that it was started with.
         sealed = self._sandbox is not None and spec.layer is not None
-        fresh = network or sealed or not services.prefork_pool.has(spec.preloaded_pool)
+        fresh = spare is None and (network or sealed or not services.prefork_pool.has(spec.preloaded_pool))
         fork = asyncio.ensure_future(self._fork(spec, layer if sealed else None)) if fresh else None
         weights = asyncio.ensure_future(
             services.segments.acquire_all(self._checkpoints, order.worker, self._membership.layers)
@@ -90,11 +96,8 @@ class WorkerResources:
             bundle = services.bundles.ready(spec.bundle) or await services.bundles.get(spec.bundle)
             await layer
             self.segments = await weights
-            if fork is None and (process := services.prefork_pool.take(spec.preloaded_pool)) is not None:
-                self.pooled = True
-            else:
-                process = await (fork or services.prefork_pool.fork(spec.preloaded_pool, network=False))
-            self._process.attach(process)
+            if not self.prepared:
+                self._process.attach(await self._forked(fork, spec))
             if self._sandbox is not None:
                 await self._sandbox.prepare(bundle, self.segments)
         finally:
@@ -123,6 +126,13 @@ class WorkerResources:
             spec.preloaded_pool, network=spec.network is True, layer_dir=layer_dir
         )
 
+    async def _forked(self, fork: asyncio.Future[ForkedProcess] | None, spec: FunctionSpec) -> ForkedProcess:
+        """A waiting process, or the one that is being forked."""
+        if fork is None and (process := self._services.prefork_pool.take(spec.preloaded_pool)) is not None:
+            self.pooled = True
+            return process
+        return await (fork or self._services.prefork_pool.fork(spec.preloaded_pool, network=False))
+
     async def _release_unused(
         self, fork: asyncio.Future[ForkedProcess] | None, weights: asyncio.Future[list[Segment]]
     ) -> None:
@@ -148,8 +158,9 @@ class WorkerResources:
                 raise StartFailed(f"the worker was gone before it had its function: {error}") from error
             log.warning("a preforked worker was dead, forking another", extra={"worker": order.worker})
             await self._process.terminate()
-            self.pooled = False
-            self._process.attach(await self._services.prefork_pool.fork(order.spec.preloaded_pool, network=False))
+            self.pooled = self.prepared = False
+            network = order.spec.network is True
+            self._process.attach(await self._services.prefork_pool.fork(order.spec.preloaded_pool, network=network))
             try:
                 self._send_assignment(order, bundle_dir)
             except ChannelClosed as again:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from socket import socket
 from typing import Protocol
 
-from ..contract.node.messages import Assign
+from ..contract.node.messages import Assign, Prepare
 from . import namespaces
 
 
@@ -25,6 +25,9 @@ class WorkerEnvironment(Protocol):
         Errors: OSError.
         """
 
+    def prepare(self, message: Prepare) -> str:
+        """Confines the process ahead of its assignment; returns the bundle's folder. Errors: OSError."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnvironment:
@@ -35,18 +38,23 @@ class NodeEnvironment:
     clock_shift_ns: int = 0
 
     def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
-        bundle_dir = assign.bundle_dir
+        return self._confine(assign, terminals=assign.shell), socket(fileno=first)
+
+    def prepare(self, message: Prepare) -> str:
+        return self._confine(message, terminals=False)
+
+    def _confine(self, message: Assign | Prepare, *, terminals: bool) -> str:
+        bundle_dir = message.bundle_dir
         if self.confined:
-            writable_bytes = assign.spec.memory_bytes // 2
             namespaces.confine(
                 bundle_dir,
                 self.steps,
-                writable_bytes=writable_bytes,
-                terminals=assign.shell,
-                layer_dir=assign.layer_dir,
+                writable_bytes=message.spec.memory_bytes // 2,
+                terminals=terminals,
+                layer_dir=message.layer_dir,
             )
             bundle_dir = namespaces.FUNCTION_DIR
         else:
             os.chdir(bundle_dir)
         namespaces.drop_privileges()
-        return bundle_dir, socket(fileno=first)
+        return bundle_dir

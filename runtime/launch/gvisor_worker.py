@@ -16,7 +16,7 @@ from socket import socket
 
 from fleetstart import native
 
-from ..contract.node.messages import Assign
+from ..contract.node.messages import Assign, Prepare
 from ..contract.timeline import machine_origin_ns
 from ..isolation.namespaces import FUNCTION_DIR
 from .launcher import CONTROL_FD, arrange_descriptors
@@ -36,6 +36,9 @@ class GVisorEnvironment:
             bundle.extractall(FUNCTION_DIR, filter="data")
         os.chdir(FUNCTION_DIR)
         return FUNCTION_DIR, None
+
+    def prepare(self, message: Prepare) -> str:
+        raise OSError("a sandbox gets its bundle with its assignment, and cannot be prepared")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,7 +2,8 @@
 
 Forked by the fork server, a worker sends `Pooled` and waits. Everything that does not depend on the function happens
 before that (imports, the event loop), so that `Assign` to `Ready` is short: confine the process (`isolation`), start
-the function (`function_start`), serve it (`call_gate`, `server`). It ends with its control socket.
+the function (`function_start`), serve it (`call_gate`, `server`). A worker that is prepared for one version is confined
+before its assignment, and has imported what the version needs of its packages. It ends with its control socket.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from ..contract.node.messages import (
     DaemonMessage,
     Drain,
     Drained,
+    Imported,
     Pooled,
+    Prepare,
+    Prepared,
     Ready,
     StartError,
     Usage,
@@ -64,11 +68,39 @@ def run(control: socket, environment: WorkerEnvironment) -> NoReturn:
         channel.send(Pooled(started_ns))
         _warm_up_while_idle(control)
         message, descriptors = channel.receive()
+        prepared_dir = ""
+        if isinstance(message, Prepare):
+            prepared_dir = _prepare(message, environment)
+            channel.send(Prepared())
+            message, descriptors = channel.receive()
     except ChannelClosed:
         watchdog.end_process(exit_codes.ORPHANED)
     if not isinstance(message, Assign):
         watchdog.end_process(exit_codes.DRAINED)
-    AssignedWorker(channel, message, loop).run(environment, descriptors)
+    AssignedWorker(channel, message, loop, prepared_dir).run(environment, descriptors)
+
+
+def _prepare(message: Prepare, environment: WorkerEnvironment) -> str:
+    """Confines the process for a version and imports modules of its packages; returns the bundle's folder. Errors:
+    OSError."""
+    from .layer_imports import import_modules  # late: most functions have no packages of their own
+
+    bundle_dir = environment.prepare(message)
+    os.environ.update(message.spec.env)
+    _set_import_path(bundle_dir, message.layer_dir, message.threads)
+    import_modules(message.modules, message.layer_dir)
+    _flush()
+    return bundle_dir
+
+
+def _set_import_path(bundle_dir: str, layer_dir: str, threads: int) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    sys.path.insert(0, bundle_dir)
+    if layer_dir:
+        from .layer_path import add_layer  # late: most functions have none
+
+        add_layer(layer_dir)
+    sys.dont_write_bytecode = True
 
 
 def _warm_up_while_idle(control: socket) -> None:
@@ -83,7 +115,11 @@ def _warm_up_while_idle(control: socket) -> None:
 class AssignedWorker:
     """A worker after its assignment: confined, started, served, drained."""
 
-    def __init__(self, channel: Channel[DaemonMessage], assign: Assign, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, channel: Channel[DaemonMessage], assign: Assign, loop: asyncio.AbstractEventLoop, prepared_dir: str = ""
+    ) -> None:
+        """`prepared_dir`: the bundle's folder, if the process was prepared for this version."""
+        self._prepared_dir = prepared_dir
         self._channel = channel
         self._assign = assign
         self._loop = loop
@@ -151,21 +187,20 @@ class AssignedWorker:
         """Confines the process before user code runs; returns the bundle's folder and the listening socket."""
         spec = self._assign.spec
         with self._timeline.span("start"):
+            listening: socket | None
             try:
-                bundle_dir, listening = environment.confine(self._assign, first)
+                if self._prepared_dir:
+                    bundle_dir, listening = self._prepared_dir, socket(fileno=first)
+                else:
+                    bundle_dir, listening = environment.confine(self._assign, first)
                 if spec.egress:
                     os.environ.update(open_egress_socket(self._channel.send))
             except OSError as error:
                 raise StartFailed(f"the worker could not be confined: {error}") from error
             os.environ.update(spec.env)
             os.environ.update(self._assign.secrets)
-            os.environ.setdefault("OMP_NUM_THREADS", str(self._assign.threads))
-            sys.path.insert(0, bundle_dir)
-            if self._assign.layer_dir:
-                from .layer_path import add_layer  # late: most functions have none
-
-                add_layer(self._assign.layer_dir)
-            sys.dont_write_bytecode = True
+            if not self._prepared_dir:
+                _set_import_path(bundle_dir, self._assign.layer_dir, self._assign.threads)
         return bundle_dir, listening
 
     async def _serve(self, started: StartedApp, listening: socket | None, bundle_dir: str) -> None:
@@ -188,6 +223,7 @@ class AssignedWorker:
             raise StartFailed(str(error)) from error
         self._reporter.speed = started.speed
         self._channel.send(Ready(self._timeline))
+        self._report_imports()
         if self._node_messages is None:
             self._channel.socket.setblocking(False)
             self._loop.add_reader(self._channel.fileno(), self._on_control_readable)
@@ -196,7 +232,15 @@ class AssignedWorker:
             await self._close(started.close, started.close_s)
         await listener.stop()
         self._reporter.report()
+        self._report_imports()
         self._send(Drained())
+
+    def _report_imports(self) -> None:
+        """Reports which modules of its packages the function has imported, so that later workers can be prepared."""
+        if self._assign.layer_dir and not self._assign.shell:
+            from .layer_imports import imported_modules  # late: most functions have none
+
+            self._send(Imported(imported_modules(sys.modules, self._assign.layer_dir)))
 
     async def _close(self, close: Callable[[], None], most_s: float) -> None:
         """Runs the close hooks in a thread, since the loop must still send the responses of aborted calls."""

@@ -12,6 +12,10 @@ connections out. It may say `WantChunks` when it waits for weights out of order,
 `Usage` about once a second, and on `Drain` finishes its calls, says `Drained` and exits. The end of the socket is the
 end of the worker, from either side.
 
+A waiting worker may be told to `Prepare` for a version that has packages of its own: it is confined, imports what the
+version imported before, says `Prepared` and waits for the `Assign` of that version. A worker with packages tells which
+of their modules it has (`Imported`): when it is ready, and when it was drained.
+
 A stage of a pipeline is given its connections to the others (`Peers`) and may be ordered to become a whole worker
 (`Consolidate`, answered by `Consolidated`): see `orders`. Inside gVisor a listening socket would be of no use: there a
 worker gets its bundle in its place, as a tar, and each connection by itself (`ClientConnection`).
@@ -109,6 +113,29 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Whether the worker serves a shell instead of the function."""
 
 
+class Prepare(msgspec.Struct, frozen=True, tag="prepare", kw_only=True):
+    """Prepares a waiting worker for one version, ahead of a call: everything of its start that needs no secret and runs
+    none of the function's own code."""
+
+    spec: FunctionSpec
+    bundle_dir: str
+    layer_dir: str
+    modules: list[str]
+    """Modules of the layer to import, in this order."""
+    threads: int
+    """Cores that the worker may use."""
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    pass
+
+
+class Imported(msgspec.Struct, frozen=True, tag="imported"):
+    """The modules of its layer that a worker has imported, in their order."""
+
+    modules: list[str]
+
+
 class EgressListener(msgspec.Struct, frozen=True, tag="outlet"):
     """Hands the node a listening socket on the worker's own loopback, for its egress proxy. Descriptor: that socket."""
 
@@ -166,5 +193,7 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     pass
 
 
-WorkerMessage = Pooled | EgressListener | WantChunks | Ready | StartError | Usage | Consolidated | Drained
-DaemonMessage = Assign | ClientConnection | Peers | Consolidate | Drain
+WorkerMessage = (
+    Pooled | Prepared | Imported | EgressListener | WantChunks | Ready | StartError | Usage | Consolidated | Drained
+)
+DaemonMessage = Assign | Prepare | ClientConnection | Peers | Consolidate | Drain

@@ -50,6 +50,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """Memory for workers and segments together."""
     memory_used_bytes: int
+    preloaded_bytes: int = 0
+    """Memory of packages that were imported ahead of calls. It is not part of `memory_used_bytes`: a start that needs
+    it gets it."""
     cpus: int
     segments: list[SegmentReport] = []
     isolation: str = ""

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-import xxhash
 
 from fleetstart.prefetcher.layers.cache import LayerCache
 from fleetstart.prefetcher.sources.base import Source
@@ -21,19 +20,10 @@ from fleetstart.runtime.contract.errors import (
     StartFailed,
     Unavailable,
 )
-from fleetstart.runtime.contract.function.layer import (
-    LayerFile,
-    LayerManifest,
-    layer_bytes,
-    layer_id,
-    own_platform,
-    own_python,
-    parts_of,
-)
 from fleetstart.runtime.contract.ids import LayerId, WorkerId
+from tests.prefetcher.layer_store import CHUNK, put_layer
 from tests.prefetcher.nodes import Store
 
-CHUNK = 4096
 ONE, TWO = WorkerId("w-1"), WorkerId("w-2")
 FILES = {
     "empty/__init__.py": b"",
@@ -42,28 +32,6 @@ FILES = {
     "pkg/run": b"#!/bin/sh\n",
     "six.py": b"y = 2\n" * 3000,
 }
-
-
-def put_layer(store: Store, files: dict[str, bytes], *, python: str = "") -> LayerId:
-    names = sorted(files, key=lambda name: name.split("/"))
-    stream = b"".join(files[name] for name in names)
-    manifest = LayerManifest(
-        python=python or own_python(),
-        platform=own_platform(),
-        lock="",
-        chunk_bytes=CHUNK,
-        files=[LayerFile(name, len(files[name]), name.endswith("run")) for name in names],
-        parts=parts_of(len(stream), 2 * CHUNK),
-        chunks=[xxhash.xxh3_64_intdigest(stream[at : at + CHUNK]) for at in range(0, len(stream), CHUNK)],
-    )
-    data = layer_bytes(manifest)
-    layer = layer_id(data)
-    at = 0
-    for part in manifest.parts:
-        store.put(f"layers/{layer}/{part.object}", stream[at : at + part.size_bytes])
-        at += part.size_bytes
-    store.put(f"layers/{layer}/manifest.json", data)
-    return layer
 
 
 def cache_of(folder: Path, source: Source, budget_bytes: int = 1 << 30) -> LayerCache:

@@ -13,7 +13,7 @@ import pytest
 from fleetstart.prefetcher.processes.cgroup_setup import Hierarchy, open_cgroups, read_hierarchies
 from fleetstart.prefetcher.processes.cgroups import PREFIX, CgroupsV1, CgroupsV2
 from fleetstart.prefetcher.processes.epoch import epoch_is_alive, new_epoch
-from fleetstart.prefetcher.workers.memory_watchdog import private_bytes
+from fleetstart.prefetcher.processes.process_memory import private_bytes
 from tests.servers import spawn, wait_until
 
 MIB = 1 << 20

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from fleetstart.prefetcher.processes.prefork_policy import is_preloaded
+from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import Node, Store, call, spec_of
 from tests.servers import RedisServer, wait_until
 
@@ -22,6 +24,7 @@ def hello():
     from huggingface_hub import constants
     return {"inherited": INHERITED, "offline": constants.HF_HUB_OFFLINE}
 """
+ENDED = "a fork server that was not needed is ended"
 WARM = "fork server warm"
 
 
@@ -50,6 +53,16 @@ def test_the_first_start_is_served_by_the_profile_and_later_ones_find_the_librar
     report = node.report()
     assert report is not None
     assert report.profiles == ["torch"], "schedulers know of profiles only"
+    assert report.preloaded_bytes > 64 * MIB
+
+    node.take_back(second.worker)
+    node.wait_for(second.worker, "gone")
+    wait_until(lambda: node.lease().memory_used_bytes == 0, 10, what="the end of the worker")
+    bundle = store.put_bundle({"handler.py": HANDLER})
+    large = spec_of(bundle, name=FunctionName("large"), profile="torch", memory_bytes=report.memory_bytes)
+    node.wait_for(node.order(large), "ready")
+    assert ENDED in node.log(), "what needs the memory gets it"
+    wait_until(lambda: node.lease().preloaded_bytes == 0, 10, what="the end of its memory")
 
 
 def test_a_node_without_such_functions_never_imports_it(torch_node: Node, store: Store) -> None:
