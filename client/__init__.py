@@ -6,12 +6,14 @@ with Client() as client:
     greeting = client.function("hello")(name="Ada")
 """
 
+from fleetstart.runtime.contract.call_format import Bill
+
 from .async_function import AsyncFunction
 from .client import AsyncClient, Client
 from .errors import FleetError, InputFailed
 from .function import Function
 from .invocation import AsyncInvocation, Invocation, InvocationStatus
-from .result import Bill, Result
+from .result import Result
 from .stream import AsyncStream, Stream
 
 __all__ = [

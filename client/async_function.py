@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from typing import Any, Generic, Literal, TypeVar, overload
 
+from fleetstart.runtime.contract.call_format import NOTHING
+
 from .errors import InputFailed
 from .function import changed, keyed
 from .invocation import AsyncInvocation, submitted
 from .mapping import map_calls_async
-from .request import NOTHING, CallOptions, async_request, call_request, stream_request
+from .request import CallOptions, async_request, call_request, stream_request
 from .result import Result, result_of
 from .stream import AsyncStream
 from .transport import AsyncTransport

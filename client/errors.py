@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from fleetstart.runtime.contract.call_format import SHOWN_CHARS, HandlerResponse, explain
 from fleetstart.runtime.contract.errors import (
     BudgetSpent,
     ChecksumMismatch,
     DeadlineExceeded,
-    ErrorBody,
-    ErrorInfo,
     FleetError,
     Forbidden,
     HandlerFailed,
@@ -34,7 +31,6 @@ from fleetstart.runtime.contract.errors import (
     Unauthorized,
     Unavailable,
     WorkerLost,
-    error_from,
 )
 
 __all__ = [
@@ -65,26 +61,11 @@ __all__ = [
     "WorkerLost",
 ]
 
-SHOWN_CHARS = 200
-"""How much of an input or of a body an error shows."""
-
 
 class Unreachable(Unavailable):
     """No server answered at the URL."""
 
     code = "unreachable"
-
-
-class HandlerResponse(FleetError):
-    """The handler itself answered with an HTTP status of 400 or more; `status`, `headers` and `body` are its own."""
-
-    code = "handler_response"
-
-    def __init__(self, message: str, *, status: int, headers: dict[str, str], body: bytes) -> None:
-        super().__init__(message)
-        vars(self)["status"] = status
-        self.headers = headers
-        self.body = body
 
 
 class InputFailed(FleetError):
@@ -98,26 +79,4 @@ class InputFailed(FleetError):
         self.index = index
         self.input = input
         self.__cause__ = error
-        _explain(self, "")
-
-
-def decode_error(status: int, body: bytes | str) -> FleetError:
-    """Builds the error of a platform's response; an unknown code keeps its text."""
-    try:
-        found = msgspec.json.decode(body, type=ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        text = body[:SHOWN_CHARS].decode(errors="replace") if isinstance(body, bytes) else body[:SHOWN_CHARS]
-        info = ErrorInfo(code="not_found" if status == 404 else "internal", message=f"HTTP {status}: {text.strip()}")
-        return error_from(info)
-    error = error_from(found.error)
-    if error.code != found.error.code:  # of a part of the server, which has no class here
-        vars(error).update(code=found.error.code, status=status)
-    return _explain(error, found.request_id)
-
-
-def _explain(error: FleetError, request_id: str) -> FleetError:
-    """Adds to tracebacks what the message does not say."""
-    for name, text in (("hint", error.hint), ("request", request_id)):
-        if text:
-            error.add_note(f"{name}: {text}")
-    return error
+        explain(self, "")

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar, overload
 
+from fleetstart.runtime.contract.call_format import NOTHING
+
 from .errors import InputFailed
 from .invocation import Invocation, submitted
 from .mapping import map_calls
-from .request import NOTHING, CallOptions, async_request, call_request, stream_request
+from .request import CallOptions, async_request, call_request, stream_request
 from .result import Result, result_of
 from .stream import Stream
 from .transport import Transport

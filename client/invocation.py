@@ -10,9 +10,9 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from fleetstart.runtime.contract.call_format import decode_error
 from fleetstart.runtime.contract.errors import DeadlineExceeded
 
-from .errors import decode_error
 from .request import CallRequest
 from .result import Result, result_of
 from .transport import AsyncTransport, Transport

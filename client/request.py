@@ -8,12 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
-NOTHING: Any = object()
-"""Stands for an input that was not given: None is JSON's null."""
-JSON = "application/json"
-BYTES = "application/octet-stream"
+from fleetstart.runtime.contract.call_format import encode_input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +63,6 @@ def stream_request(name: str, options: CallOptions, input: Any, arguments: Mappi
     if options.idempotency_key:
         own["idempotency-key"] = options.idempotency_key
     return _request(name, options, input, arguments, own, repeatable=bool(options.idempotency_key))
-
-
-def encode_input(input: Any, arguments: Mapping[str, Any]) -> tuple[bytes | None, str]:
-    """Body and content type: bytes as they are, everything else as JSON. Errors: TypeError."""
-    if arguments and input is not NOTHING:
-        raise TypeError("give the input as one value or as keyword arguments, not both")
-    if input is NOTHING:
-        if not arguments:
-            return None, ""
-        input = dict(arguments)
-    if isinstance(input, bytes | bytearray | memoryview):
-        return bytes(input), BYTES
-    try:
-        return msgspec.json.encode(input), JSON
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"the input cannot be sent as JSON: {error}; give bytes, or values that JSON has") from error
 
 
 def _request(

@@ -7,10 +7,10 @@ from typing import Any, Generic, Self, TypeVar
 
 import httpx
 
+from fleetstart.runtime.contract.call_format import EVENTS, NO_ITEM, Bill, EventReader, decode_value, raise_for
 from fleetstart.runtime.contract.sse import ServerSentEvent
 
 from .request import CallRequest
-from .result import EVENTS, NO_ITEM, Bill, EventReader, decode_value, raise_for
 from .transport import AsyncTransport, Transport, broken_off
 
 T = TypeVar("T")

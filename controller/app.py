@@ -19,6 +19,7 @@ from .background import run_with_restarts
 from .config import Config
 from .core_wiring import build_core
 from .external_services import open_secret_cipher, open_traces
+from .function_calls.function_calls import FunctionCalls
 from .gateway.cors import Cors
 from .http.asgi import Receive, Scope, Send
 from .http.head_errors import HeadErrors
@@ -63,6 +64,17 @@ class Controller:
             core.view, self._auth_middleware
         )  # outside: browsers ask without a key whether they may show one
         app = RequestIdMiddleware(self.asgi, refused=management.calls.refused, sample=self._traces is not None)
+        self._function_calls = FunctionCalls(
+            core.gateway_id,
+            core.gateway.grants,
+            core.gateway.session,
+            core.view,
+            RequestIdMiddleware(
+                management.invocations.layer, refused=management.calls.refused, sample=self._traces is not None
+            ),
+            self._auth_middleware.rates,
+            max_body_bytes=config.max_body_bytes,
+        )
         self._server = server_of(config, app, self._listeners)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,6 +123,7 @@ class Controller:
             await self._management.history.flush()
         finally:
             await end_tasks(background)
+            await self._function_calls.close()
             await self._invocations.close()
             await self._core.close()
             if self._traces is not None:

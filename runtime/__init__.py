@@ -13,8 +13,10 @@ command line and the contract all import it: each name is loaded on first use.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .contract.errors import InvalidInput
+    from .contract.call_format import HandlerResponse
+    from .contract.errors import FleetError, InvalidInput
     from .contract.function.spec import SLO, Limits, Scale
+    from .sdk.calls import acall, call
     from .sdk.context import context
     from .sdk.declarations import LLM, Layered, Transformers, function
     from .sdk.decorators import batched, on_exit
@@ -25,13 +27,17 @@ __all__ = [
     "LLM",
     "SLO",
     "File",
+    "FleetError",
+    "HandlerResponse",
     "InvalidInput",
     "Layered",
     "Limits",
     "Response",
     "Scale",
     "Transformers",
+    "acall",
     "batched",
+    "call",
     "context",
     "function",
     "on_exit",
@@ -41,13 +47,17 @@ _LAZY = {
     "LLM": "sdk.declarations",
     "SLO": "contract.function.spec",
     "File": "sdk.files",
+    "FleetError": "contract.errors",
+    "HandlerResponse": "contract.call_format",
     "InvalidInput": "contract.errors",
     "Layered": "sdk.declarations",
     "Limits": "contract.function.spec",
     "Response": "sdk.responses",
     "Scale": "contract.function.spec",
     "Transformers": "sdk.declarations",
+    "acall": "sdk.calls",
     "batched": "sdk.decorators",
+    "call": "sdk.calls",
     "context": "sdk.context",
     "function": "sdk.declarations",
     "on_exit": "sdk.decorators",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -21,7 +22,9 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..async_invocations.cron_schedules import check_schedule
 from ..auth.deploy_policy import apply_deploy_policy
+from ..auth.lookups import project_of
 from ..auth.request_context import caller_of, set_audit_object
+from ..function_calls.rules import missing_callees
 from ..http.json_api import json_body, json_response, now_unix_ms, query_flag, query_int
 from ..planner.constraints import constraints_of, unmet_constraint
 from ..planner.estimates import is_calibrated
@@ -90,7 +93,9 @@ class FunctionsApi:
         now_ns = time.monotonic_ns()
         nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
         why, _ = unmet_constraint(constraints_of(spec), nodes)
-        return f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
+        unmet = f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
+        missing = missing_callees(spec, partial(project_of, self._view))
+        return "; ".join(text for text in (unmet, missing) if text)
 
     async def forecast(self, request: Request) -> Response:
         proposal = await json_body(request, Proposal, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec)

@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HE
 
 from ..http.asgi import Message, RawHeaders, Scope
 from ..http.headers import response_headers
-from ..http.scope import PROGRESS
+from ..http.scope import PROGRESS, REPEAT_KEY
 from ..state.invocation_records import Answer, Envelope, run_id
 from .progress_split import ProgressSplitter
 from .store.event_log import EventSplitter, error_of, without_id
@@ -57,6 +57,7 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
         "server": None,
         "fs.key": envelope.key,
         PROGRESS: True,
+        REPEAT_KEY: envelope.id,
     }
 
 

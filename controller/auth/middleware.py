@@ -56,7 +56,7 @@ class AuthMiddleware:
         self._rules = rules
         self._loopback = loopback
         self._open = loopback and is_open
-        self._rates = ProjectRateLimiter()
+        self.rates = ProjectRateLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         invoke = scope["type"] != "lifespan" and scope["path"].startswith(PREFIX)
@@ -129,7 +129,7 @@ class AuthMiddleware:
             scope[CALLER_IDENTITY] = CallerIdentity(project=project or "", key=caller.name)
         rate = self._view.access.rates.get(project) if project is not None else None
         if project is not None and rate is not None:
-            self._rates.take(project, rate, len(self._view.gateways), time.monotonic_ns())
+            self.rates.take(project, rate, len(self._view.gateways), time.monotonic_ns())
 
     def _authorize_request(self, scope: Scope, caller: Caller) -> RoutePermission:
         """Authorizes a request of the management API. Errors: Forbidden, NotFound."""

@@ -261,6 +261,8 @@ def _lost_row(call: OpenInvocation) -> InvocationRow:
         billed_ms=0,
         key=call.key,
         project=call.project,
+        parent=call.parent,
+        caller=call.caller,
         memory_bytes=0,
         cost_nusd=0,
         attempts=0,

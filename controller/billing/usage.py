@@ -19,7 +19,7 @@ from ..schemas.functions import Invoice, InvoiceLine, Usage, UsageLine
 from ..state.access_records import DEFAULT
 from .archive_format import LedgerEntry
 
-DIMENSIONS = ("function", "version", "phase", "key", "project", "tag", "day")
+DIMENSIONS = ("function", "version", "phase", "key", "project", "caller", "parent", "tag", "day")
 DEFAULT_BY = ("function", "version", "phase")
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
@@ -127,6 +127,8 @@ class UsageSums:
             kind=str(shown.get("phase", "")),
             key=str(shown.get("key", "")),
             project=str(shown.get("project", "")),
+            caller=str(shown.get("caller", "")),
+            parent=str(shown.get("parent", "")),
             tag=str(tag),
             day=str(shown.get("day", "")),
             rows=total.rows,
@@ -149,6 +151,10 @@ def _value(entry: LedgerEntry, dimension: str) -> str | int:
             return row.key if isinstance(row, InvocationRow) else ""
         case "project":
             return row.project or DEFAULT
+        case "caller":
+            return row.caller if isinstance(row, InvocationRow) else ""
+        case "parent":
+            return row.parent if isinstance(row, InvocationRow) else ""
         case "day":
             return day_of(entry)
         case "tag":

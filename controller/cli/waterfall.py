@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fleetstart.runtime.contract.billing.ledger import InvocationTrace, dollars
+from fleetstart.runtime.contract.billing.ledger import CalledFunction, InvocationRow, InvocationTrace, dollars
 from fleetstart.runtime.contract.timeline import Phase
 
 from . import output
@@ -19,6 +19,7 @@ MEANING = {
     "import": "libraries and handler",
     "load": "weights bound, load()",
     "execute": "the call itself",
+    "call": "other functions",
     "respond": "sending the answer",
     "move": "to another worker, in mid-stream",
 }
@@ -101,7 +102,17 @@ def render_trace(trace: InvocationTrace, *, width: int) -> str:
     waived = f"waited {row.queue_ms} ms, not billed"
     chart = waterfall(trace.timeline.phases, width=width)
     spans = f"\ntrace {trace.context.trace_id}" if trace.context.trace_id else ""
-    return f"{trace_summary(trace)}\n\n{chart}\n\n{bill}; {waived}{spans}"
+    called = "".join(f"\n{_called_line(one)}" for one in trace.called)
+    return f"{trace_summary(trace)}\n\n{chart}\n\n{bill}; {waived}{_made_by(row)}{called}{spans}"
+
+
+def _called_line(one: CalledFunction) -> str:
+    outcome = f"HTTP {one.status}" + (f" {one.error}" if one.error else "")
+    return f"called {one.function}, {outcome}, {one.took_ms:.1f} ms, billed by itself: {one.id}"
+
+
+def _made_by(row: InvocationRow) -> str:
+    return f"\ncalled by {row.caller}: {row.parent}" if row.parent else ""
 
 
 def trace_summary(trace: InvocationTrace) -> str:

@@ -9,7 +9,7 @@ import { functionLink, logLines, startTag, statusTag, trouble } from "./componen
 const MEANING = {
   queue: "queued in the gateway", place: "placement", start: "process start", fetch: "fetching weights",
   device: "device init", import: "libraries and handler", load: "binding weights, load()", execute: "handler",
-  respond: "sending the response", move: "moving to another worker",
+  call: "other functions, within execute", respond: "sending the response", move: "moving to another worker",
 };
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -93,6 +93,7 @@ function longest(rows, trace) {
     import: "import of libraries and the handler",
     load: `the handler's load()${came ? `, while weights were fetched: ${came}` : ""}`,
     execute: "execution of the handler",
+    call: "other functions that the handler called, while it ran",
     respond: "sending the response, at the pace of the handler and the client",
     move: "another worker took over after the first one was lost",
   }[phase];

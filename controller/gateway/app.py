@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import aiohttp
+
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.node.reports import GatewayReport
@@ -24,7 +26,7 @@ from ..http.client import open_session
 from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import Target, parse_target
 from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
-from ..http.scope import PROGRESS
+from ..http.scope import CALL_ORIGIN, PROGRESS, REPEAT_KEY, CallOrigin
 from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
 from .admission.feasibility import FeasibilityCheck
@@ -33,7 +35,8 @@ from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecord, CallRecorde
 from .dispatch.call_response import send_error
 from .dispatch.dispatcher import Dispatcher, SlotAcquirer
 from .dispatch.errors import ResponseTruncated
-from .dispatch.version_backend import Call
+from .dispatch.grants import Grants
+from .dispatch.version_backend import NO_CALL, Call
 from .router import Router
 from .websockets import WebSocketProxy
 
@@ -83,6 +86,16 @@ class Gateway:
             final_status=self._router.final_status,
         )
 
+    @property
+    def grants(self) -> Grants:
+        """The grants of running calls whose functions may call others."""
+        return self._recorder.grants
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The HTTP client that reaches workers."""
+        return self._session
+
     async def close(self) -> None:
         await self._session.close()
 
@@ -121,6 +134,7 @@ class Gateway:
             headers = request_headers(scope)
             if PROGRESS in scope:
                 headers.append((PROGRESS_HEADER, "1"))
+            origin: CallOrigin | None = scope.get(CALL_ORIGIN)
             call = Call(
                 id=InvocationId(request_id),
                 method=scope["method"],
@@ -134,6 +148,9 @@ class Gateway:
                 price=price,
                 key=scope.get("fs.key", ""),
                 root=target.root,
+                parent=origin.parent if origin is not None else NO_CALL,
+                chain=origin.chain if origin is not None else (),
+                repeat_key=scope.get(REPEAT_KEY, ""),
             )
             # While the body came, a backend without calls may have been forgotten.
             backend = self._router.open(backend.key, backend.record)

@@ -190,6 +190,7 @@ class WebSocketProxy:
             (REQUEST_HEADER, call.id),
             (DEADLINE_HEADER, str(left_ms)),
             (ROOT_PATH_HEADER, call.root),
+            *session.record.call_headers(),
         ]
         return await self._session.ws_connect(
             URL(f"http://{worker.status.endpoint}{call.target}", encoded=True),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+
 CALLER_IDENTITY = "fleetstart.caller"
 """Scope key of a `CallerIdentity`, for the layers before the gateway."""
 
@@ -16,6 +18,24 @@ class CallerIdentity:
     key: str = ""
     """Name of the API key."""
 
+
+CALL_ORIGIN = "fs.origin"
+"""Scope key of the `CallOrigin` of a call that a function made; absent from clients' calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOrigin:
+    """Where a call comes from that a function made."""
+
+    parent: InvocationId
+    """The call for which it is made."""
+    chain: tuple[FunctionName, ...]
+    """The functions above it: the one that a client called first, the caller last."""
+
+
+REPEAT_KEY = "fs.repeat"
+"""Scope key of what is the same in each run of a call that may run several times: its idempotency key, or the id of the
+stored invocation."""
 
 API_CALLER = "fs.caller"
 """Scope key of the `Caller` of a request to the management API."""

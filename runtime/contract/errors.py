@@ -14,11 +14,14 @@ FleetError
 │   ├── Unauthorized             401  unauthorized           no key, or an unknown, expired or revoked one
 │   ├── BudgetSpent              402  budget_spent           carries retry_after_s: when the budget renews
 │   ├── Forbidden                403  forbidden              a valid key without this right
+│   │   └── CallNotDeclared      403  call_not_declared      a function called one that its `calls` does not name
 │   ├── QuotaExceeded            403  quota_exceeded         of a project
 │   ├── NotFound                 404  not_found
 │   ├── TooLarge                 413  too_large
 │   ├── QueueFull                429  queue_full             all workers of scale.max are busy; carries retry_after_s
-│   └── RateLimited              429  rate_limited           the function's or project's limits; carries retry_after_s
+│   ├── RateLimited              429  rate_limited           the function's or project's limits; carries retry_after_s
+│   └── CallLoop                 508  call_loop              functions that call each other in a circle, or too deep
+├── CallEnded                    499  call_ended             the call for which a function was called has ended
 ├── HandlerFailed                500  handler_error          the user's code raised
 │   └── InvalidOutput            500  invalid_output         its answer is not what its signature says
 ├── StartFailed                  500  start_failed           the user's module or load() raised, or never got ready
@@ -36,6 +39,7 @@ Codes of the parts: subclasses beside what raises them. `error_from` knows those
 AnswerNotKept                    409  idempotency_not_kept     the first response was too large to store
 ConnectionCut                    503  unreachable              of `fs`: the connection broke during a call
 EventsGone                       410  events_gone              the events after `Last-Event-ID` have left the log
+HandlerResponse                  500  handler_response         of a caller: the handler's own answer of 400 or more
 InvalidParameter                 400  invalid_input            an invalid or unsupported parameter of a model's API
 InvalidWorkerToken               401  unauthorized             a caller without the worker's token
 KeyBusy                          409  idempotency_in_progress  the first call with the key has not ended
@@ -175,6 +179,12 @@ class Forbidden(Refused):
     status = 403
 
 
+class CallNotDeclared(Forbidden):
+    """A function called another one that its setting `calls` does not name."""
+
+    code = "call_not_declared"
+
+
 class QuotaExceeded(Refused):
     code = "quota_exceeded"
     status = 403
@@ -206,6 +216,20 @@ class RateLimited(Refused):
     code = "rate_limited"
     status = 429
     retryable = True
+
+
+class CallLoop(Refused):
+    """Functions that call each other in a circle, or one below the other more often than is allowed."""
+
+    code = "call_loop"
+    status = 508
+
+
+class CallEnded(FleetError):
+    """The call for which a function was called has ended: its caller has gone, or its time is up."""
+
+    code = "call_ended"
+    status = 499
 
 
 class HandlerFailed(FleetError):

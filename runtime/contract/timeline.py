@@ -23,6 +23,7 @@ PhaseName = Literal[
     "import",  # worker: libraries and the user's module
     "load",  # worker: weights bound, the handler's load()
     "execute",  # worker: the call itself
+    "call",  # gateway: a call of another function that the handler made, within execute
     "respond",  # gateway: first byte of the answer until the last
     "move",  # gateway: a stream whose worker was lost, until another one goes on with it
 ]

@@ -27,6 +27,12 @@ PROGRESS_HEADER = "fs-progress"
 """Progress events. On a request: report progress, whatever the caller accepts. On a response: it is a stream of
 `progress` events and then either the items of a stream, or the answer: an `answer` event with an AnswerHead, and its
 body in `piece` events, in base64."""
+GRANT_HEADER = "fs-call-grant"
+"""On a request to a worker whose function may call others: `GATEWAY:SECRET`, its right to do so until the call ends."""
+LINK_HEADER = "fs-call-link"
+"""On a WebSocket's handshake: the name of the gateway that opens it for the worker's own calls (`function_calls`)."""
+DEPTH_HEADER = "fs-call-depth"
+"""On a call that a function made: how many functions are above it, 1 for one that a client's call has made."""
 MARK = b": fs-mark "
 """Prefix of a resume mark: a comment in an event stream that the gateway stores and removes. With all marks so far, any
 worker of the version can go on after the events before this one. Its content is opaque; a blank line ends it."""

@@ -21,6 +21,7 @@ from ..sdk.context import CallState
 from ..sdk.responses import BYTES, TEXT, Response
 from ..worker_io import user_errors
 from ..worker_io.asgi import JSON, ResponseAborted, Scope, Send, respond
+from ..worker_io.callee_errors import as_seen_outside
 from .result_encoding import Buffer, ResultEncoding
 
 EVENTS = b"text/event-stream"
@@ -208,7 +209,7 @@ class ResponseWriter:
     def _failure(self, error: Exception) -> bytes:
         user_errors.log(error, f"call {self._call.id or '-'} failed in its stream:")
         if isinstance(error, FleetError):
-            info = error.info()
+            info = as_seen_outside(error).info()
         else:
             info = HandlerFailed(user_errors.describe(error, self._bundle_dir)).info()
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(ErrorBody(error=info, request_id=self._call.id))

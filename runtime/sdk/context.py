@@ -10,6 +10,7 @@ import asyncio
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 
@@ -17,14 +18,17 @@ from ..contract.worker_headers import (
     ATTEMPT_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,
+    GRANT_HEADER,
     PROGRESS_HEADER,
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
 from ..worker_io.asgi import App, Receive, Scope, Send
+from ..worker_io.call_links import CallLinks
 
 _OURS = frozenset(
-    name.encode() for name in (TOKEN_HEADER, DEADLINE_HEADER, CONTINUE_HEADER, ATTEMPT_HEADER, PROGRESS_HEADER)
+    name.encode()
+    for name in (TOKEN_HEADER, DEADLINE_HEADER, CONTINUE_HEADER, ATTEMPT_HEADER, PROGRESS_HEADER, GRANT_HEADER)
 )
 LOGGED_EVERY_S = 1.0
 """Interval of progress lines in the log; a listening caller gets every report."""
@@ -56,13 +60,17 @@ class Headers(Mapping[str, str]):
 class CallState:
     """State of one running call."""
 
-    def __init__(self, scope: Scope, function: str, version: int) -> None:
+    def __init__(self, scope: Scope, function: str, version: int, links: CallLinks | None = None) -> None:
+        """`links`: over which it may call other functions; None if it may call none."""
         self.function = function
         self.version = version
+        self.links = links
+        self.ended = False
         self._raw: list[tuple[bytes, bytes]] = scope["headers"]
         self._began_s = time.monotonic()
         self._headers: Headers | None = None
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self._calls: Counter[bytes] = Counter()
         self._receive: Receive | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._logged_s = -math.inf
@@ -78,6 +86,16 @@ class CallState:
     def attempt(self) -> int:
         text = self._own(ATTEMPT_HEADER)
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 1
+
+    @property
+    def grant(self) -> str:
+        """Its right to call other functions, as `GATEWAY:SECRET`."""
+        return self._own(GRANT_HEADER)
+
+    def count_call(self, key: bytes) -> int:
+        """Counts a call of another function; returns how many equal ones there were before. On the loop only."""
+        self._calls[key] += 1
+        return self._calls[key] - 1
 
     @property
     def headers(self) -> Headers:
@@ -97,7 +115,7 @@ class CallState:
     def cancelled(self) -> bool:
         """Whether the client has gone or the deadline passed; from any thread. First use starts watching the client."""
         if self._watcher is None and self._receive is not None:
-            self._loop.call_soon_threadsafe(self.watch)
+            self.loop.call_soon_threadsafe(self.watch)
         return self.gone or self.remaining_s == 0.0
 
     def progress(self, fraction: float, message: str) -> None:
@@ -118,11 +136,12 @@ class CallState:
     def watch(self) -> asyncio.Task[None]:
         """Task that ends when the client disconnects; call it on the loop."""
         if self._watcher is None:
-            self._watcher = self._loop.create_task(self._until_gone())
+            self._watcher = self.loop.create_task(self._until_gone())
         return self._watcher
 
     def end(self) -> None:
-        """Stops watching the client."""
+        """Stops watching the client; from now on it calls no other functions."""
+        self.ended = True
         if self._watcher is not None:
             self._watcher.cancel()
         self._receive = None
@@ -220,14 +239,14 @@ def _call() -> CallState:
     return call
 
 
-def with_context(app: App, function: str, version: int) -> App:
-    """Wraps an ASGI app so that `context` works in it."""
+def with_context(app: App, function: str, version: int, links: CallLinks | None = None) -> App:
+    """Wraps an ASGI app so that `context` works in it, and `call` with `links`."""
 
     async def with_call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await app(scope, receive, send)
             return
-        call = CallState(scope, function, version)
+        call = CallState(scope, function, version, links)
         token = current.set(call)
         try:
             await app(scope, receive, send)

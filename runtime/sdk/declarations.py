@@ -23,8 +23,8 @@ GENERAL = (
     "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 """Settings of every declaration."""
-OF_CODE = ("requirements",)
-"""Settings of functions with code of their own: an `LLM` and a `Transformers` have none."""
+OF_CODE = ("requirements", "calls")
+"""Settings of functions with code of their own, which an `LLM` has not."""
 OF_LAYERED = ("layers",)
 """Settings of a `Layered` class only."""
 OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
@@ -74,6 +74,7 @@ def function(
     project: str = ...,
     secrets: Iterable[str] = ...,
     requirements: str | Iterable[str] = ...,
+    calls: str | Iterable[str] = ...,
 ) -> Callable[[Target], Target]: ...
 
 
@@ -123,6 +124,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         keep_requests: Whether requests of synchronous calls are stored for a day, for `fs replay`.
         project: Project of the function. Default: its present one, or `default`.
         requirements: Packages to install for it, for example `["scikit-learn==1.7"]`, or the name of a file with them.
+        calls: Functions that the handler may call with `call` and `acall`, for example `["embed"]`. Default: none.
 
     Raises:
         TypeError: For an unknown setting, and for a target that cannot be called.

@@ -25,11 +25,14 @@ from ..contract.worker_headers import (
     DRAINING_HEADER,
     ENTERED_HEADER,
     ERROR_HEADER,
+    LINK_HEADER,
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
 from ..worker_io import user_errors
 from ..worker_io.asgi import App, Headers, Message, Receive, ResponseAborted, Scope, Send, respond_error
+from ..worker_io.call_links import CallLinks
+from ..worker_io.callee_errors import as_seen_outside
 from ..worker_io.log_tagging import CURRENT_REQUEST_ID
 from ..worker_io.network_hint import network_hint
 from . import websockets
@@ -39,6 +42,7 @@ _REQUEST = REQUEST_HEADER.encode()
 _DEADLINE = DEADLINE_HEADER.encode()
 _ERROR = ERROR_HEADER.encode()
 _ENTERED = ENTERED_HEADER.encode()
+_LINK = LINK_HEADER.encode()
 _ERROR_EVENT = b"event: error\n"
 
 
@@ -132,9 +136,12 @@ class CallGate:
         sockets: bool = False,
         network: bool | list[str] = True,
         entering: Callable[[int, str], object] = lambda number, request: None,
+        links: CallLinks | None = None,
     ) -> None:
         """`network` is the function's setting, for the hint of an error that comes of it. `entering` is called with the
-        number and id of a call before the app sees it."""
+        number and id of a call before the app sees it. `links`: where WebSockets go that gateways open for the calls of
+        the function itself."""
+        self._links = links
         self._app = app
         self._sockets = sockets
         self._token = token.encode()
@@ -153,6 +160,9 @@ class CallGate:
         token, request, deadline = _headers(scope)
         if not hmac.compare_digest(token, self._token):
             await respond_error(send, InvalidWorkerToken("this worker only accepts calls of its gateway"), request)
+            return
+        if scope["type"] == "websocket" and self._links is not None and (gateway := _link_gateway(scope)):
+            await self._links.serve(gateway, receive, send)
             return
         if scope["type"] == "websocket" and not self._sockets:
             await respond_error(send, websockets.NOT_SUPPORTED, request)
@@ -216,13 +226,19 @@ class CallGate:
         await respond_error(sending, failure, request)
 
     def _error_of(self, error: Exception, request: str) -> FleetError:
-        if isinstance(error, Refused):
-            return error
+        own = as_seen_outside(error) if isinstance(error, FleetError) else error
+        if isinstance(own, Refused):
+            return own
         user_errors.log(error, f"call {request or '-'} failed:")
-        if isinstance(error, FleetError):
-            return error
+        if isinstance(own, FleetError):
+            return own
         hint = network_hint(error, self._network) or "the traceback is in the function's log"
         return HandlerFailed(user_errors.describe(error, self._bundle_dir), hint=hint)
+
+
+def _link_gateway(scope: Scope) -> str:
+    """The gateway that opens a link with this handshake; empty if it is a client's WebSocket."""
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == _LINK), "")
 
 
 def _headers(scope: Scope) -> tuple[bytes, str, bytes]:

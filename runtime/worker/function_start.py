@@ -35,6 +35,7 @@ from ..sdk.context import with_context
 from ..sdk.declarations import LLM, Layered, Transformers
 from ..worker_io import user_errors
 from ..worker_io.asgi import App
+from ..worker_io.call_links import CallLinks
 from ..worker_io.network_hint import network_hint
 from .device_init import DeviceInit
 from .entry_import import import_entry
@@ -77,6 +78,8 @@ class StartContext:
     segment_fds: tuple[int, ...]
     loop: asyncio.AbstractEventLoop
     want: Callable[[range], object] = lambda chunks: None
+    links: CallLinks | None = None
+    """Over which the function calls others; None if it calls none."""
     node_messages: NodeMessages | None = None
     """Set for a pipeline stage, like the two callbacks below (see `StageContext`)."""
     on_consolidated: Callable[[], object] = lambda: None
@@ -123,7 +126,7 @@ def _start(starting: StartContext, timeline: Timeline) -> StartedApp:
 
 
 def _in_context(app: App, starting: StartContext) -> App:
-    return with_context(app, starting.assign.spec.name, starting.assign.version)
+    return with_context(app, starting.assign.spec.name, starting.assign.version, starting.links)
 
 
 def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weights]) -> StartedApp:

@@ -44,6 +44,7 @@ from ..contract.process.redaction import Redactor
 from ..contract.timeline import Timeline
 from ..isolation.worker_environment import WorkerEnvironment
 from ..pipeline.node_messages import NodeMessages
+from ..worker_io.call_links import CallLinks
 from . import watchdog
 from .call_gate import CallGate, Meter, redact_errors
 from .egress_socket import open_egress_socket
@@ -127,6 +128,7 @@ class AssignedWorker:
         self._timeline = Timeline()
         self._finished = asyncio.Event()
         self._grace_ends_s = 0.0
+        self._links = CallLinks() if assign.spec.calls else None
         self._node_messages: NodeMessages | None = None
         self._reporter = UsageReporter(loop, self._meter, self._send)
         self._listener: WorkerServer | None = None
@@ -151,6 +153,7 @@ class AssignedWorker:
                 segment_fds=tuple(descriptors),
                 loop=self._loop,
                 want=lambda chunks: self._send(WantChunks(chunks[0], chunks[-1])),
+                links=self._links,
                 node_messages=self._node_messages,
                 on_consolidated=lambda: self._send(Consolidated()),
                 on_end=lambda why: self._loop.call_soon_threadsafe(self._stage_ended, why),
@@ -213,6 +216,7 @@ class AssignedWorker:
             sockets=started.lifespan,
             network=self._assign.spec.network,
             entering=self._entered.write if self._entered is not None else lambda number, request: None,
+            links=self._links,
         )
         listener = self._listener = WorkerServer(
             redact_errors(gate, Redactor(self._assign.secrets.values())), lifespan=started.lifespan

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from fleetstart.client.errors import HandlerResponse, InputFailed, InvalidOutput, NotFound, RateLimited, decode_error
-from fleetstart.client.request import BYTES, JSON, NOTHING, CallOptions, call_request, encode_input, stream_request
-from fleetstart.client.result import decode_value, result_of, server_timing
+from fleetstart.client.errors import HandlerResponse, InputFailed, InvalidOutput, NotFound, RateLimited
+from fleetstart.client.request import CallOptions, call_request, stream_request
+from fleetstart.client.result import result_of, server_timing
+from fleetstart.runtime.contract.call_format import BYTES, JSON, NOTHING, decode_error, decode_value, encode_input
 
 
 @dataclass

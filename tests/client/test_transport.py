@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from fleetstart.client import Client, errors
-from fleetstart.client.request import NOTHING, CallOptions, async_request, call_request
+from fleetstart.client.request import CallOptions, async_request, call_request
 from fleetstart.client.retry import RetryPolicy
 from fleetstart.client.transport import Attempts
+from fleetstart.runtime.contract.call_format import NOTHING
 from tests.servers import AppServer, serving
 
 Send = Callable[[dict[str, Any]], Any]

@@ -121,6 +121,7 @@ EXAMPLES = (
     Example("include", ["data/*.json"]),
     Example("requirements", ["regex==2024.11.6"]),
     Example("network", ["api.example.com"]),
+    Example("calls", ["embed"]),
     Example("isolation", "gvisor"),
     Example("region", ["eu"]),
     Example("probe", "/healthz"),

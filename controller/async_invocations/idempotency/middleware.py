@@ -20,6 +20,7 @@ from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
 
 from ...http.asgi import RawHeaders, Receive, Scope, Send
+from ...http.scope import REPEAT_KEY
 from ...state.redis_client import REDIS_ERRORS
 from .response_recorder import ANSWER_BYTES, ResponseRecorder, replay_receive, send_answer
 from .store import (
@@ -153,7 +154,9 @@ class IdempotentCall:
         ]
         headers += [(b"x-request-id", claim.invocation.encode()), (b"content-length", b"%d" % len(body))]
         try:
-            await self._gateway({**scope, "headers": headers}, replay_receive(body, asyncio.Event()), recorder)
+            await self._gateway(
+                {**scope, "headers": headers, REPEAT_KEY: digest}, replay_receive(body, asyncio.Event()), recorder
+            )
         finally:
             keeper.cancel()
             if not recorder.whole:

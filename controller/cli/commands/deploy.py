@@ -93,6 +93,7 @@ def setting_flags(function: Decorated) -> Decorated:
                 "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag for usage and cost; may be repeated."
             ),
             click.option("--region", multiple=True, help="Region in which it may run, such as eu; may be repeated."),
+            click.option("--calls", multiple=True, metavar="NAME", help="Function that it may call; may be repeated."),
             click.option("--project", help="Its project; default: the one it is in, or `default`."),
             click.option(
                 "--env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated."

@@ -1,4 +1,4 @@
-"""`fs usage`: sums of the ledger's rows, grouped by function, version, phase, key, project, tag or day."""
+"""`fs usage`: sums of the ledger's rows, grouped by function, version, phase, key, project, caller, tag or day."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _HEADINGS = {
     "phase": "PHASE",
     "key": "KEY",
     "project": "PROJECT",
+    "caller": "CALLER",
+    "parent": "PARENT",
     "day": "DAY",
 }
 
@@ -32,7 +34,7 @@ _HEADINGS = {
     default="function,version,phase",
     show_default=True,
     metavar="LIST",
-    help="Any of function, version, phase, key, project, tag, tag:NAME, day.",
+    help="Any of function, version, phase, key, project, caller, parent, tag, tag:NAME, day.",
 )
 @click.option("--since", default="24h", show_default=True, metavar="AGE|DATE", help="90s, 15m, 24h, 7d or 2026-01-31.")
 @click.option("--until", metavar="AGE|DATE", help="Until just before; without it, now.")
@@ -54,6 +56,7 @@ def command(
 
     Calls are billed, and the idle time of workers that are kept because of `min`. Everything else is shown and waived:
     starting, fetching, loading, other idle time, starts that failed. A row counts to the moment at which it was booked.
+    `--by caller` tells calls that functions made from those of clients, `--by parent` names the calls that needed them.
     """
     now_s = time.time()
     query: dict[str, str | int] = {
@@ -112,6 +115,8 @@ def _group(usage: Usage, line: UsageLine) -> list[str]:
         "phase": line.kind,
         "key": line.key,
         "project": line.project,
+        "caller": line.caller,
+        "parent": line.parent,
         "day": line.day,
     }
     return [values.get(name, line.tag) for name in usage.by]

@@ -79,6 +79,7 @@ def flags_of(
     tags: Sequence[str],
     project: str | None = None,
     region: Sequence[str] = (),
+    calls: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The settings that command line flags stand for."""
     scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
@@ -98,6 +99,7 @@ def flags_of(
         "tags": _pairs("--tag", tags) or None,
         "project": project,
         "region": list(region) or None,
+        "calls": list(calls) or None,
     }
     return {key: value for key, value in given.items() if value is not None}
 

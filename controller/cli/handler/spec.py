@@ -125,6 +125,8 @@ def build_spec(
         fields["cors"] = ["*"] if settings["cors"] == "*" else settings["cors"]
     if "region" in settings:
         fields["region"] = [settings["region"]] if isinstance(settings["region"], str) else settings["region"]
+    if "calls" in settings:
+        fields["calls"] = _calls(declaration, settings["calls"])
     if declaration.kind == "llm":
         engine = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
         if "kv_memory" in settings:
@@ -142,6 +144,15 @@ def build_spec(
         fields.setdefault("retries", MODEL_RETRIES)
         fields.setdefault("concurrency", LAYERED_CONCURRENCY)
     return _checked(fields, FunctionSpec)
+
+
+def _calls(declaration: Declaration, calls: Any) -> Any:
+    if declaration.kind == "transformers":
+        raise InvalidSpec(
+            f"{declaration.attribute}: a Transformers has no code that could call other functions",
+            hint="leave out calls, or call both from a function of its own",
+        )
+    return [calls] if isinstance(calls, str) else calls
 
 
 def weights_of(declaration: Declaration) -> str | None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 
 from fleetstart.runtime.contract.billing.ledger import (
+    CALLED_KEPT,
+    CalledFunction,
     InvocationRow,
     InvocationTrace,
     OpenInvocation,
@@ -18,13 +20,15 @@ from fleetstart.runtime.contract.billing.ledger import (
     cost_nusd,
 )
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError
-from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, WorkerId
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.contract.worker_headers import DEPTH_HEADER, GRANT_HEADER
 
 from ...billing.ledger_writer import LedgerWriter
 from ...http.request_context import TRACE
 from ...state.records import StartOutcome
 from ...state.view import View
+from .grants import Grant, Grants
 from .start_phases import add_start_phases
 from .version_backend import Attempt, Call, VersionBackend
 
@@ -48,6 +52,7 @@ class CallRecorder:
     ) -> None:
         """`report_now` and `report_soon` let the schedulers know of calls of an idle version, or of ended ones."""
         self.report_now = report_now
+        self.grants = Grants(gateway)
         self.view = view
         self.ledger = ledger
         self._gateway = gateway
@@ -64,6 +69,8 @@ class CallRecorder:
                 accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
                 key=call.key,
                 project=backend.spec.project,
+                parent=call.parent,
+                caller=call.caller,
             )
         )
         return CallRecord(self, backend, call)
@@ -92,8 +99,8 @@ class CallRecorder:
 class CallRecord:
     """The attempts, timeline and outcome of one call. Written by its own methods alone."""
 
-    __slots__ = ("_recorder", "attempt", "attempts", "backend", "begun", "billed_ms", "call", "error", "events",
-                 "finished", "queue_ns", "start", "status", "timeline")  # fmt: skip
+    __slots__ = ("_called", "_grant", "_recorder", "attempt", "attempts", "backend", "begun", "billed_ms", "call",
+                 "error", "events", "finished", "queue_ns", "start", "status", "timeline")  # fmt: skip
 
     def __init__(self, recorder: CallRecorder, backend: VersionBackend, call: Call) -> None:
         self._recorder = recorder
@@ -103,6 +110,9 @@ class CallRecord:
         self.attempt: Attempt | None = None
         """The attempt under way, or the last one."""
         self.attempts = 0
+        self._grant: Grant | None = None
+        """The right of the attempt under way to call other functions; None if its function calls none."""
+        self._called: list[CalledFunction] = []
         self.queue_ns = 0
         self.start: StartKind | None = None
         """Hot, unless its worker got ready after the call came. A stream that moves stays what it began as."""
@@ -121,6 +131,9 @@ class CallRecord:
     def start_attempt(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.attempts += 1
+        self._end_grant()
+        if self.backend.spec.calls:
+            self._grant = self._recorder.grants.issue(self, attempt)
         if not self.begun:
             self.queue_ns = attempt.started_ns - self.call.accepted_ns
         if not self.backend.reported_busy:
@@ -130,6 +143,7 @@ class CallRecord:
 
     def release_for_retry(self, attempt: Attempt, backoff_ns: int) -> None:
         """Frees the slot of an attempt that failed; its worker gets no calls for a while."""
+        self._end_grant()
         now_ns = time.monotonic_ns()
         self.backend.avoid(attempt.worker, now_ns, backoff_ns)
         self.backend.release(attempt, now_ns, waive=True)
@@ -138,6 +152,31 @@ class CallRecord:
         """Frees the slot of the attempt under way, if there is one. Its time is billed unless waived."""
         if self.attempt is not None and self.attempt.active:
             self.billed_ms = self.backend.release(self.attempt, time.monotonic_ns(), waive=waive)
+
+    def call_headers(self) -> list[tuple[str, str]]:
+        """Headers for the worker about calls from function to function; none for a client's call of a function that
+        calls no others."""
+        headers = [(DEPTH_HEADER, str(len(self.call.chain)))] if self.call.chain else []
+        return [*headers, (GRANT_HEADER, self._recorder.grants.header(self._grant))] if self._grant else headers
+
+    def called(self, call: str, function: str, status: int, error: str, started_ns: int) -> None:
+        """Notes a call that the function made, and that has ended now."""
+        if self.finished:
+            return
+        now_ns = time.monotonic_ns()
+        self.timeline.add("call", started_ns, now_ns)
+        if len(self._called) < CALLED_KEPT:
+            took_ms = (now_ns - started_ns) / 1e6
+            self._called.append(
+                CalledFunction(
+                    id=InvocationId(call), function=FunctionName(function), status=status, error=error, took_ms=took_ms
+                )
+            )
+
+    def _end_grant(self) -> None:
+        if self._grant is not None:
+            self._recorder.grants.end(self._grant)
+            self._grant = None
 
     # ── the response ───────────────────────────────────────────────────────────────────────────────
 
@@ -193,6 +232,7 @@ class CallRecord:
 
     def close(self) -> None:
         """Closes the record, however the call ended."""
+        self._end_grant()
         self.release(waive=True)
         self.finish()
         self._recorder.closed(self.backend)
@@ -247,6 +287,8 @@ class CallRecord:
             cost_nusd=self.cost_nusd,
             attempts=self.attempts,
             total_ms=(now_ns - call.accepted_ns) // 1_000_000,
+            parent=call.parent,
+            caller=call.caller,
             first_byte_ms=(answered_ns - call.accepted_ns) // 1_000_000 if answered_ns else None,
         )
         status = worker.status if worker is not None else None
@@ -260,6 +302,7 @@ class CallRecord:
             node=status.node if status is not None else "",
             fetched=status.fetched if status is not None and start != "hot" else {},
             context=TRACE.get(),
+            called=tuple(self._called),
         )
 
     def start_kind(self, attempt: Attempt) -> StartKind:

@@ -165,6 +165,7 @@ class Dispatcher:
             (ATTEMPT_HEADER, str(record.attempts)),
             (CONTINUE_HEADER, str(len(resume_state))),
             (ROOT_PATH_HEADER, call.root),
+            *record.call_headers(),
         ]
         content = call.body + resume_state
         body: bytes | io.BytesIO | None = content or None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.ids import InvocationId, WorkerId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
@@ -26,6 +26,9 @@ BUSY_BACKOFF_NS = 20_000_000
 """Backoff of a worker that was full (with another gateway's calls), unless a call of ours ends there."""
 SUSPECT_BACKOFF_NS = 500_000_000
 """Backoff of a worker that broke a connection: by then its node has reported whether it lives."""
+
+
+NO_CALL = InvocationId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +52,17 @@ class Call:
     """Name of the API key that its caller showed."""
     root: str = ""
     """Path of the function as it was called, above `target`."""
+    parent: InvocationId = NO_CALL
+    """The call for which a function made this one; empty for a client's."""
+    chain: tuple[FunctionName, ...] = ()
+    """The functions above it, the caller last; none for a client's."""
+    repeat_key: str = ""
+    """What is the same if the call runs again; empty if it is not known to be a repetition."""
+
+    @property
+    def caller(self) -> FunctionName:
+        """The function that made it; empty for a client's call."""
+        return self.chain[-1] if self.chain else FunctionName("")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,6 +69,10 @@ class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation")
     """The tags of the function's version."""
     project: str = ""
     """The function's project; empty, for `default`, in rows from before there were projects."""
+    parent: InvocationId = InvocationId("")
+    """The call for which a function made this one; empty for a client's call."""
+    caller: FunctionName = FunctionName("")
+    """The function that made it; empty for a client's call."""
 
 
 WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "failed"]
@@ -114,6 +118,22 @@ class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
     accepted_unix_ms: int
     key: str = ""
     project: str = ""
+    parent: InvocationId = InvocationId("")
+    caller: FunctionName = FunctionName("")
+
+
+CALLED_KEPT = 50
+"""Calls of other functions that a trace names; its timeline has all of them."""
+
+
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the function made while its own call ran; it has a row and a trace of its own."""
+
+    id: InvocationId
+    function: FunctionName
+    status: int
+    error: str = ""
+    took_ms: float
 
 
 class TraceContext(msgspec.Struct, frozen=True):
@@ -146,6 +166,8 @@ class InvocationTrace(msgspec.Struct, frozen=True, kw_only=True):
     fetched: dict[str, int] = {}
     """Bytes of weights by where they came from, of the start that it waited for."""
     context: TraceContext = TraceContext()
+    called: tuple[CalledFunction, ...] = ()
+    """The calls of other functions that it made, in the order in which they ended; `CALLED_KEPT` at most."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):

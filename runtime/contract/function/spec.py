@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import InvalidSpec
+from ..function_calls import check_calls
 from ..ids import BundleId, CheckpointId, FunctionName, LayerId
 from ..sizes import GIB, MIB
 from .interface import Interface
@@ -155,6 +156,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The function's project; empty: unchanged, and `default` for a new function."""
     secrets: list[str] = []
     """Names of the project's secrets that workers get as environment variables."""
+    calls: list[str] = []
+    """Names of the functions that its handler may call through the platform; empty: none."""
     probe: str = ""
     """Path that must answer with 2xx before a new version gets calls, for example "/healthz"; empty: the worker must be
     ready, and an LLM must list its model."""
@@ -209,6 +212,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_tags(self.tags)
         _check_secrets(self.secrets, self.env)
         _check_network(self.network)
+        if self.calls:
+            self._check_calls()
         if self.isolation == "gvisor" and self.egress:
             raise InvalidSpec(
                 f"function {self.name}: a list of what it may reach needs namespaces, and isolation is gvisor",
@@ -227,6 +232,18 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.adapter is not None and self.adapter == self.weights:
             raise InvalidSpec(f"function {self.name}: weights and adapter are one and the same checkpoint")
+
+    def _check_calls(self) -> None:
+        check_calls(self.name, self.calls)
+        for callee in self.calls:
+            if not _NAME.fullmatch(callee):
+                raise InvalidSpec(f"calls: {callee[:80]!r} is no name that a function could have")
+        if self.llm is not None or self.layered:
+            kind = "an LLM" if self.llm is not None else "a Layered model"
+            raise InvalidSpec(
+                f"function {self.name}: {kind} calls no other functions",
+                hint="leave out calls, or call both from a function of its own",
+            )
 
     @property
     def egress(self) -> list[str]:

@@ -1,0 +1,86 @@
+"""Decisions about calls from function to function: whether one is allowed, its deadline, its idempotency key. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+
+from fleetstart.runtime.contract.errors import CallLoop, CallNotDeclared, DeadlineExceeded
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.function_calls import DEPTH_MAX, CallRequest
+from fleetstart.runtime.contract.ids import FunctionName
+
+from ..auth.authorize import Caller
+from ..state.access_records import DEFAULT, KeyRecord
+
+
+def caller_of(spec: FunctionSpec, project_of: Callable[[str], str | None]) -> Caller:
+    """The caller that a function is when it calls others: it may invoke those of its `calls`, in its project, and
+    nothing else."""
+    record = KeyRecord(
+        name=f"function {spec.name}",
+        rights=["invoke"],
+        functions=list(spec.calls),
+        project=spec.project or DEFAULT,
+        credentials=[],
+        created_unix_ms=0,
+        created_by=spec.name,
+    )
+    return Caller(name=record.name, key=record, project_of=project_of)
+
+
+def check_declared(spec: FunctionSpec, callee: str) -> None:
+    """Checks that the function names the callee in `calls`. Errors: CallNotDeclared."""
+    if callee not in spec.calls:
+        raise CallNotDeclared(
+            f"function {spec.name} calls {callee[:80]}, which its setting `calls` does not name: it names "
+            f"{', '.join(spec.calls) or 'none'}",
+            hint=f"deploy it with @function(calls=[{', '.join(repr(name) for name in (*spec.calls, callee[:80]))}])",
+        )
+
+
+def check_chain(chain: Sequence[str], callee: str) -> None:
+    """Checks that the functions above a call, the caller last, may call this one. Errors: CallLoop."""
+    path = " → ".join((*chain, callee))
+    if callee in chain:
+        raise CallLoop(
+            f"functions call each other in a circle: {path}", hint="let the first of them call what it needs itself"
+        )
+    if len(chain) > DEPTH_MAX:
+        raise CallLoop(
+            f"function {callee} would be called {len(chain)} functions deep, {DEPTH_MAX} at most: {path}",
+            hint="let one function call the others one after the other",
+        )
+
+
+def time_left_s(callee: str, caller_ends_ns: int, asked_s: float | None, now_ns: int) -> float:
+    """The time that a call gets at most: what its caller has left, or less if it asked for less.
+
+    Errors: DeadlineExceeded if nothing is left.
+    """
+    left_s = (caller_ends_ns - now_ns) / 1e9
+    if left_s <= 0:
+        raise DeadlineExceeded(f"function {callee} was not called: the time of the call that needs it is up")
+    return left_s if asked_s is None or not asked_s > 0 else min(left_s, asked_s)
+
+
+def repeat_key(caller_key: str, caller: FunctionName, request: CallRequest, body: bytes) -> str:
+    """The idempotency key of a call by a call that may be repeated: the same for the same call of each repetition."""
+    digest = hashlib.sha256()
+    for part in (caller_key, caller, request.function, request.version, request.method, request.path, request.number):
+        digest.update(f"{part}\0".encode())
+    digest.update(body)
+    return f"call:{digest.hexdigest()}"
+
+
+def missing_callees(spec: FunctionSpec, project_of: Callable[[str], str | None]) -> str:
+    """A warning that names the functions in `calls` that its project does not have; "" if it has all."""
+    project = spec.project or DEFAULT
+    missing = [callee for callee in spec.calls if project_of(callee) != project]
+    if not missing:
+        return ""
+    return f"function {spec.name} calls {_listed(missing)}, which project {project} does not have yet"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
