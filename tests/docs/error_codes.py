@@ -33,6 +33,12 @@ HELP = {
     "unauthorized": ("no key, or none that is valid", "send `Authorization: Bearer KEY`; `fs key ls` lists keys"),
     "budget_spent": ("the function's budget is spent", "wait for its renewal, or `fs budget set`"),
     "forbidden": ("the key is valid, but does not permit this", "use a key with the right; `fs key ls` shows rights"),
+    "call_not_declared": (
+        "a function calls one that its setting `calls` does not name",
+        "add it: `@function(calls=[...])`",
+    ),
+    "call_loop": ("functions call each other in a circle, or more than 8 deep", "the message has the path"),
+    "call_ended": ("a function called another when its own call had ended", "call before the handler returns"),
     "quota_exceeded": ("a quota of the project", "`fs project ls`; raise it, or remove what is not used"),
     "not_found": ("no such function, version, alias, invocation or route", "`fs ls`, `fs versions NAME`"),
     "too_large": ("the body is larger than allowed", "send less; raise `max_body` or `FS_MAX_BODY`"),

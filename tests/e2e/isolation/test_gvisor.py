@@ -53,6 +53,18 @@ def sandboxes(system: System) -> dict[int, list[str]]:
     return found
 
 
+CALLS = """
+@function(ONE)
+def inner(text: str) -> int:
+    return len(text)
+
+@function(ONE, calls=["inner"])
+def outer(text: str) -> list:
+    from fleetstart.runtime import call
+    return [call("inner", text=text), platform.release()]
+"""
+
+
 SEES = """
 @function(ONE)
 def sees(home: str, redis: str, port: int):
@@ -106,6 +118,13 @@ def test_it_has_a_kernel_of_its_own_and_sees_nothing_of_the_node(system: System)
     assert seen["folder"] == "/tmp/function"
     (worker,) = system.info("sees").workers
     assert worker.isolation == "gvisor"
+
+
+def test_it_calls_other_functions(system: System) -> None:
+    system.deploy_file(system.source(HEAD + CALLS.replace("ONE", ONE), folder="calls"), "--no-probe")
+    length, kernel = system.ok("outer", {"text": "four"})
+    assert length == 4
+    assert kernel != os.uname().release
 
 
 REACHES = """
