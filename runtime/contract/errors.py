@@ -90,6 +90,8 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FleetError(Exception):
+    """An error of the platform: `code`, `status`, `message`, `hint`, and whether trying again can help (`retryable`)."""
+
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
