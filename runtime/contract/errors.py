@@ -90,7 +90,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FleetError(Exception):
-    """An error of the platform: `code`, `status`, `message`, `hint`, and whether trying again can help (`retryable`)."""
+    """An error of the platform: `code`, `status`, `message`, `hint`; `retryable`: whether trying again can help."""
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500

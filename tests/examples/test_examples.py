@@ -41,7 +41,12 @@ def weights_of(example: str) -> Path:
 
 @pytest.mark.parametrize(
     ("example", "attribute", "kind"),
-    [("hello", "hello", "function"), ("chat", "chat", "llm"), ("embed", "Embed", "function"), ("search", "Search", "function")],
+    [
+        ("hello", "hello", "function"),
+        ("chat", "chat", "llm"),
+        ("embed", "Embed", "function"),
+        ("search", "Search", "function"),
+    ],
 )
 def test_each_example_declares_one_function(example: str, attribute: str, kind: str) -> None:
     (found,) = read_declarations(EXAMPLES / example / "handler.py")
