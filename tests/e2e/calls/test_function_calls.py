@@ -107,9 +107,9 @@ def rows(system: System, parent: str) -> list[InvocationRow]:
 def trace(system: System, request: str) -> InvocationTrace:
     """The trace, which is written a moment after the answer."""
 
-    def read() -> bytes | None:
+    def read() -> bytes:
         answer = system.http.get(f"/api/v1/invocations/{request}")
-        return answer.content if answer.status_code == 200 else None
+        return answer.content if answer.status_code == 200 else b""
 
     return msgspec.json.decode(wait_until(read, 10, what=f"the trace of {request}"), type=InvocationTrace)
 
