@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ from .registry.registry import Registry
 from .registry.rollouts import RolloutController
 from .schemas.functions import BudgetInfo
 from .shell.service import ShellService
+from .state import readiness
 from .storage.factory import open_store
 
 if TYPE_CHECKING:
@@ -97,6 +99,12 @@ def build_management(
         audit=audit,
         budgets=billing.shown,
         document=partial(document, endpoints()),
+        readiness=lambda: readiness.problems(
+            core.view,
+            written_ns=core.reporter.written_ns,
+            stopping=stopping.is_set(),
+            now_ns=time.monotonic_ns(),
+        ),
     )
     apis = (
         system,

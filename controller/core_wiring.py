@@ -75,7 +75,7 @@ def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
     client = connect(config.redis_url)
     state = StateSync(client, view)
     journal = Journal(config.home / "journal", gateway_id)
-    ledger = LedgerWriter(client, journal)
+    ledger = LedgerWriter(client, journal, view.unreadable)
     scheduler = Scheduler(gateway_id, LeaderLease(client, view, state.writes), ledger, SecretSealer(view, cipher))
     calibrator = Calibrator(state, lambda: scheduler.fence)
     reporter = LoadReporter(state)

@@ -96,6 +96,8 @@ class Config:
     """Concurrent connections to the object store."""
     region: str = ""
     """Region of the node, which functions may require."""
+    gpus: int = 0
+    """Number of GPUs that workers see."""
     log_format: LogFormat = "text"
     shutdown_grace_s: float = 2.0
     """Time for invocations in progress at shutdown; short, because `fs down` should feel immediate."""
@@ -127,6 +129,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=read_choice(env, "FS_LIMITS", ("watched",)) == "watched",
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
+        gpus=_gpus(env),
         region=_region(env.get("FS_REGION", "")),
         log_format=read_log_format(env),
         fetch_threads=read_int(env, "FS_FETCH_THREADS", default_fetch_threads(cpus), least=1, most=64),
@@ -140,6 +143,16 @@ def _region(text: str) -> str:
     except InvalidSpec as error:
         raise ConfigError(f"FS_REGION: {error}") from error
     return text
+
+
+def _gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> int:
+    """The number of GPUs, by their device files: asking torch takes seconds, and memory that stays."""
+    files = len([file for file in dev.glob("nvidia*") if file.name.removeprefix("nvidia").isdecimal()])
+    found = files or int(any((dev / name).exists() for name in ("kfd", "dxg")))
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    return min(found, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
 def _redis_url(url: str) -> str:

@@ -47,6 +47,8 @@ def report_of(
         isolation=next((said.isolation for said in warm.values()), ""),
         limits=cgroups.name if cgroups is not None else "watched",
         profiles=sorted(pool for pool in warm if not is_preloaded(pool)),
+        pools=sorted(config.profiles),
+        gpus=config.gpus,
         isolations=sorted({pool.partition("+")[2] for pool, server in servers.items() if not server.refused} - {""}),
         pid=os.getpid(),
         public_key=public_key,

@@ -91,6 +91,8 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
     SystemApi: (
         Endpoint("GET", "/healthz", "open", SystemApi.healthz, "Health of this process; starts and bills nothing",
                  answer=dict),
+        Endpoint("GET", "/readyz", "open", SystemApi.readyz,
+                 "Whether calls should come here: 503 with the reasons if not", answer=dict),
         Endpoint("GET", "/openapi.json", "key", SystemApi.openapi, "This API, as OpenAPI", answer=dict,
                  documented=False, before_sync=True),
         Endpoint("GET", "/api/v1/status", "read", SystemApi.status, "Status of the whole system; `probe` tries Redis",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..async_invocations.cron_schedules import check_schedule
-from ..auth.deploy_policy import apply_deploy_policy
+from ..auth.deploy_policy import apply_deploy_policy, check_kv_memory
 from ..auth.lookups import project_of
 from ..auth.request_context import caller_of, set_audit_object
 from ..function_calls.rules import missing_callees
@@ -36,6 +36,7 @@ from ..schemas.planning import Proposal
 from ..state.records import FunctionRecord, VersionKey
 from ..state.redis_client import REDIS_ERRORS
 from ..state.traffic import last_failure, limits_of, scale_of, version_of_alias
+from ..state.unreadable import unreadable
 from ..state.view import View
 from .openapi.invoke_document import function_document
 
@@ -101,11 +102,13 @@ class FunctionsApi:
         proposal = await json_body(request, Proposal, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec)
         self._known()
         view = self._view
+        check_kv_memory(view, proposal.spec)
         return json_response(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
 
     async def functions(self, request: Request) -> Response:
         caller = caller_of(request)
-        return json_response([self.info(record) for record in self._known().values() if caller.sees(record.name)])
+        self._known()
+        return json_response(self.infos(caller.sees))
 
     async def function(self, request: Request) -> Response:
         return json_response(self.info(self._record(request.path_params["name"])))
@@ -113,7 +116,8 @@ class FunctionsApi:
     async def delete(self, request: Request) -> Response:
         name = FunctionName(request.path_params["name"])
         record = self._known().get(name)
-        info = self.info(record) if record is not None else None
+        readable = record is not None and VersionKey(record.name, record.live) in self._view.versions
+        info = self.info(record) if record is not None and readable else None
         await self._registry.delete(name)
         return json_response(info)
 
@@ -167,9 +171,18 @@ class FunctionsApi:
             raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
         return record
 
+    def infos(self, sees: Callable[[FunctionName], bool]) -> list[FunctionInfo]:
+        """Those functions that `sees` admits. One whose live version this release cannot read is in the status only."""
+        view = self._view
+        records = [record for record in view.functions.values() if sees(record.name)]
+        return [self.info(record) for record in records if VersionKey(record.name, record.live) in view.versions]
+
     def info(self, record: FunctionRecord) -> FunctionInfo:
         view = self._view
         key = VersionKey(record.name, record.live)
+        if key not in view.versions:
+            error = view.unreadable.error("version", str(key)) or "it has not been read yet"
+            raise unreadable(f"version {key.version} of {key.name}", error)
         load = view.loads().get(str(key), FunctionLoad(0, 0))
         failure = view.failures.get(key)
         workers = [s for s in view.statuses.values() if s.function == record.name and s.state not in FINAL]

@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.errors import FleetError, InvalidInput
 from ..auth.audit_log import AuditLog
 from ..auth.request_context import caller_of
 from ..http.json_api import json_response, query_flag
-from ..schemas.functions import BudgetInfo, SystemStatus
+from ..schemas.functions import BudgetInfo, SystemStatus, UnreadableInfo
 from ..state.redis_probe import try_redis
 from ..state.view import View
 from ..storage.object_store import ObjectStore
@@ -25,6 +25,7 @@ from .functions import FunctionsApi
 
 TRIAL_S = 5.0
 """Longest trial of Redis and of the store."""
+UNREADABLE_SHOWN = 100
 AUDIT_ROWS = 1_000
 AUDIT_ROWS_MAX = 10_000
 
@@ -44,9 +45,10 @@ class SystemApi:
         audit: AuditLog,
         budgets: Callable[[], list[BudgetInfo]],
         document: Callable[[str], dict[str, Any]],
+        readiness: Callable[[], list[str]],
     ) -> None:
         """`url`: of this controller, as others reach it. `open_access`: whether it was started to serve without keys.
-        `document` makes the OpenAPI document for a URL."""
+        `document` makes the OpenAPI document for a URL. `readiness`: why calls should go to another controller."""
         self._url = url
         self._store_url = store_url
         self._store = store
@@ -58,9 +60,15 @@ class SystemApi:
         self._audit = audit
         self._budgets = budgets
         self._document = document
+        self._readiness = readiness
 
     async def healthz(self, request: Request) -> Response:
         return json_response({"ok": True})
+
+    async def readyz(self, request: Request) -> Response:
+        """Whether calls should come here: 200, or 503 with the reasons."""
+        problems = self._readiness()
+        return json_response({"ready": not problems, "problems": problems}, status=503 if problems else 200)
 
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document(self._url))
@@ -82,12 +90,17 @@ class SystemApi:
                 store_problem=store_problem,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 draining=sorted(view.draining) if not caller.limited else [],
-                functions=[self._functions.info(one) for one in view.functions.values() if caller.sees(one.name)],
+                functions=self._functions.infos(caller.sees),
                 budgets=[info for info in self._budgets() if caller.sees(info.function)],
                 access="open" if self._open_access and not view.access.locked else "keys",
+                unreadable=self._unreadable() if not caller.limited else [],
                 limited=caller.limited,
             )
         )
+
+    def _unreadable(self) -> list[UnreadableInfo]:
+        shown = self._view.unreadable.all()[:UNREADABLE_SHOWN]
+        return [UnreadableInfo(kind=one.kind, name=one.name, error=one.error) for one in shown]
 
     async def _try_backends(self) -> tuple[str, str]:
         """Writes to Redis and to the store, side by side: "ok" or Redis' problem, and "" or the store's."""

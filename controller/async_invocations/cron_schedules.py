@@ -23,6 +23,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError, InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..state.invocation_records import Envelope
 from ..state.redis_client import REDIS_ERRORS
@@ -47,6 +48,9 @@ class ScheduleMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Times up to here are done."""
     last_unix_s: int = 0
     """The last time that was fired."""
+
+
+_MARKS = RecordDecoder(ScheduleMark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +141,18 @@ class CronScheduler:
         return [version.spec for version in live if version is not None and version.spec.schedule]
 
     async def marks(self) -> dict[FunctionName, ScheduleMark]:
+        """The marks. A schedule whose mark cannot be read begins anew: no moment has two invocations."""
         raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.SCHEDULES))
-        return {FunctionName(name.decode()): msgspec.json.decode(mark, type=ScheduleMark) for name, mark in raw.items()}
+        found: dict[FunctionName, ScheduleMark] = {}
+        problems: dict[str, str] = {}
+        for field, data in raw.items():
+            name = FunctionName(field.decode(errors="replace"))
+            try:
+                found[name] = _MARKS.decode(data)
+            except UnreadableRecord as error:
+                problems[name] = str(error)
+        self._view.unreadable.replace("schedule mark", problems)
+        return found
 
     async def step(self, now_unix_s: int) -> list[InvocationId]:
         """Fires due schedules; returns the invocations. Errors: REDIS_ERRORS."""

@@ -17,7 +17,7 @@ import msgspec
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
 
 from ..state.invocation_records import Envelope, Progress
@@ -75,7 +75,10 @@ class RetentionSweeper:
         """Deletes expired invocations; returns their number. One that has not ended by then never will."""
         overdue = await self._invocations.overdue(now_unix_ms, BATCH)
         for invocation in overdue:
-            entry = await self._invocations.get(invocation)
+            try:
+                entry = await self._invocations.get(invocation)
+            except Unavailable:
+                continue  # of another release, which sweeps it
             await self._payloads.drop(invocation)
             if entry is None:
                 await self._invocations.forget(None, invocation)
@@ -105,8 +108,11 @@ class RetentionSweeper:
         """Restores invocations that the store has and Redis does not; returns their number."""
         adopted = 0
         for invocation, objects in (await self._payloads.contents()).items():
-            if await self._invocations.get(invocation) is not None:
-                continue
+            try:
+                if await self._invocations.get(invocation) is not None:
+                    continue
+            except Unavailable:
+                continue  # it is there, though this release cannot read it
             if max(objects.values()) > now_unix_ms - grace_ms:
                 continue
             envelope = await self._envelope(invocation) if REQUEST in objects else None

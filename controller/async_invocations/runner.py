@@ -128,8 +128,12 @@ class InvocationRunner:
                 return
             if invocation in self._tasks:
                 continue
+            try:
+                entry = await self._invocations.get(invocation)
+            except FleetError as error:  # of another release, whose gateways run it
+                self._view.unreadable.note("async invocation", invocation, error.message)
+                continue
             free_slots -= 1
-            entry = await self._invocations.get(invocation)
             if entry is None:
                 await self._invocations.forget(function, invocation)
                 continue

@@ -8,6 +8,7 @@ store (`archive`) and are read from there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import zlib
@@ -21,12 +22,15 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import TooLarge
 from fleetstart.runtime.contract.process.tasks import run_all
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..schemas.access import AuditEvent
 from ..state.redis_client import REDIS_ERRORS
 from ..storage.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
+
+_EVENTS = RecordDecoder(AuditEvent)
 
 STREAM_ROWS = 20_000
 SEGMENT_ROWS = 10_000
@@ -182,7 +186,8 @@ class AuditLog:
         oldest: _RowId | None = None
         for entry, fields in entries:
             oldest = _row_id(entry)
-            yield msgspec.json.decode(fields[b"event"], type=AuditEvent)
+            with contextlib.suppress(UnreadableRecord):  # of another release, which shows it
+                yield _EVENTS.decode(fields[b"event"])
         objects = await self._store.list(FOLDER)
         for key in sorted((one.key for one in objects), key=_first_row_id, reverse=True):
             data = await self._store.read(key, SEGMENT_MAX_BYTES)
@@ -195,7 +200,8 @@ class AuditLog:
                     return
                 if oldest is None or row_id < oldest:
                     oldest = row_id
-                    yield msgspec.json.decode(event, type=AuditEvent)
+                    with contextlib.suppress(UnreadableRecord):
+                        yield _EVENTS.decode(event)
 
 
 class _RowId(NamedTuple):

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from math import ceil
 
 import msgspec
 
 from fleetstart.runtime.contract.errors import Forbidden, InvalidSpec
-from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.sizes import MIB
 
+from ..planner.constraints import needs_gpu
 from ..state.access_records import DEFAULT, Quotas
 from ..state.access_table import AccessTable
 from ..state.records import ScaleOverride, VersionKey
+from ..state.unreadable import unreadable
 from ..state.view import View
 from .authorize import Caller
 from .lookups import demands_of, project_of
@@ -35,10 +39,26 @@ def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> Funct
             hint=f"an admin makes a key that may: fs key create NAME --scope deploy --function {spec.name}",
         )
     project = _project(view, caller, spec)
+    check_kv_memory(view, spec)
     _check_secrets(view.access, project, spec)
     wanted = ResourceDemand(function=spec.name, workers=spec.scale.max, memory_bytes=spec.scale.max * spec.memory_bytes)
     _check_quotas(view, project, wanted)
     return msgspec.structs.replace(spec, project="" if project == DEFAULT else project)
+
+
+def check_kv_memory(view: View, spec: FunctionSpec) -> None:
+    """Checks that the KV cache fits into the worker's memory, unless a node has a GPU: there it is in device memory.
+
+    Here and not in the spec: what was deployed before must stay readable. Errors: InvalidSpec.
+    """
+    if spec.llm is None or not needs_gpu(spec) or any(seen.report.gpus for seen in view.nodes.values()):
+        return
+    kv_mib, memory_mib = spec.llm.kv_memory_bytes / MIB, spec.memory_bytes / MIB
+    raise InvalidSpec(
+        f"function {spec.name}: kv_memory is {kv_mib:g} MiB and lies in the worker's memory of {memory_mib:g} MiB, "
+        f"since no node has a GPU; {MEMORY_MIN_BYTES // MIB} MiB of it at least must be left",
+        hint=f"raise memory, for example to {ceil(kv_mib + memory_mib)} MiB, or lower kv_memory",
+    )
 
 
 def check_scale(view: View, function: FunctionName, wanted: ScaleOverride | None) -> None:
@@ -62,6 +82,8 @@ def functions_using_secret(view: View, project: str, secret: str) -> list[Functi
 
 def _project(view: View, caller: Caller, spec: FunctionSpec) -> str:
     present = project_of(view, spec.name)
+    if present is None and (spec.name in view.functions or spec.name in view.unreadable.names("function")):
+        raise unreadable(f"function {spec.name}, which exists already,", "its project is not known")
     wanted = spec.project or present or caller.project or DEFAULT
     if caller.project and present is not None and present != caller.project:
         raise InvalidSpec(f"the name {spec.name} is taken", hint="names are one for all projects: choose another")

@@ -7,6 +7,7 @@ start fails with it.
 
 from __future__ import annotations
 
+import logging
 import os
 from base64 import b64decode, b64encode
 
@@ -20,6 +21,8 @@ from ..state.access_records import DEFAULT
 from ..state.view import View
 from .deploy_policy import SECRETS_MAX_BYTES
 from .secret_encryption import SecretCipher
+
+log = logging.getLogger(__name__)
 
 
 class SecretSealer:
@@ -35,6 +38,9 @@ class SecretSealer:
             sealed = self._sealed(order)
         except FleetError as error:
             sealed = Sealed(error=f"{error.message}; {error.hint}" if error.hint else error.message)
+        except Exception as error:  # one function's secrets must not stop the orders of others
+            log.exception("secrets cannot be sealed", extra={"function": order.spec.name})
+            sealed = Sealed(error=f"its secrets cannot be sealed: {type(error).__name__}")
         return msgspec.structs.replace(order, sealed=sealed)
 
     def _sealed(self, order: WorkerOrder) -> Sealed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import msgspec
@@ -18,9 +18,10 @@ import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, dollars
-from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
+from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet, in_force
 from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..state.records import VersionKey, is_helper
 from ..state.redis_client import REDIS_ERRORS, Script
@@ -51,6 +52,8 @@ class BudgetWatch:
         self._alert = Script(client, "budget_alert")
         self.known = asyncio.Event()
         """Set when prices and budgets were first read."""
+        self._budget_decoder = RecordDecoder(Budget)
+        self._sheet_decoder = RecordDecoder(PriceSheet)
         self._states: dict[FunctionName, BudgetState] = {}
         self._sheets: list[PriceSheet] = []
         self._alerted: set[tuple[FunctionName, str, str, int]] = set()
@@ -68,7 +71,7 @@ class BudgetWatch:
                     self.alert_rounds += 1
                 else:
                     self._kept = None
-            except (*REDIS_ERRORS, msgspec.DecodeError) as error:
+            except REDIS_ERRORS as error:
                 log.warning("prices and budgets were not read", extra={"error": str(error)})
             await asyncio.sleep(READ_S)
 
@@ -101,14 +104,14 @@ class BudgetWatch:
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
     async def read(self) -> None:
-        """Reads prices, budgets and sums. Errors: REDIS_ERRORS, msgspec.DecodeError."""
+        """Reads prices, budgets and sums. Errors: REDIS_ERRORS."""
         now_unix_ms = time.time_ns() // 1_000_000
         async with self._client.pipeline(transaction=False) as pipe:
-            pipe.hvals(keys.PRICES)
-            pipe.hvals(keys.BUDGETS)
+            pipe.hgetall(keys.PRICES)
+            pipe.hgetall(keys.BUDGETS)
             prices, raw = await pipe.execute()
-        self._sheets = read_sheets(prices)
-        budgets = [msgspec.json.decode(data, type=Budget) for data in raw]
+        self._sheets = self._read_sheets(prices)
+        budgets = self._read_budgets(raw)
         states = {b.function: BudgetState(b, period_at(b.per, now_unix_ms), 0) for b in budgets}
         wanted = [(s, name) for s in states.values() for name in fields_of(s.budget, s.period, now_unix_ms)]
         if wanted:
@@ -120,6 +123,36 @@ class BudgetWatch:
                     states[row.function].spent_nusd += row.cost_nusd
         self._states = states
         self.known.set()
+
+    def _read_sheets(self, raw: Mapping[bytes, bytes]) -> list[PriceSheet]:
+        """The sheets that can be read. If one cannot, those that are known already stay."""
+        found, problems = {FIRST.version: FIRST}, {}
+        for number, data in raw.items():
+            try:
+                sheet = self._sheet_decoder.decode(data)
+                found[sheet.version] = sheet
+            except UnreadableRecord as error:
+                problems[number.decode(errors="replace")] = str(error)
+        self._view.unreadable.replace("price sheet", problems)
+        if problems:
+            found = {sheet.version: sheet for sheet in self._sheets} | found
+        return [found[version] for version in sorted(found)]
+
+    def _read_budgets(self, raw: Mapping[bytes, bytes]) -> list[Budget]:
+        """The budgets. One that cannot be read stays as it was last: a limit must not end with an upgrade."""
+        found: list[Budget] = []
+        problems: dict[str, str] = {}
+        for field, data in raw.items():
+            try:
+                found.append(self._budget_decoder.decode(data))
+            except UnreadableRecord as error:
+                name = field.decode(errors="replace")
+                problems[name] = str(error)
+                known = self._states.get(FunctionName(name))
+                if known is not None:
+                    found.append(known.budget)
+        self._view.unreadable.replace("budget", problems)
+        return found
 
     # ── the scheduler's ────────────────────────────────────────────────────────────────────────────
 

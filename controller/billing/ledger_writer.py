@@ -32,10 +32,12 @@ from fleetstart.runtime.contract.billing.ledger import (
 )
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.process.tasks import run_all
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 from fleetstart.runtime.contract.timeline import Timeline
 
 from ..state.records import StartOutcome
 from ..state.redis_client import REDIS_ERRORS
+from ..state.unreadable import UnreadableRecords
 from .journal import Journal
 
 log = logging.getLogger(__name__)
@@ -57,8 +59,12 @@ ABANDONED_MS = 30_000
 
 
 class LedgerWriter:
-    def __init__(self, client: redis.Redis, journal: Journal | None = None) -> None:
+    def __init__(
+        self, client: redis.Redis, journal: Journal | None = None, unreadable: UnreadableRecords | None = None
+    ) -> None:
         self._client = client
+        self._unreadable = unreadable
+        self._open_decoder = RecordDecoder(OpenInvocation)
         self._journal = journal
         self._script = append_script()
         self._sha = ""
@@ -233,11 +239,7 @@ class LedgerWriter:
     async def close_abandoned(self, now_unix_ms: int) -> int:
         """Closes old calls whose gateway's lease is gone with a row as lost; returns their number."""
         raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.OPEN))
-        old = [
-            call
-            for call in (msgspec.json.decode(value, type=OpenInvocation) for value in raw.values())
-            if now_unix_ms - call.accepted_unix_ms > ABANDONED_MS
-        ]
+        old = [call for call in self._open_calls(raw) if now_unix_ms - call.accepted_unix_ms > ABANDONED_MS]
         gateways = sorted({call.gateway for call in old})
         alive = {name for name in gateways if await self._client.exists(keys.gateway(name))}
         lost = [call for call in old if call.gateway not in alive]
@@ -247,6 +249,19 @@ class LedgerWriter:
             log.warning("calls of a dead gateway are closed", extra={"calls": len(lost)})
             self._wake.set()
         return len(lost)
+
+    def _open_calls(self, raw: dict[bytes, bytes]) -> list[OpenInvocation]:
+        """The open calls. Those that cannot be read are left to the release that wrote them."""
+        found: list[OpenInvocation] = []
+        problems: dict[str, str] = {}
+        for name, value in raw.items():
+            try:
+                found.append(self._open_decoder.decode(value))
+            except UnreadableRecord as error:
+                problems[name.decode(errors="replace")] = str(error)
+        if self._unreadable is not None:
+            self._unreadable.replace("open call", problems)
+        return found
 
 
 def _lost_row(call: OpenInvocation) -> InvocationRow:

@@ -26,6 +26,7 @@ def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns
         *_memory(nodes),
         *_bytes(nodes),
         *_prediction(view),
+        *_unreadable(view),
         *_budgets(budgets),
     ]
 
@@ -140,6 +141,18 @@ def _budgets(budgets: Iterable[BudgetInfo]) -> list[MetricFamily]:
     for budget in budgets:
         spent.add(budget.spent_nusd / max(1, budget.limit_nusd), function=budget.function, per=budget.per)
     return [spent]
+
+
+def _unreadable(view: View) -> list[MetricFamily]:
+    present = MetricFamily(
+        "fleetstart_unreadable_records", "gauge", "Records in Redis that this release cannot read, and skips."
+    )
+    seen = MetricFamily("fleetstart_unreadable_records_total", "counter", "Such records that were met so far.")
+    for kind, count in sorted(Counter(record.kind for record in view.unreadable.all()).items()):
+        present.add(count, kind=kind)
+    for kind, count in sorted(view.unreadable.total.items()):
+        seen.add(count, kind=kind)
+    return [present, seen]
 
 
 class WorkerFailures:

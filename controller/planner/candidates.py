@@ -163,7 +163,7 @@ class Search:
         request = self._request
         size_bytes = cut.size_bytes if self._has_weights else 0
         segment_growth = missing_bytes(node.held, cut.layers, size_bytes, request.layout)
-        return node.state.free_bytes >= request.own_bytes(cut, full=False) + segment_growth
+        return node.state.free_bytes >= request.own_bytes(cut, full=False, kv_on_device=node.has_gpu) + segment_growth
 
     def _holder_placements(self, cuts: tuple[Cut, ...], nodes: Sequence[CandidateNode]) -> list[HolderPlacement]:
         """Placements on nodes whose layers make a stage quicker than its fetch on the quickest node, best first.
@@ -231,7 +231,7 @@ class Search:
                 undisturbed, undisturbed_share = undisturbed + 1, undisturbed_share + cut.share
             fetches.append(fetch)
             times.append(StageTimes(node.state.start_s, library_s, fetch.seconds, load_s))
-            least_bytes = request.own_bytes(cut, full=False) + fetch.missing_bytes
+            least_bytes = request.own_bytes(cut, full=False, kv_on_device=node.has_gpu) + fetch.missing_bytes
             size_bytes = request.memory_bytes + node.missing_bytes if stage < full else least_bytes
             if stage < becoming_whole:
                 whole_s = max(whole_s, (node.missing_bytes - fetch.missing_bytes) / node.bytes_per_s)

@@ -44,6 +44,8 @@ class Cluster:
         self._free: list[Rank] = []
         self._shared: list[Rank] = []
         self._holders: defaultdict[CheckpointId, list[Rank]] = defaultdict(list)
+        self.gpus = 0
+        """Number of nodes with a GPU."""
         for state in states:
             self.put(state)
 
@@ -62,6 +64,7 @@ class Cluster:
         rank = ((len(link.fetches) + 1) / link.bytes_per_s + 1 / state.device_bytes_per_s, state.node)
         self._states[state.node], self._ranks[state.node] = state, rank
         insort(self._shared if state.workers else self._free, rank)
+        self.gpus += state.gpus > 0
         for checkpoint, held in state.held.items():
             insort(self._holders[checkpoint], _holder_rank(held, rank))
 
@@ -72,6 +75,7 @@ class Cluster:
         ranks = self._shared if state.workers else self._free
         rank = self._ranks.pop(node)
         del ranks[bisect_left(ranks, rank)]
+        self.gpus -= state.gpus > 0
         for checkpoint, held in state.held.items():
             holders = self._holders[checkpoint]
             del holders[bisect_left(holders, _holder_rank(held, rank))]

@@ -1,7 +1,8 @@
-"""Placement constraints: the regions and the isolation that a function requires of a node, and the error if none fits.
+"""Placement constraints: what a function requires of a node beside memory, and the error if none fits.
 
-A node reports its region, or none, and its isolations. A function that names regions runs in these alone, each stage of
-a pipeline too; one that names none runs anywhere.
+A node reports its region, or none, its isolations, its pools and its GPUs. A function that names regions runs in these
+alone, each stage of a pipeline too; one that names none runs anywhere. One that needs torch runs where torch is. A
+model whose KV cache is larger than its memory runs where that lies in device memory: on nodes with a GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from fleetstart.runtime.contract.function.spec import FunctionSpec, Isolation
+from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, FunctionSpec, Isolation
 
 
 class PlacementConstraints(NamedTuple):
@@ -18,6 +19,9 @@ class PlacementConstraints(NamedTuple):
 
     regions: tuple[str, ...] = ()
     isolation: Isolation = "namespaces"
+    pool: str = ""
+    """The pool of its workers; empty: any node has it."""
+    gpu: bool = False
 
 
 class NodeTraits(Protocol):
@@ -31,17 +35,35 @@ class NodeTraits(Protocol):
     def isolations(self) -> Collection[str]:
         """Supported isolations beyond namespaces."""
 
+    @property
+    def pools(self) -> Collection[str]:
+        """Pools of workers that it can start; empty if it does not say."""
+
+    @property
+    def gpus(self) -> int:
+        """Number of its GPUs."""
+
 
 NO_CONSTRAINTS = PlacementConstraints()
 
 
 def constraints_of(spec: FunctionSpec) -> PlacementConstraints:
-    return PlacementConstraints(tuple(spec.region), spec.isolation)
+    return PlacementConstraints(tuple(spec.region), spec.isolation, spec.pool, needs_gpu(spec))
+
+
+def needs_gpu(spec: FunctionSpec) -> bool:
+    """Whether the KV cache does not fit into the worker's memory, in which it lies without a GPU."""
+    return spec.llm is not None and spec.llm.kv_memory_bytes > spec.memory_bytes - MEMORY_MIN_BYTES
 
 
 def admits(wanted: PlacementConstraints, node: NodeTraits) -> bool:
-    regions, isolation = wanted
-    return (not regions or node.region in regions) and (isolation == "namespaces" or isolation in node.isolations)
+    regions, isolation, pool, gpu = wanted
+    return (
+        (not pool or not node.pools or pool in node.pools)
+        and (not regions or node.region in regions)
+        and (isolation == "namespaces" or isolation in node.isolations)
+        and (not gpu or node.gpus > 0)
+    )
 
 
 def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) -> tuple[str, str]:
@@ -49,7 +71,7 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
     known = list(nodes)
     if not known or any(admits(wanted, node) for node in known):
         return "", ""
-    regions, isolation = wanted
+    regions, isolation, pool, _ = wanted
     in_region = [node for node in known if not regions or node.region in regions]
     if not in_region:
         return (
@@ -58,10 +80,21 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
         )
     place = f" in {_either(regions)}" if regions else ""
     count = f"none of {len(in_region)} nodes{place} has" if len(in_region) > 1 else f"the node{place} has not"
+    isolated = [node for node in in_region if isolation == "namespaces" or isolation in node.isolations]
+    if not isolated:
+        return (
+            f"it asks for isolation {isolation}, which {count}",
+            "install gVisor there (Debian: apt install runsc) and restart the node, whose log has the reason; "
+            "or deploy without `isolation`",
+        )
+    if not any(not pool or not node.pools or pool in node.pools for node in isolated):
+        return (
+            f"its workers need {pool.partition('+')[0]}, which {count}",
+            "install it there (pip install 'fleetstart[model]' brings torch) and restart the node, or add one with it",
+        )
     return (
-        f"it asks for isolation {isolation}, which {count}",
-        "install gVisor there (Debian: apt install runsc) and restart the node, whose log has the reason; "
-        "or deploy without `isolation`",
+        f"its kv_memory does not fit into its memory, so it needs a GPU, which {count}",
+        "raise `memory` above `kv_memory`, or lower `kv_memory`; with a GPU the cache is in device memory",
     )
 
 

@@ -15,7 +15,8 @@ class CandidateNode:
     """A node that a request may be placed on, with figures for this request at this time."""
 
     __slots__ = (
-        "bytes_per_s", "coming_s", "fetches", "fits_whole", "held", "link", "missing_bytes", "ratio", "shared", "state",
+        "bytes_per_s", "coming_s", "fetches", "fits_whole", "has_gpu", "held", "link", "missing_bytes", "ratio",
+        "shared", "state",
     )  # fmt: skip
 
     def __init__(self, snapshot: NodeSnapshot, request: PlanRequest, now_s: float) -> None:
@@ -25,6 +26,7 @@ class CandidateNode:
         self.bytes_per_s = link.bytes_per_s
         self.ratio = (len(link.fetches) + 1) / link.bytes_per_s + 1 / state.device_bytes_per_s
         self.shared = state.workers > 0
+        self.has_gpu = state.gpus > 0
         self.held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
         self.coming_s = 0.0
         """Time until the pending fetch of this checkpoint is done."""
@@ -56,9 +58,10 @@ def find_candidate_nodes(
     has_weights = request.segment_bytes > 0
     needs = {request.memory_bytes + request.segment_bytes}
     for size in sizes:
-        needs.update(
-            request.own_bytes(cut, full=False) + cut.size_bytes * has_weights for cut in request.layout.cuts(size)
-        )
+        for cut in request.layout.cuts(size):
+            needs.add(request.own_bytes(cut, full=False) + cut.size_bytes * has_weights)
+            if cluster.gpus:
+                needs.add(request.own_bytes(cut, full=False, kv_on_device=True) + cut.size_bytes * has_weights)
     least_fetch = min(cut.size_bytes for cut in request.layout.cuts(max(sizes))) if has_weights else 0
     fetch_bytes = (least_fetch, request.segment_bytes)
     states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.wanted)

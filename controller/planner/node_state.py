@@ -49,6 +49,9 @@ class NodeState:
     region: str = ""
     isolations: frozenset[str] = frozenset()
     """Supported isolations beyond namespaces."""
+    pools: frozenset[str] = frozenset()
+    """Pools of workers that it can start; empty if it does not say."""
+    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,8 @@ def node_state(
         held=_held(report, alive, segments, layouts),
         region=report.region,
         isolations=frozenset(report.isolations),
+        pools=frozenset(report.pools),
+        gpus=report.gpus,
     )
 
 

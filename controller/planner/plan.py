@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function.spec import SLO, Isolation
+from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, SLO, Isolation
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId
 
 from .checkpoint_layout import CheckpointLayout, Cut
@@ -123,6 +123,10 @@ class PlanRequest:
     def segment_bytes(self) -> int:
         return self.layout.total_bytes if self.checkpoint is not None else 0
 
-    def own_bytes(self, cut: Cut, *, full: bool) -> int:
-        """A worker's own memory; a low-memory worker has no KV cache for the layers of other stages."""
-        return self.memory_bytes if full else self.memory_bytes - round(self.kv_bytes * (1 - cut.share))
+    def own_bytes(self, cut: Cut, *, full: bool, kv_on_device: bool = False) -> int:
+        """A worker's own memory; a low-memory worker has no KV cache for the layers of other stages. On a GPU the
+        cache is in device memory, and none of the worker's own."""
+        if full or kv_on_device:
+            return self.memory_bytes
+        least_bytes = min(MEMORY_MIN_BYTES, self.memory_bytes)
+        return max(least_bytes, self.memory_bytes - round(self.kv_bytes * (1 - cut.share)))

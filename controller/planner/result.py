@@ -56,7 +56,7 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
             first=cut.first,
             end=cut.end,
             full=stage < chosen.full,
-            memory_bytes=request.own_bytes(cut, full=stage < chosen.full),
+            memory_bytes=request.own_bytes(cut, full=stage < chosen.full, kv_on_device=node.has_gpu),
             reserved_bytes=reserved,
             missing_bytes=fetch.missing_bytes,
             store_bytes=fetch.store_bytes,

@@ -62,7 +62,7 @@ class Checkpoints:
     async def list(self, *, unfinished: bool = False) -> list[CheckpointInfo]:
         """Lists checkpoints, newest first; with `unfinished`, also uploads that have no manifest yet."""
         groups = group_by_checkpoint(await self._store.list(CHECKPOINTS))
-        uses = await self._registry.uses()
+        uses = await self._registry.uses(strict=False)
         self._summaries = {
             checkpoint: summary for checkpoint, summary in self._summaries.items() if checkpoint in groups
         }

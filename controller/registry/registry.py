@@ -18,6 +18,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import LIVE, CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, is_adapter, read_adapter, require_fit
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
@@ -25,6 +26,7 @@ from ..state import traffic
 from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, VersionRecord
 from ..state.redis_client import Script
 from ..state.sync import StateSync
+from ..state.unreadable import unreadable
 from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint, require_layer
 from .deletion_guard import DeletionGuard
 
@@ -41,7 +43,8 @@ class Registry:
         self._state = state
         self._store = store
         self._script = Script(state.client, "registry")
-        self._decoder = msgspec.json.Decoder(VersionRecord)
+        self._decoder = RecordDecoder(VersionRecord)
+        self._functions = RecordDecoder(FunctionRecord)
         self.deletion_guard = DeletionGuard(state.client)
 
     async def deploy(
@@ -106,9 +109,15 @@ class Registry:
         return record
 
     async def versions(self, name: FunctionName) -> list[VersionRecord]:
-        """Lists all versions of a function, also replaced ones, the newest first."""
-        raw = await cast(Awaitable[list[bytes]], self._state.client.hvals(keys.versions(name)))
-        return sorted((self._decoder.decode(record) for record in raw), key=lambda record: -record.version)
+        """Lists all versions of a function that this release can read, also replaced ones, the newest first."""
+        answer = self._state.client.hgetall(keys.versions(name))
+        found = []
+        for number, raw in (await cast(Awaitable[dict[bytes, bytes]], answer)).items():
+            try:
+                found.append(self._decoder.decode(raw))
+            except UnreadableRecord as error:
+                self._state.view.unreadable.note("version", f"{name}@{number.decode(errors='replace')}", error)
+        return sorted(found, key=lambda record: -record.version)
 
     async def delete(self, name: FunctionName) -> None:
         """Deletes a function. Its name is free at once; the scheduler drains its workers. Version numbers stay."""
@@ -121,8 +130,11 @@ class Registry:
                 return
         raise _busy(name)
 
-    async def uses(self) -> dict[CheckpointId, list[str]]:
-        """Maps each checkpoint to the versions (`name@version`) of deployed functions that need it, old ones too."""
+    async def uses(self, *, strict: bool = True) -> dict[CheckpointId, list[str]]:
+        """Maps each checkpoint to the versions (`name@version`) of deployed functions that need it, old ones too.
+
+        Versions that cannot be read may need any of them. Errors: Unavailable, if `strict`, because of these.
+        """
         names = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.FUNCTIONS))
         functions = sorted(FunctionName(name.decode()) for name in names)
         async with self._state.client.pipeline(transaction=False) as pipe:
@@ -130,8 +142,15 @@ class Registry:
                 pipe.hvals(keys.versions(function))
             answers = await pipe.execute()
         found: dict[CheckpointId, list[str]] = {}
-        for function, records in zip(functions, answers, strict=True):
-            for record in sorted((self._decoder.decode(raw) for raw in records), key=lambda record: record.version):
+        for function, raw_records in zip(functions, answers, strict=True):
+            records = []
+            for raw in raw_records:
+                try:
+                    records.append(self._decoder.decode(raw))
+                except UnreadableRecord as error:
+                    if strict:
+                        raise unreadable(f"a version of {function}, which may need any weights,", error) from error
+            for record in sorted(records, key=lambda record: record.version):
                 for checkpoint in checkpoints_of(record.spec):
                     found.setdefault(checkpoint, []).append(str(VersionKey(function, record.version)))
         return found
@@ -178,12 +197,18 @@ class Registry:
     async def _function(self, name: FunctionName) -> tuple[bytes, FunctionRecord | None]:
         """The function's record, as stored and decoded."""
         raw = await cast(Awaitable[bytes | None], self._state.client.hget(keys.FUNCTIONS, name)) or b""
-        return raw, msgspec.json.decode(raw, type=FunctionRecord) if raw else None
+        try:
+            return raw, self._functions.decode(raw) if raw else None
+        except UnreadableRecord as error:
+            raise unreadable(f"function {name}", error) from error
 
     async def _same(self, function: FunctionRecord | None, digest: str) -> VersionRecord | None:
         """The newest version with this spec that is in service or being rolled out."""
         for version in sorted(traffic.tracked_versions(function), reverse=True) if function is not None else ():
-            record = await self._state.version(VersionKey(function.name, version)) if function is not None else None
+            try:
+                record = await self._state.version(VersionKey(function.name, version)) if function is not None else None
+            except Unavailable:
+                continue  # one that cannot be read is not the same
             if record is not None and record.digest == digest:
                 return record
         return None

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -19,6 +19,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..planner import Plan
 from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior, version_prior
@@ -41,6 +42,8 @@ from .calibration import (
 from .leader import PLAN_KEPT_S
 
 log = logging.getLogger(__name__)
+
+Record = TypeVar("Record")
 
 EVERY_S = 1.0
 """Interval of learning: that of the nodes' reports."""
@@ -66,7 +69,9 @@ class Calibrator:
         self._led_with = 0
         self._readied: OrderedDict[WorkerId | PipelineId, StartSample] = OrderedDict()
         """Times to ready, until the start's outcome is known."""
-        self._plans = msgspec.json.Decoder(Plan)
+        self._plans = RecordDecoder(Plan)
+        self._outcomes = RecordDecoder(StartOutcome)
+        self._node_reports = RecordDecoder(NodeReport)
         self._wake = asyncio.Event()
         state.view.on_worker(self._heard)
 
@@ -126,7 +131,7 @@ class Calibrator:
             pipe.get(keys.plan(status.worker))
             pipe.get(keys.node(status.node))
             raw_plan, raw_report = await pipe.execute()
-        plan = self._plan(raw_plan)
+        plan = self._decoded(self._plans, "plan", status.worker, raw_plan)
         stage = stage_of(plan, order) if plan is not None else None
         if plan is None or stage is None:
             return
@@ -136,7 +141,7 @@ class Calibrator:
             return
         shared_by = sharers(self._view, order)
         self._note_ready(order, ready_s(status, version), shared_by)
-        report = msgspec.json.decode(raw_report, type=NodeReport) if raw_report else None
+        report = self._decoded(self._node_reports, "node", status.node, raw_report)
         node = self._view.node_measures.get(status.node) or node_prior(list(self._view.node_measures.values()))
         node, version = learn_start((node, version), status, order, stage, report, shared_by)
         measures: dict[str, NodeMeasures | VersionMeasures] = {
@@ -148,12 +153,15 @@ class Calibrator:
     async def _learn_outcomes(self) -> None:
         pop = cast(Awaitable[list[bytes] | None], self._state.client.lpop(keys.OUTCOMES, OUTCOMES_AT_ONCE))
         for raw in await pop or ():
-            outcome = msgspec.json.decode(raw, type=StartOutcome)
+            outcome = self._decoded(self._outcomes, "start outcome", keys.OUTCOMES, raw)
+            if outcome is None:
+                continue
             key = VersionKey(outcome.function, outcome.version)
             order, version = self._view.orders.get(outcome.worker), self._version(key)
             if version is None or order is None or not _stands_for_its_start(order):
                 continue
-            plan = self._plan(await self._state.client.get(keys.plan(outcome.worker)))
+            raw_plan = await self._state.client.get(keys.plan(outcome.worker))
+            plan = self._decoded(self._plans, "plan", outcome.worker, raw_plan)
             if plan is not None:
                 known = learn_outcome(version, plan, outcome, self._readied.pop(_start(order), None))
                 measures = {keys.measures_of_version(*key): known}
@@ -183,8 +191,13 @@ class Calibrator:
             return version_prior(record.segment_bytes)
         return known
 
-    def _plan(self, raw: Any) -> Plan | None:
-        return self._plans.decode(raw) if raw else None
+    def _decoded(self, decoder: RecordDecoder[Record], kind: str, name: str, raw: Any) -> Record | None:
+        """The record; None if there is none, or it cannot be read: then nothing is learned from it."""
+        try:
+            return decoder.decode(raw) if raw else None
+        except UnreadableRecord as error:
+            self._view.unreadable.note(kind, name, error)
+            return None
 
     async def _keep(self, once: str | None, measures: Mapping[str, NodeMeasures | VersionMeasures]) -> None:
         """Stores estimates in Redis, and in the view at once. `once` is the mark of an observation that must count

@@ -45,6 +45,7 @@ class Scheduler:
         """Fencing token; 0 while another controller schedules, or it is not known which."""
         self.unplaced: dict[VersionKey, ErrorInfo] = {}
         """Versions whose workers the last step could not place, with the reason."""
+        self._faults: dict[VersionKey, str] = {}
         lease.view.on_change(self._wake.set)
 
     def wake(self) -> None:
@@ -107,8 +108,16 @@ class Scheduler:
             self.fence = 0
             return None
         self.unplaced = step.unplaced
+        self._log_faults(step)
         _log_step(step)
         return step.again_unix_ms
+
+    def _log_faults(self, step: Step) -> None:
+        """Logs each fault once, as long as it lasts."""
+        for key, error in step.faults.items():
+            if self._faults.get(key) != repr(error):
+                log.error("a version could not be scheduled", extra={"function": str(key)}, exc_info=error)
+        self._faults = {key: repr(error) for key, error in step.faults.items()}
 
     async def _close_abandoned(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.errors import ErrorInfo, StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
@@ -29,7 +29,7 @@ from ..state.view import View
 from .autoscaler import ArrivalWindow, KeepAliveWindow, consolidation_count, workers_needed
 from .pipelines import consolidation_orders, update_pipelines
 from .start_orders import NEW_IDS, IdSource, cluster_of, orders_of, plan_start, request_of, reserve
-from .worker_pool import Decision, Member, decide
+from .worker_pool import FAILURES_TO_BREAK, Decision, Member, broken, decide
 
 NO_LOAD = FunctionLoad(0, 0)
 WAITED_LEAST_S = 0.05
@@ -49,7 +49,20 @@ class Step:
     unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
     plans: dict[WorkerId, Plan] = field(default_factory=dict)
     """The plan of each new worker; the stages of a pipeline share one."""
+    faults: dict[VersionKey, Exception] = field(default_factory=dict)
+    """Versions that could not be decided about, to be logged."""
     again_unix_ms: int | None = None
+
+    def add(self, other: Step) -> None:
+        """Adds the writes of another step, which come after these."""
+        self.failures += other.failures
+        self.orders += other.orders
+        self.deleted_orders += other.deleted_orders
+        self.impossible += other.impossible
+        self.unplaced |= other.unplaced
+        self.plans |= other.plans
+        self.faults |= other.faults
+        self.soonest(other.again_unix_ms)
 
     def soonest(self, unix_ms: int | None) -> None:
         if unix_ms is not None:
@@ -79,7 +92,12 @@ class Reconciler:
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
         for key in sorted(keys | called | orders.keys(), key=lambda key: _start_order(key, loads)):
             load = loads.get(str(key), NO_LOAD)
-            self._version(step, view, planning, key, load, orders.get(key, []), now_ns, now_unix_ns)
+            part = Step()
+            try:
+                self._version(part, view, planning, key, load, orders.get(key, []), now_ns, now_unix_ns)
+            except Exception as error:  # one version's fault must not stop the others'
+                part = _faulty(view, key, error, now_unix_ns // 1_000_000)
+            step.add(part)
         for gone in self._windows.keys() - keys - called - orders.keys():
             del self._windows[gone]
         for gone in self._arrivals.keys() - called:
@@ -102,6 +120,8 @@ class Reconciler:
         if spec is None:
             return
         function = view.functions.get(key.name)
+        if function is None and key.name in view.unreadable.names("function"):
+            return  # what is wanted of it is not known: its workers stay as they are
         if function is not None and function.scaled is not None:
             spec = msgspec.structs.replace(spec, scale=scale_of(function, spec))
         orders = _leave_draining(step, view, orders, now_unix_ns)
@@ -259,6 +279,20 @@ class Reconciler:
             decided = msgspec.structs.replace(chosen, decided_unix_ms=now_unix_ns // 1_000_000)
             step.plans.update({order.worker: decided for order in orders})
             count -= grow
+
+
+def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> Step:
+    """The step of a version that could not be decided about: its calls get the reason, as after failed starts."""
+    step = Step(faults={key: error})
+    info = StartFailed(
+        f"function {key.name}: version {key.version} could not be scheduled: {type(error).__name__}: {error}"[:500],
+        hint="other functions go on; the log of the controller that schedules has the traceback",
+    ).info()
+    known = view.failures.get(key)
+    if known is None or known.error != info or not broken(known, now_unix_ms):
+        count = max(FAILURES_TO_BREAK, known.count if known is not None else 0)
+        step.failures.append((key, Failure(count=count, last_unix_ms=now_unix_ms, error=info)))
+    return step
 
 
 class _PlanningContext:

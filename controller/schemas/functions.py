@@ -133,6 +133,15 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Versions of deployed functions, as name@version."""
 
 
+class UnreadableInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A record in Redis that this controller's release cannot read, and skips."""
+
+    kind: str
+    """What it should be: "function", "version", "node", "order", "budget"."""
+    name: str
+    error: str
+
+
 class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     url: str
@@ -150,6 +159,8 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     budgets: list[BudgetInfo] = []
     access: Literal["keys", "open"] = "keys"
     """"keys": every request needs a key; "open": this machine needs none (`fs up --open`)."""
+    unreadable: list[UnreadableInfo] = []
+    """Records that are skipped, the first hundred: another release wrote them, or they are broken."""
     limited: bool = False
     """Whether the caller's key is limited: the status then has its functions only, and no nodes."""
 

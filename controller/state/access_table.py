@@ -6,19 +6,16 @@ are left out, but still count as keys: an unreadable key does not open access.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import msgspec
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from .access_records import DEFAULT, Credential, KeyRecord, ProjectRecord, SecretRecord, secret_field
 
-log = logging.getLogger(__name__)
-
 Raw = Mapping[bytes, bytes]
-Kind = TypeVar("Kind", bound=msgspec.Struct)
+Record = TypeVar("Record", KeyRecord, ProjectRecord, SecretRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +30,8 @@ class AccessTable:
     """Secrets by {project}/{name}."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Calls a second by project, where there is such a quota."""
+    unreadable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Errors of the records that cannot be read, by kind and name."""
     raw: tuple[Raw, Raw, Raw] = field(default=({}, {}, {}), repr=False)
 
     def has_project(self, name: str) -> bool:
@@ -53,29 +52,33 @@ def read_table(raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, last: AccessT
     raw = (raw_keys, raw_projects, raw_secrets)
     if raw == last.raw:
         return last
-    keys = {record.name: record for record in _decoded(raw_keys, KeyRecord)}
-    projects = {record.name: record for record in _decoded(raw_projects, ProjectRecord)}
+    unreadable: dict[str, dict[str, str]] = {"key": {}, "project": {}, "secret": {}}
+    keys = {record.name: record for record in _decoded(raw_keys, _KEY, unreadable["key"])}
+    projects = {record.name: record for record in _decoded(raw_projects, _PROJECT, unreadable["project"])}
     return AccessTable(
         locked=bool(raw_keys),
         keys=keys,
         by_id={credential.id: (record, credential) for record in keys.values() for credential in record.credentials},
         projects=projects,
-        secrets={record.field: record for record in _decoded(raw_secrets, SecretRecord)},
+        secrets={record.field: record for record in _decoded(raw_secrets, _SECRET, unreadable["secret"])},
         rates={
             record.name: record.quotas.calls_per_s
             for record in projects.values()
             if record.quotas.calls_per_s is not None
         },
+        unreadable=unreadable,
         raw=raw,
     )
 
 
-def _decoded(raw: Raw, kind: type[Kind]) -> list[Kind]:
+_KEY, _PROJECT, _SECRET = RecordDecoder(KeyRecord), RecordDecoder(ProjectRecord), RecordDecoder(SecretRecord)
+
+
+def _decoded(raw: Raw, decoder: RecordDecoder[Record], problems: dict[str, str]) -> list[Record]:
     found = []
     for field_name, data in raw.items():
         try:
-            found.append(msgspec.json.decode(data, type=kind))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            extra = {"kind": kind.__name__, "entry": field_name.decode(errors="replace"), "error": str(error)}
-            log.warning("an entry in Redis cannot be decoded", extra=extra)
+            found.append(decoder.decode(data))
+        except UnreadableRecord as error:
+            problems[field_name.decode(errors="replace")] = str(error)
     return found

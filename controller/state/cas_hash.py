@@ -13,9 +13,11 @@ import msgspec
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from .redis_client import Script
 from .sync import StateSync
+from .unreadable import unreadable
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 TRIES = 20
@@ -27,19 +29,25 @@ class CasHash(Generic[Record]):
     def __init__(self, state: StateSync, name: str, kind: type[Record]) -> None:
         self._state = state
         self._name = name
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder = RecordDecoder(kind)
         self._swap = Script(state.client, "compare_and_set")
 
     async def change(self, field: str, change: Callable[[Record | None], Record | None]) -> Record | None:
         """Replaces a record by `change(record)`; None is no record. The view has the new one when this returns.
 
-        Errors: those of `change`, Unavailable, REDIS_ERRORS.
+        Errors: those of `change`, Unavailable (also for a record that this release cannot read), REDIS_ERRORS.
         """
         for _ in range(TRIES):
             raw = await cast(Awaitable[bytes | None], self._state.client.hget(self._name, field)) or b""
-            new = change(self._decoder.decode(raw) if raw else None)
+            new = change(self._decoded(field, raw))
             data = msgspec.json.encode(new) if new is not None else b""
             if data == raw or await self._swap([self._name], [field, raw, data, keys.EVENTS_FUNCTIONS]):
                 await self._state.resync()
                 return new
         raise Unavailable(f"{field}: other changes kept coming first", retry_after_s=1)
+
+    def _decoded(self, field: str, raw: bytes) -> Record | None:
+        try:
+            return self._decoder.decode(raw) if raw else None
+        except UnreadableRecord as error:
+            raise unreadable(f"the record of {field}", error) from error

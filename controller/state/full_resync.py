@@ -5,52 +5,57 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import msgspec
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.ids import NodeId, WorkerId
+from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import read_table
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
 from .traffic import tracked_versions
+from .unreadable import UnreadableRecords
 from .view import NodeSeen, View
 
-log = logging.getLogger(__name__)
+Record = TypeVar("Record")
 
 
-class _DecodeCache(dict[bytes, Any]):
-    """A cache of decoded structs by their bytes, so that a resync decodes only what has changed."""
+class _DecodeCache(Generic[Record]):
+    """A cache of decoded records by their bytes, so that a resync decodes only what has changed. What cannot be decoded
+    is left out, and told to `UnreadableRecords`."""
 
-    def __init__(self, kind: Any) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
-        self._next: dict[bytes, Any] = {}
+    def __init__(self, what: str, kind: type[Record]) -> None:
+        self._what = what
+        self._decoder = RecordDecoder(kind)
+        self._known: dict[bytes, Record | UnreadableRecord] = {}
+        self._next: dict[bytes, Record | UnreadableRecord] = {}
+        self._problems: dict[str, str] = {}
 
-    def read(self, raw: bytes) -> Any:
-        """Decodes a struct; None (and a log line) if it cannot be decoded."""
-        value = self.get(raw)
+    def read(self, name: bytes | str, raw: bytes) -> Record | None:
+        """The decoded record; None if it cannot be decoded."""
+        value = self._known.get(raw)
         if value is None:
             try:
                 value = self._decoder.decode(raw)
-            except msgspec.DecodeError as error:
-                log.warning("an entry in Redis cannot be decoded", extra={"error": str(error)})
-                return None
+            except UnreadableRecord as error:
+                value = error
         self._next[raw] = value
+        if isinstance(value, UnreadableRecord):
+            self._problems[name if isinstance(name, str) else name.decode(errors="replace")] = str(value)
+            return None
         return value
 
-    def turn(self) -> None:
-        """Forgets entries that the last resync did not see."""
-        self.clear()
-        self.update(self._next)
-        self._next = {}
+    def turn(self, unreadable: UnreadableRecords) -> None:
+        """Ends a resync: tells what could not be read, and forgets entries that it did not see."""
+        unreadable.replace(self._what, self._problems)
+        self._known, self._next, self._problems = self._next, {}, {}
 
 
 class FullResync:
@@ -58,11 +63,13 @@ class FullResync:
         self._client = client
         self._view = view
         self._monotonic_ns = monotonic_ns
-        self._functions = _DecodeCache(FunctionRecord)
-        self._versions = msgspec.json.Decoder(VersionRecord)
-        self._nodes = _DecodeCache(NodeReport)
-        self._orders = _DecodeCache(WorkerOrder)
-        self._statuses = _DecodeCache(WorkerStatus)
+        self._functions = _DecodeCache("function", FunctionRecord)
+        self._versions = RecordDecoder(VersionRecord)
+        self._unreadable_versions: dict[VersionKey, str] = {}
+        self._nodes = _DecodeCache("node", NodeReport)
+        self._orders = _DecodeCache("order", WorkerOrder)
+        self._statuses = _DecodeCache("status", WorkerStatus)
+        self._errors = RecordDecoder(ErrorInfo)
         self._measures: dict[bytes, bytes] = {}
 
     async def read(self) -> None:
@@ -86,33 +93,53 @@ class FullResync:
                 pipe.hgetall(keys.observed(node))
             answers = await pipe.execute()
         by_node = {node: answers[3 * i : 3 * i + 3] for i, node in enumerate(nodes)}
-        records = {record.name: record for raw in functions.values() if (record := self._functions.read(raw))}
+        records = self._records(functions)
         await self.load_versions([key for record in records.values() for key in needed_versions(record)])
         view.functions = records
         view.node_names = frozenset(nodes)
         view.draining = frozenset(NodeId(name.decode()) for name in draining)
         view.access = read_table(access[0], access[1], access[2], view.access)
+        for what, problems in view.access.unreadable.items():
+            view.unreadable.replace(what, problems)
         self._apply(by_node)
         await self._load_failures()
         view.leader = leader.decode() if leader else ""
         self._apply_measures(measures)
         for cache in (self._functions, self._nodes, self._orders, self._statuses):
-            cache.turn()
+            cache.turn(view.unreadable)
+
+    def _records(self, functions: Mapping[bytes, bytes]) -> dict[FunctionName, FunctionRecord]:
+        """The functions by name. One that cannot be read stays as it was last: its workers are not ours to end."""
+        found: dict[FunctionName, FunctionRecord] = {}
+        for field, raw in functions.items():
+            record = self._functions.read(field, raw)
+            if record is None:
+                record = self._view.functions.get(FunctionName(field.decode(errors="replace")))
+            if record is not None:
+                found[record.name] = record
+        return found
 
     def _apply(self, by_node: dict[NodeId, list[Any]]) -> None:
         view, now_ns = self._view, self._monotonic_ns()
         orders: dict[WorkerId, WorkerOrder] = {}
         statuses: dict[WorkerId, WorkerStatus] = {}
+        unread: set[NodeId] = set()
         for node, (lease, desired, observed) in by_node.items():
             seen = view.nodes.get(node)
-            report = self._nodes.read(lease) if lease else None
+            report = self._nodes.read(node, lease) if lease else None
             if report is not None:
                 view.nodes[node] = NodeSeen(report)
+            elif lease:
+                unread.add(node)
+                if seen is not None:
+                    seen.absent_since_ns = None
             elif seen is not None and seen.absent_since_ns is None:
                 seen.absent_since_ns = now_ns
-            orders.update({o.worker: o for raw in desired.values() if (o := self._orders.read(raw))})
-            if node in view.nodes and not view.nodes[node].lost(now_ns):
-                statuses.update({s.worker: s for raw in observed.values() if (s := self._statuses.read(raw))})
+            orders.update({o.worker: o for name, raw in desired.items() if (o := self._orders.read(name, raw))})
+            if node in unread or (node in view.nodes and not view.nodes[node].lost(now_ns)):
+                read = ((name, self._statuses.read(name, raw)) for name, raw in observed.items())
+                statuses.update({status.worker: status for _, status in read if status is not None})
+        view.unread_nodes = frozenset(unread)
         for gone in view.nodes.keys() - by_node.keys():
             del view.nodes[gone]
         view.shell_orders = {worker: order for worker, order in orders.items() if order.shell}
@@ -136,15 +163,23 @@ class FullResync:
             self._view.node_measures, self._view.version_measures = read_measures(raw)
 
     async def load_versions(self, wanted: list[VersionKey]) -> None:
-        missing = [key for key in wanted if key not in self._view.versions]
+        """Loads versions that the view lacks. Versions never change, so each is read once, readable or not."""
+        missing = [key for key in wanted if key not in self._view.versions and key not in self._unreadable_versions]
         if not missing:
             return
         async with self._client.pipeline(transaction=False) as pipe:
             for key in missing:
                 pipe.hget(keys.versions(key.name), str(key.version))
             for key, raw in zip(missing, await pipe.execute(), strict=True):
-                if raw:
+                if not raw:
+                    continue
+                try:
                     self._view.versions[key] = self._versions.decode(raw)
+                except UnreadableRecord as error:
+                    self._unreadable_versions[key] = str(error)
+                    self._view.unreadable.replace(
+                        "version", {str(key): text for key, text in self._unreadable_versions.items()}
+                    )
 
     async def _load_failures(self) -> None:
         view = self._view
@@ -157,22 +192,27 @@ class FullResync:
             for key in wanted:
                 pipe.hgetall(keys.failures(key.name, key.version))
             answers = await pipe.execute()
-        view.failures = {
-            key: Failure(
-                count=int(raw[b"count"]),
-                last_unix_ms=int(raw[b"last_unix_ms"]),
-                error=msgspec.json.decode(raw[b"error"], type=ErrorInfo),
-            )
-            for key, raw in zip(wanted, answers, strict=True)
-            if raw
-        }
+        failures: dict[VersionKey, Failure] = {}
+        problems: dict[str, str] = {}
+        for key, raw in zip(wanted, answers, strict=True):
+            if raw:
+                try:
+                    failures[key] = Failure(
+                        count=int(raw[b"count"]),
+                        last_unix_ms=int(raw[b"last_unix_ms"]),
+                        error=self._errors.decode(raw[b"error"]),
+                    )
+                except (KeyError, ValueError) as error:
+                    problems[str(key)] = f"{type(error).__name__}: {error}"
+        view.failures = failures
+        view.unreadable.replace("failure", problems)
 
 
 def needed_versions(record: FunctionRecord) -> list[VersionKey]:
     return [VersionKey(record.name, version) for version in sorted(tracked_versions(record))]
 
 
-_NODE, _VERSION = msgspec.json.Decoder(NodeMeasures), msgspec.json.Decoder(VersionMeasures)
+_NODE, _VERSION = RecordDecoder(NodeMeasures), RecordDecoder(VersionMeasures)
 
 
 def read_measures(
@@ -189,6 +229,6 @@ def read_measures(
                 nodes[NodeId(name)] = _NODE.decode(value)
             elif kind == "version" and key is not None:
                 versions[key] = _VERSION.decode(value)
-        except msgspec.DecodeError:
+        except UnreadableRecord:
             continue
     return nodes, versions

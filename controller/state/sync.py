@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-import msgspec
 import redis.asyncio as redis
 from redis.asyncio.client import PubSub
 
@@ -23,10 +22,12 @@ from fleetstart.runtime.contract.ids import FunctionName, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.process.tasks import run_all
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from .full_resync import FullResync, needed_versions
 from .records import FunctionRecord, VersionKey, VersionRecord
 from .redis_client import REDIS_ERRORS
+from .unreadable import unreadable
 from .view import View
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,10 @@ class StateSync:
         """Lock between full resyncs and writes: a read from before a write would undo it in the view."""
         self._resync_now = asyncio.Event()
         self._full = FullResync(client, view, monotonic_ns)
-        self._reports = msgspec.json.Decoder(GatewayReport)
+        self._reports = RecordDecoder(GatewayReport)
+        self._functions = RecordDecoder(FunctionRecord)
+        self._statuses = RecordDecoder(WorkerStatus)
+        self._orders = RecordDecoder(WorkerOrder)
 
     # ── full reads ─────────────────────────────────────────────────────────────────────────────────
 
@@ -80,6 +84,7 @@ class StateSync:
             await self._full.read()
         view.forget_gateways(self._monotonic_ns())
         view.synced = True
+        view.synced_ns = self._monotonic_ns()
         if view.redis != "ok":
             log.info(
                 "redis is available, and was read", extra={"functions": len(view.functions), "nodes": len(view.nodes)}
@@ -88,17 +93,30 @@ class StateSync:
         view.changed()
 
     async def version(self, key: VersionKey) -> VersionRecord | None:
-        """Loads any version, live or not. Versions are immutable, so each is read once."""
+        """Loads any version, live or not. Versions are immutable, so each is read once.
+
+        Errors: Unavailable for one that this release cannot read.
+        """
         if key not in self.view.versions:
             await self._full.load_versions([key])
+            error = self.view.unreadable.error("version", str(key))
+            if error is not None and key not in self.view.versions:
+                raise unreadable(f"version {key.version} of {key.name}", error)
         return self.view.versions.get(key)
 
     async def function(self, name: FunctionName) -> FunctionRecord | None:
-        """Loads a function from Redis, for a name that another controller may have deployed just now."""
+        """Loads a function from Redis, for a name that another controller may have deployed just now.
+
+        Errors: Unavailable for one that this release cannot read.
+        """
         raw = await cast(Awaitable[bytes | None], self.client.hget(keys.FUNCTIONS, name))
         if raw is None:
             return None
-        record = msgspec.json.decode(raw, type=FunctionRecord)
+        try:
+            record = self._functions.decode(raw)
+        except UnreadableRecord as error:
+            self.view.unreadable.note("function", name, error)
+            raise unreadable(f"function {name}", error) from error
         await self._full.load_versions(needed_versions(record))
         self.view.functions[name] = record
         return record
@@ -130,7 +148,7 @@ class StateSync:
         view = self.view
         try:
             if channel == keys.EVENTS_OBSERVED:
-                if not view.put_status(msgspec.json.decode(data, type=WorkerStatus)):
+                if not view.put_status(self._statuses.decode(data)):
                     return
             elif channel == keys.EVENTS_GATEWAYS:
                 view.put_gateway(self._reports.decode(data), self._monotonic_ns())
@@ -138,11 +156,11 @@ class StateSync:
                 self._resync_now.set()
                 return
             else:
-                order = msgspec.json.decode(data, type=WorkerOrder)
+                order = self._orders.decode(data)
                 known = view.orders.get(order.worker)
                 if known is None or known.ordered_unix_ns < order.ordered_unix_ns:
                     view.put_order(order)
-        except msgspec.DecodeError as error:
-            log.warning("a publication cannot be decoded", extra={"channel": channel, "error": str(error)})
+        except UnreadableRecord as error:
+            view.unreadable.note("publication", channel, error)
             return
         view.changed()

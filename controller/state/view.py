@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport
 from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import EMPTY, AccessTable
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord
+from .unreadable import UnreadableRecords
 
 NODE_GRACE_NS = 2_000_000_000
 """Grace period after a node's lease has expired. Leases are renewed once a second, so one renewal may be late."""
@@ -43,6 +44,8 @@ class View:
     def __init__(self) -> None:
         self.synced = False
         """Whether Redis was read at least once."""
+        self.synced_ns = 0
+        """Monotonic time of the last full read."""
         self.redis = "not reached yet"
         self.leader = ""
         self.functions: dict[FunctionName, FunctionRecord] = {}
@@ -53,6 +56,10 @@ class View:
         """All nodes that were ever seen and not removed."""
         self.draining: frozenset[NodeId] = frozenset()
         """Nodes that get no workers, and lose those that they have."""
+        self.unread_nodes: frozenset[NodeId] = frozenset()
+        """Nodes that live, and whose reports this release cannot read: they keep their workers."""
+        self.unreadable = UnreadableRecords()
+        """Records in Redis that this release cannot read."""
         self.orders: dict[WorkerId, WorkerOrder] = {}
         self.statuses: dict[WorkerId, WorkerStatus] = {}
         self.shell_orders: dict[WorkerId, WorkerOrder] = {}
@@ -167,6 +174,8 @@ class View:
 
     def worker_lost(self, worker: WorkerId, node: NodeId, epoch: str | None, now_ns: int) -> bool:
         """Whether a worker is lost: its node is dead, or its daemon was restarted since the order."""
+        if node in self.unread_nodes:
+            return False
         seen = self.nodes.get(node)
         if seen is None:
             return self.synced

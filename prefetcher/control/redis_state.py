@@ -22,6 +22,7 @@ from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, rea
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +51,14 @@ class NodeState:
             socket_timeout=REPLY_TIMEOUT_S,
         )
         self._append = append_script()
-        self._orders = msgspec.json.Decoder(WorkerOrder)
+        self._orders = RecordDecoder(WorkerOrder)
+        self._reports = RecordDecoder(NodeReport)
 
     async def read_report(self) -> NodeReport | None:
         data = await self._redis.get(keys.node(self._node))
         try:
-            return msgspec.json.decode(data, type=NodeReport) if data else None
-        except msgspec.DecodeError:
+            return self._reports.decode(data) if data else None
+        except UnreadableRecord:
             return None
 
     async def lease_left_ms(self) -> int:
@@ -163,7 +165,7 @@ class NodeState:
     def _decode(self, data: bytes) -> WorkerOrder | None:
         try:
             order = self._orders.decode(data)
-        except Exception as error:  # the spec's own checks raise FleetError inside the decoder
+        except UnreadableRecord as error:
             log.error("cannot decode an order", extra={"error": str(error)})
             return None
         return order if order.node == self._node else None

@@ -50,6 +50,7 @@ class HandNode:
         self.speeds: dict[str, Speed] = {}
         self.segments: Callable[[], list[SegmentReport]] = list
         self.answer: Callable[[HandNode, WorkerOrder], None] = HandNode.serve
+        self.report: Callable[[NodeReport], bytes] = msgspec.json.encode
         self.orders: list[WorkerOrder] = []
         self.apps: dict[WorkerId, WorkerApp] = {}
         self.servers: dict[WorkerId, AppServer] = {}
@@ -108,7 +109,7 @@ class HandNode:
             isolations=self.isolations,
         )  # fmt: skip
         self._client.hset(keys.NODES, self.name, "1")
-        self._client.set(keys.node(self.name), msgspec.json.encode(report), px=2000)
+        self._client.set(keys.node(self.name), self.report(report), px=2000)
         desired: dict[bytes, bytes] = self._client.hgetall(keys.desired(self.name))  # type: ignore[assignment]
         for raw in desired.values():
             self._order(msgspec.json.decode(raw, type=WorkerOrder))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.config import read_config
+from fleetstart.prefetcher.config import _gpus, read_config
 from fleetstart.runtime.contract.process.environment import ConfigError
 
 LEAST = {"FS_HOME": "/h", "FS_REDIS_URL": "unix:///r.sock", "FS_STORE": "/s"}
@@ -61,3 +62,12 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         read_config({**LEAST, name: value})
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
+    assert _gpus({}, tmp_path) == 0
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert _gpus({}, tmp_path) == 2
+    assert _gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert _gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == _gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0

@@ -20,9 +20,11 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, QueueFull, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ...state.invocation_records import Envelope, Progress
 from ...state.redis_client import REDIS_ERRORS, Script
+from ...state.unreadable import unreadable
 from . import lifecycle
 
 log = logging.getLogger(__name__)
@@ -60,8 +62,8 @@ class InvocationStore:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._script = Script(client, "invocation")
-        self._envelopes = msgspec.json.Decoder(Envelope)
-        self._progress = msgspec.json.Decoder(Progress)
+        self._envelopes = RecordDecoder(Envelope)
+        self._progress = RecordDecoder(Progress)
         self._listeners: list[Callable[[str, InvocationId], None]] = []
         self._waiters: dict[InvocationId, set[asyncio.Event]] = {}
 
@@ -72,11 +74,12 @@ class InvocationStore:
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
     async def get(self, invocation: InvocationId) -> StoredInvocation | None:
+        """Reads an invocation; None if there is none. Errors: Unavailable for one that this release cannot read."""
         raw = await cast(Awaitable[Any], self._client.hmget(keys.invocation(invocation), ["call", "state"]))
         return self._entry(raw)
 
     async def require(self, invocation: InvocationId) -> StoredInvocation:
-        """Reads an invocation. Errors: NotFound."""
+        """Reads an invocation. Errors: NotFound, Unavailable."""
         entry = await self.get(invocation)
         if entry is None:
             raise not_kept(invocation)
@@ -93,10 +96,14 @@ class InvocationStore:
             async with self._client.pipeline(transaction=False) as pipe:
                 for name in names:
                     pipe.hmget(keys.invocation(InvocationId(name.decode())), ["call", "state"])
-                for raw in await pipe.execute():
+                answers = await pipe.execute()
+            for raw in answers:
+                try:
                     entry = self._entry(raw)
-                    if entry is not None:
-                        yield entry
+                except Unavailable:
+                    continue  # of another release, which lists it
+                if entry is not None:
+                    yield entry
             begin += len(names)
 
     async def due(self, now_unix_ms: int, limit: int) -> DueInvocations:
@@ -124,7 +131,10 @@ class InvocationStore:
         call, state = raw
         if call is None or state is None:
             return None
-        return StoredInvocation(self._envelopes.decode(call), self._progress.decode(state), state)
+        try:
+            return StoredInvocation(self._envelopes.decode(call), self._progress.decode(state), state)
+        except UnreadableRecord as error:
+            raise unreadable("an async invocation", error) from error
 
     # ── changing ───────────────────────────────────────────────────────────────────────────────────
 

@@ -44,6 +44,8 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
     for budget in status.budgets:
         if budget.stage != "ok":
             output.data(_budget(budget))
+    for record in status.unreadable:
+        output.data(f"skipped  {record.kind} {record.name}   cannot be read by this release: {record.error}")
     if status.functions:
         output.data("\n" + functions_table(status.functions, now_s=time.time()))
 

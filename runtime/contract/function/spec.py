@@ -28,6 +28,8 @@ TAGS_MAX = 8
 """Maximum number of tags; each row of the ledger carries them."""
 RETRIES_MAX = 10
 """A call that ended so many workers ends the next one, too."""
+MEMORY_MIN_BYTES = 16 * MIB
+"""Least memory of a worker: a Python process that has imported nothing."""
 SPEC_MAX_BYTES = 64 * 1024
 """A spec crosses a SEQPACKET socket in one message and lies in Redis; the limit keeps both comfortable."""
 
@@ -180,7 +182,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         module, _, attribute = self.entry.partition(":")
         if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
             raise InvalidSpec(f"entry {self.entry!r} must be module:attribute")
-        if not 16 * MIB <= self.memory_bytes <= 1024 * GIB:
+        if not MEMORY_MIN_BYTES <= self.memory_bytes <= 1024 * GIB:
             raise InvalidSpec(f"memory must be 16 MiB to 1 TiB, got {self.memory_bytes} bytes")
         if not 1 <= self.concurrency <= 1000:
             raise InvalidSpec(f"concurrency must be 1 to 1000, got {self.concurrency}")

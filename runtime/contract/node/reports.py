@@ -60,6 +60,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Enforcement of memory limits: "cgroup v1", "cgroup v2" or "watched"."""
     profiles: list[str] = []
     """Pools of workers whose fork server, or other launcher, is warm."""
+    pools: list[str] = []
+    """Pools of workers that it can start; empty: a node of an earlier release, which does not say."""
+    gpus: int = 0
+    """Number of GPUs that its workers can use: there the KV cache of a model lies in device memory."""
     isolations: list[str] = []
     """Supported isolations beyond namespaces, also while a launcher still probes its own."""
     pid: int = 0

@@ -19,7 +19,7 @@ from fleetstart.controller.auth.route_rules import SOCKET, RouteRules
 
 WORDS = {"{name}": "chat", "{key:path}": "bundles/0", "{id}": "x1", "{alias}": "prod", "{month}": "2026-11",
          "{function}": "chat", "{project}": "ml", "{file:path}": "app.js"}  # fmt: skip
-OPEN = {"/healthz", "/", "/ui", "/ui/{file:path}"}
+OPEN = {"/healthz", "/readyz", "/", "/ui", "/ui/{file:path}"}
 RULES = RouteRules(route_rules())
 UNRECORDED = {"/api/v1/objects/{key:path}", "/api/v1/forecast"}
 """Change nothing that a function is served from: a deploy that uses an uploaded object is recorded."""

@@ -27,13 +27,18 @@ WANTED = st.builds(
     PlacementConstraints,
     st.lists(st.sampled_from(["eu", "us", "asia", "moon"]), max_size=3, unique=True).map(tuple),
     st.sampled_from(["namespaces", "gvisor"]),
+    st.sampled_from(["", "python", "torch"]),
+    st.booleans(),
 )
-OFFERS = st.tuples(REGIONS, st.sampled_from([frozenset[str](), frozenset({"gvisor"})]))
+POOLS = st.sampled_from([frozenset[str](), frozenset({"python"}), frozenset({"python", "torch"})])
+OFFERS = st.tuples(REGIONS, st.sampled_from([frozenset[str](), frozenset({"gvisor"})]), POOLS, st.integers(0, 2))
 GVISOR: Isolation = "gvisor"
 
 
-def offer(region: str, isolations: frozenset[str] = frozenset()) -> NodeState:
-    return replace(node("n"), region=region, isolations=isolations)
+def offer(
+    region: str, isolations: frozenset[str] = frozenset(), pools: frozenset[str] = frozenset(), gpus: int = 0
+) -> NodeState:
+    return replace(node("n"), region=region, isolations=isolations, pools=pools, gpus=gpus)
 
 
 @given(
@@ -45,14 +50,14 @@ def offer(region: str, isolations: frozenset[str] = frozenset()) -> NodeState:
 )
 def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
     cluster: Cluster,
-    offers: list[tuple[str, frozenset[str]]],
+    offers: list[tuple[str, frozenset[str], frozenset[str], int]],
     wanted: PlacementConstraints,
     slo: SLO | None,
     workers: int,
 ) -> None:
     placed = [
-        replace(state, region=region, isolations=isolations)
-        for state, (region, isolations) in zip(cluster, offers, strict=False)
+        replace(state, region=region, isolations=isolations, pools=pools, gpus=gpus)
+        for state, (region, isolations, pools, gpus) in zip(cluster, offers, strict=False)
     ]
     fitting = [state for state in placed if admits(wanted, state)]
     asked = request(slo=slo, workers=workers, most=workers)
@@ -64,8 +69,10 @@ def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
     for stage in found.stages:
         assert not wanted.regions or stage.region in wanted.regions
         assert wanted.isolation == "namespaces" or wanted.isolation in by_name[stage.node].isolations
+        assert not by_name[stage.node].pools or wanted.pool in ("", *by_name[stage.node].pools)
+        assert not wanted.gpu or by_name[stage.node].gpus
     assert found.stages == alone.stages
-    assert (tuple(found.regions), found.isolation) == wanted
+    assert (tuple(found.regions), found.isolation) == wanted[:2]
     if fitting:
         assert found.considered == alone.considered
     else:
@@ -77,7 +84,7 @@ def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
 
 @given(WANTED, st.lists(OFFERS, max_size=5))
 def test_there_is_a_lack_where_nodes_are_and_none_fits(
-    wanted: PlacementConstraints, offers: list[tuple[str, frozenset[str]]]
+    wanted: PlacementConstraints, offers: list[tuple[str, frozenset[str], frozenset[str], int]]
 ) -> None:
     nodes = [offer(*each) for each in offers]
     none_fits = not any(admits(wanted, each) for each in nodes)
@@ -111,6 +118,26 @@ def test_a_sandbox_is_had_where_a_node_says_so_and_nowhere_else() -> None:
 def test_what_is_lacking_is_said(regions: tuple[str, ...], nodes: list[NodeState], words: str) -> None:
     why, _ = unmet_constraint(PlacementConstraints(regions, GVISOR), nodes)
     assert words in why
+
+
+def test_a_node_without_torch_gets_no_model_and_one_that_does_not_say_may() -> None:
+    wanted = PlacementConstraints(pool="torch")
+    assert admits(wanted, offer("", pools=frozenset({"python", "torch"})))
+    assert admits(wanted, offer("")), "a node of an earlier release"
+    plain = offer("", pools=frozenset({"python"}))
+    assert not admits(wanted, plain)
+    assert unmet_constraint(wanted, [plain])[0] == "its workers need torch, which the node has not"
+    nodes = [node("plain", pools=frozenset({"python"})), node("torch", pools=frozenset({"torch"}), bytes_per_s=1e6)]
+    assert names(make_plan(request(wanted=wanted), Cluster(nodes), 0.0)) == ["torch"], "though it is slower"
+
+
+def test_a_cache_that_does_not_fit_needs_a_gpu() -> None:
+    wanted = PlacementConstraints(gpu=True)
+    nodes = [node("cpu"), node("gpu", gpus=1, bytes_per_s=1e6)]
+    assert names(make_plan(request(wanted=wanted, kv_bytes=10**12), Cluster(nodes), 0.0)) == ["gpu"]
+    why, advice = unmet_constraint(wanted, nodes[:1])
+    assert "it needs a GPU, which the node has not" in why
+    assert "kv_memory" in advice
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fleetstart.controller.planner import Cluster as PlannedCluster
+from fleetstart.controller.planner import Plan, PlanRequest
 from fleetstart.controller.scheduler.reconcile import Reconciler, Step
+from fleetstart.controller.scheduler.start_orders import plan_start
+from fleetstart.controller.scheduler.worker_pool import broken
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.view import NodeSeen, View
 from fleetstart.runtime.contract.errors import ErrorInfo
@@ -16,6 +23,7 @@ from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import LayerLayout
+from tests.controller.planner.worlds import request
 from tests.controller.scheduler.test_autoscaler import spec
 
 F = FunctionName("f")
@@ -378,3 +386,66 @@ def test_a_pipeline_that_is_sent_away_stays_one_until_its_first_stage_has_ended(
     (first,) = [order for order in cluster.view.orders.values() if order.wanted == "drain"]
     assert first.secret
     assert len(first.peers) == 4
+
+
+def test_a_fault_of_one_version_stops_no_other_and_its_calls_get_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(nodes=2)
+    cluster.deploy()
+    odd = FunctionName("a-odd")  # its turn comes first
+    cluster.view.functions[odd] = FunctionRecord(name=odd, live=Version(1), deployed_unix_ms=0)
+    cluster.view.versions[VersionKey(odd, Version(1))] = VersionRecord(
+        version=Version(1), digest="", spec=spec(name=odd), segment_bytes=0, created_unix_ms=0
+    )
+    tried = plan_start
+
+    def faulty(request: PlanRequest, cluster: PlannedCluster, now_s: float) -> Plan:
+        if request.function == odd:
+            raise ValueError("no such layer")
+        return tried(request, cluster, now_s)
+
+    monkeypatch.setattr("fleetstart.controller.scheduler.reconcile.plan_start", faulty)
+    loads = {"f@1": FunctionLoad(1, 0), "a-odd@1": FunctionLoad(1, 0)}
+    cluster.view.put_gateway(GatewayReport(gateway="g", loads=loads), cluster.clock.monotonic_ns())
+    step = cluster.step()
+    assert [order.spec.name for order in step.orders] == ["f"]
+    assert list(step.faults) == [(odd, 1)]
+    failure = cluster.view.failures[VersionKey(odd, Version(1))]
+    assert "ValueError: no such layer" in failure.error.message
+    assert broken(failure, cluster.clock.unix_ns() // 1_000_000), "its calls do not wait for nothing"
+    assert not cluster.step().failures, "it is written once"
+    cluster.clock.advance(61)
+    assert cluster.step().failures, "and again after a while"
+    monkeypatch.setattr("fleetstart.controller.scheduler.reconcile.plan_start", tried)
+    cluster.clock.advance(61)
+    assert [order.spec.name for order in cluster.step().orders] == ["a-odd"]
+
+
+def test_a_cache_larger_than_the_memory_is_no_negative_memory() -> None:
+    """A version from before the check at deploy, on nodes with and without a GPU."""
+    cluster = Cluster(nodes=4)
+    pipelined(cluster)
+    key = VersionKey(F, Version(1))
+    record = cluster.view.versions[key]
+    large = msgspec.structs.replace(record.spec, llm=LLMSettings(kv_memory_bytes=4096 * MIB))
+    cluster.view.versions[key] = msgspec.structs.replace(record, spec=large)
+    cluster.load(1)
+    step = cluster.step()
+    assert not step.orders
+    assert "it needs a GPU, which none of 4 nodes has" in step.unplaced[key].message
+    for name, seen in cluster.view.nodes.items():
+        cluster.view.nodes[name] = NodeSeen(msgspec.structs.replace(seen.report, gpus=1))
+    step = cluster.step()
+    assert len(step.orders) == 4
+    assert not step.faults
+    assert {order.spec.memory_bytes for order in step.orders} == {64 * MIB}, "its cache is in device memory"
+
+
+@given(st.integers(1, 4096), st.integers(16, 4096), st.integers(1, 8), st.booleans())
+def test_no_stage_has_less_memory_than_a_worker_may_have(
+    kv_mib: int, memory_mib: int, stages: int, kv_on_device: bool
+) -> None:
+    asked = request(layers=8, memory_bytes=memory_mib * MIB, kv_bytes=kv_mib * MIB)
+    for cut in asked.layout.cuts(stages):
+        own_bytes = asked.own_bytes(cut, full=False, kv_on_device=kv_on_device)
+        assert 16 * MIB <= own_bytes <= memory_mib * MIB
+        spec(memory_bytes=own_bytes)
