@@ -157,9 +157,9 @@ class Router:
 
     def report(self) -> GatewayReport:
         """Load of all versions: calls that wait or run, or did since the last published report."""
-        loads = {}
+        loads, now_ns = {}, time.monotonic_ns()
         for key, backend in self._backends.items():
-            load = backend.load()
+            load = backend.load(now_ns)
             if load.queued or load.running:
                 loads[str(key)] = load
         return GatewayReport(gateway=self._gateway, loads=loads)

@@ -9,6 +9,7 @@ import math
 from collections import deque
 
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
+from fleetstart.runtime.contract.node.reports import ARRIVALS_S
 
 
 class KeepAliveWindow:
@@ -48,36 +49,8 @@ class KeepAliveWindow:
         return max(scale.min, min(highest, scale.max))
 
 
-WINDOW_S = 10.0
-"""Length of the arrival window: a burst fits into it, and it is forgotten before a pipeline has consolidated."""
-
-
-class ArrivalWindow:
-    """Counts the calls of the last window. A new scheduler has seen none, and learns within one window."""
-
-    def __init__(self, window_s: float = WINDOW_S) -> None:
-        self._window_s = window_s
-        self._total: int | None = None
-        self._seen: deque[tuple[float, int]] = deque()
-        self._count = 0
-
-    def observe(self, total: int, now_s: float) -> None:
-        """Takes the total number of calls so far. It falls when a gateway has gone, and its calls with it."""
-        arrived = total - self._total if self._total is not None else 0
-        self._total = total
-        if arrived > 0:
-            self._seen.append((now_s, arrived))
-            self._count += arrived
-
-    def predicted(self, now_s: float) -> int:
-        """The number of calls expected in the next window: as many as in the last."""
-        while self._seen and self._seen[0][0] <= now_s - self._window_s:
-            self._count -= self._seen.popleft()[1]
-        return self._count
-
-
 def workers_needed(
-    *, queued: int, running: int, predicted: int, call_s: float, spec: FunctionSpec, window_s: float = WINDOW_S
+    *, queued: int, running: int, predicted: int, call_s: float, spec: FunctionSpec, window_s: float = ARRIVALS_S
 ) -> int:
     """The number of workers for the queued and running calls and, on average, the predicted ones.
 

@@ -26,7 +26,7 @@ from ..planner.selection import SIZE_USUAL
 from ..state.records import Failure, VersionKey, VersionRecord, is_helper, parse_version_key
 from ..state.traffic import in_service, scale_of, tracked_versions
 from ..state.view import View
-from .autoscaler import ArrivalWindow, KeepAliveWindow, consolidation_count, workers_needed
+from .autoscaler import KeepAliveWindow, consolidation_count, workers_needed
 from .pipelines import consolidation_orders, update_pipelines
 from .start_orders import NEW_IDS, IdSource, cluster_of, orders_of, plan_start, request_of, reserve
 from .worker_pool import FAILURES_TO_BREAK, Decision, Member, broken, decide
@@ -75,7 +75,6 @@ class Reconciler:
 
     def __init__(self, ids: IdSource = NEW_IDS) -> None:
         self._windows: dict[VersionKey, KeepAliveWindow] = {}
-        self._arrivals: dict[VersionKey, ArrivalWindow] = {}
         self._layouts: dict[CheckpointId, CheckpointLayout] = {}
         self._ids = ids
 
@@ -100,8 +99,6 @@ class Reconciler:
             step.add(part)
         for gone in self._windows.keys() - keys - called - orders.keys():
             del self._windows[gone]
-        for gone in self._arrivals.keys() - called:
-            del self._arrivals[gone]
         return step
 
     def _version(
@@ -159,7 +156,7 @@ class Reconciler:
         at least one.
         """
         function = view.functions.get(key.name)
-        need = self._needed(key, load, spec, now_ns / 1e9) if function is not None else 0
+        need = _needed(load, spec) if function is not None else 0
         if function is not None and function.rollout is not None and function.rollout.version == key.version:
             need = max(need, 1)
         if function is None or key.version not in in_service(function):
@@ -175,21 +172,6 @@ class Reconciler:
             ready = sum(m.wanted == "run" and m.state == "ready" for m in members)
             desired = min(desired, max(spec.scale.min, need, ready))
         return desired
-
-    def _needed(self, key: VersionKey, load: FunctionLoad, spec: FunctionSpec, now_s: float) -> int:
-        """Workers needed now. Recent arrivals count as long as there are calls at all: idle workers are kept by the
-        keep-alive alone."""
-        arrivals = self._arrivals.setdefault(key, ArrivalWindow())
-        arrivals.observe(load.arrived, now_s)
-        if not load.queued + load.running:
-            return 0
-        return workers_needed(
-            queued=load.queued,
-            running=load.running,
-            predicted=arrivals.predicted(now_s),
-            call_s=load.call_s,
-            spec=spec,
-        )
 
     def _member(self, view: View, order: WorkerOrder, load: FunctionLoad, now_ns: int) -> Member:
         status = view.statuses.get(order.worker) or view.ended.get(order.worker)
@@ -309,6 +291,16 @@ class _PlanningContext:
     @functools.cached_property
     def others(self) -> FleetMeasures:
         return fleet_measures(self._view.version_measures.values())
+
+
+def _needed(load: FunctionLoad, spec: FunctionSpec) -> int:
+    """Workers needed now. Recent calls count as long as there are calls at all: idle workers are kept by the keep-alive
+    alone."""
+    if not load.queued + load.running:
+        return 0
+    return workers_needed(
+        queued=load.queued, running=load.running, predicted=load.recent, call_s=load.call_s, spec=spec
+    )
 
 
 def _leave_draining(step: Step, view: View, orders: list[WorkerOrder], now_unix_ns: int) -> list[WorkerOrder]:

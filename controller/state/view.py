@@ -198,7 +198,7 @@ def _sum(one: FunctionLoad, other: FunctionLoad) -> FunctionLoad:
         one.queued + other.queued,
         one.running + other.running,
         per_worker,
-        one.arrived + other.arrived,
+        one.recent + other.recent,
         max(one.call_s, other.call_s),
         oldest.oldest_unix_ms,
         oldest.oldest,

@@ -59,7 +59,7 @@ class CallRecorder:
         self._report_soon = report_soon
 
     def open(self, backend: VersionBackend, call: Call) -> CallRecord:
-        backend.arrived += 1
+        backend.recent.add(call.accepted_ns)
         self.ledger.opened(
             OpenInvocation(
                 id=call.id,

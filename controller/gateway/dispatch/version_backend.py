@@ -21,6 +21,7 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad
 from ...billing.apportionment import Meter
 from ...state.records import VersionKey, VersionRecord
 from .queue import CallQueue, ServiceTime
+from .recent_calls import RecentCalls
 
 BUSY_BACKOFF_NS = 20_000_000
 """Backoff of a worker that was full (with another gateway's calls), unless a call of ours ends there."""
@@ -133,8 +134,7 @@ class VersionBackend:
         self.service_time = ServiceTime()
         self.peak = 0
         """Most calls at one time since the last published report: short ones in between keep a worker warm, too."""
-        self.arrived = 0
-        """Calls that have arrived, a counter."""
+        self.recent = RecentCalls()
         self.reported_busy = False
         """Its last report counted calls."""
         self.idle_report_pending = False
@@ -206,7 +206,7 @@ class VersionBackend:
     def record_rejected(self) -> None:
         """Counts a call that was rejected for want of a worker as demand, as if it waited."""
         self.peak = max(self.peak, self.running + len(self.queue) + 1)
-        self.arrived += 1
+        self.recent.add(time.monotonic_ns())
 
     def dispatch_waiting(self, now_ns: int) -> None:
         """Assigns free slots to waiting calls, in the order of the queue."""
@@ -300,7 +300,7 @@ class VersionBackend:
                 for drained in list(known.drain_callbacks.values()) if status.state == "draining" else ():
                     drained()
 
-    def load(self) -> FunctionLoad:
+    def load(self, now_ns: int) -> FunctionLoad:
         """Load for the report. The peak since the last published report counts as running."""
         per_worker = {
             worker.id: len(worker.attempts)
@@ -315,7 +315,7 @@ class VersionBackend:
             queued,
             running,
             per_worker,
-            self.arrived,
+            self.recent.count(now_ns),
             self.service_time.mean_s,
             oldest.accepted_unix_ns // 1_000_000 if oldest is not None else 0,
             oldest.id if oldest is not None else "",

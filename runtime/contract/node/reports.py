@@ -92,14 +92,19 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Keyed `name@version`, of those that were called here of late."""
 
 
+ARRIVALS_S = 10.0
+"""Time over which recent calls are counted: a burst fits into it, and it is forgotten before a pipeline has
+consolidated."""
+
+
 class FunctionLoad(msgspec.Struct, frozen=True):
     """Load of one version at one gateway. Derived from its live queue and calls, never counted up and down."""
 
     queued: int
     running: int
     per_worker: dict[WorkerId, int] = {}
-    arrived: int = 0
-    """Calls so far, since the gateway knows the version: what came lately predicts what will come."""
+    recent: int = 0
+    """Calls that came in the last ARRIVALS_S seconds: what came lately predicts what will come."""
     call_s: float = 0.0
     """Mean time that a call keeps its slot; 0 while none has ended."""
     oldest_unix_ms: int = 0

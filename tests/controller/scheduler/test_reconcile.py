@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetstart.controller.gateway.dispatch.version_backend import VersionBackend
 from fleetstart.controller.planner import Cluster as PlannedCluster
 from fleetstart.controller.planner import Plan, PlanRequest
 from fleetstart.controller.scheduler.reconcile import Reconciler, Step
@@ -449,3 +450,31 @@ def test_no_stage_has_less_memory_than_a_worker_may_have(
         own_bytes = asked.own_bytes(cut, full=False, kv_on_device=kv_on_device)
         assert 16 * MIB <= own_bytes <= memory_mib * MIB
         spec(memory_bytes=own_bytes)
+
+
+def test_calls_that_another_gateway_had_long_ago_are_not_expected_again() -> None:
+    """Gateway a is busy; b had 5,000 calls, was idle, and gets one."""
+    cluster = Cluster(nodes=4)
+    deployed = cluster.deploy(scale=Scale(max=20, keep_alive_s=60))
+    record = cluster.view.versions[VersionKey(F, Version(1))]
+    a, b = (
+        VersionBackend(VersionKey(F, Version(1)), record, elsewhere=lambda _: 0, later=lambda *_: None)
+        for _ in range(2)
+    )
+    for _ in range(5000):
+        b.recent.add(cluster.clock.monotonic_ns())
+    cluster.clock.advance(60)
+
+    def report(name: str, backend: VersionBackend, running: int) -> None:
+        load = msgspec.structs.replace(backend.load(cluster.clock.monotonic_ns()), running=running, call_s=1.0)
+        cluster.view.put_gateway(GatewayReport(gateway=name, loads={"f@1": load}), cluster.clock.monotonic_ns())
+
+    a.recent.add(cluster.clock.monotonic_ns())
+    report("a", a, 1)
+    assert len(cluster.step().orders) == 1
+    cluster.clock.advance(1)
+    b.recent.add(cluster.clock.monotonic_ns())
+    report("a", a, 1)
+    report("b", b, 1)
+    assert len(cluster.step().orders) == 1, "two calls run: two workers"
+    assert deployed.concurrency == 1

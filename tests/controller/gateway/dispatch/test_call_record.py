@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -49,9 +50,9 @@ def test_the_first_call_of_a_version_that_was_reported_idle_is_reported_at_once(
         assert attempt is not None
         record.start_attempt(attempt)
 
-    assert version.load().running == 0
+    assert version.load(time.monotonic_ns()).running == 0
     start("1")
     assert demands == ["now"]
-    assert version.load().running == 1
+    assert version.load(time.monotonic_ns()).running == 1
     start("2")
     assert demands == ["now"], "the schedulers know that the version has calls"

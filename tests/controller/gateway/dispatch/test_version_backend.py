@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -91,7 +92,7 @@ def test_a_worker_that_drains_keeps_its_calls_and_gets_no_more() -> None:
     version.on_status(status("a", "draining"), 0)
     assert version.try_acquire(call("2"), 0) is None
     assert version.running == 1
-    assert version.load().per_worker == {"a": 1}
+    assert version.load(time.monotonic_ns()).per_worker == {"a": 1}
     assert version.release(first, 3 * MS, waive=False) == 3
     assert version.idle
 
@@ -153,7 +154,11 @@ def test_a_slot_that_comes_as_the_wait_ends_is_free_again_and_not_billed() -> No
 def test_who_was_turned_away_counts_as_demand_until_it_is_told() -> None:
     version = backend()
     version.record_rejected()
-    assert (version.load().running, version.load().arrived, version.running) == (1, 1, 0)
+    assert (version.load(time.monotonic_ns()).running, version.load(time.monotonic_ns()).recent, version.running) == (
+        1,
+        1,
+        0,
+    )
 
 
 def test_failing_ends_the_waiting_of_the_older_only() -> None:
@@ -176,9 +181,9 @@ def test_a_short_peak_is_not_forgotten_between_reports() -> None:
     for one in attempts:
         assert one is not None
         version.release(one, 1, waive=False)
-    assert (version.load().running, version.running) == (3, 0)
+    assert (version.load(time.monotonic_ns()).running, version.running) == (3, 0)
     version.peak = 0
-    assert version.load().running == 0
+    assert version.load(time.monotonic_ns()).running == 0
 
 
 def test_a_stage_that_helps_another_gets_no_calls_until_it_has_grown() -> None:

@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fleetstart.controller.scheduler.autoscaler import ArrivalWindow, consolidation_count, workers_needed
+from fleetstart.controller.scheduler.autoscaler import consolidation_count, workers_needed
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from tests.controller.scheduler.test_autoscaler import spec
 
 
 def four(**fields: object) -> FunctionSpec:
     return spec(concurrency=4, scale=Scale(max=20), **fields)
-
-
-def test_the_last_window_predicts_the_next() -> None:
-    arrivals = ArrivalWindow(window_s=10)
-    assert arrivals.predicted(0) == 0
-    arrivals.observe(7, 0.5)
-    assert arrivals.predicted(0.5) == 0, "a new scheduler knows of none"
-    arrivals.observe(10, 1.0)
-    arrivals.observe(10, 2.0)
-    arrivals.observe(15, 4.0)
-    arrivals.observe(2, 4.5)
-    assert arrivals.predicted(10.9) == 8
-    assert arrivals.predicted(11.0) == 5
-    assert arrivals.predicted(14.0) == 0
-
-
-@given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 9)), max_size=30), st.floats(0, 20))
-def test_the_prediction_is_the_count_of_the_window(steps: list[tuple[float, int]], wait_s: float) -> None:
-    arrivals, now_s, seen, total = ArrivalWindow(window_s=10), 0.0, [], 0
-    arrivals.observe(0, 0.0)
-    for step_s, count in steps:
-        now_s += step_s
-        total += count
-        arrivals.observe(total, now_s)
-        seen.append((now_s, count))
-    now_s += wait_s
-    assert arrivals.predicted(now_s) == sum(count for at_s, count in seen if at_s > now_s - 10)
 
 
 @pytest.mark.parametrize(
