@@ -45,7 +45,7 @@ class ScheduleMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     schedule: str
     timezone: str = ""
     looked_unix_s: int
-    """Times up to here are done."""
+    """Times up to here are done: the last one that was due, or when the schedule began."""
     last_unix_s: int = 0
     """The last time that was fired."""
 
@@ -96,8 +96,14 @@ def _zone(timezone: str) -> tzinfo:
 
 
 def check_due(spec: FunctionSpec, mark: ScheduleMark | None, now_unix_s: int) -> ScheduleCheck:
-    """Determines which time to fire now. A new or changed schedule begins with its next time."""
-    if mark is None or (mark.schedule, mark.timezone) != (spec.schedule, spec.timezone):
+    """Determines which time to fire now. A new or changed schedule begins with its next time.
+
+    The mark is the last time that was due, and never a time at which nothing was: a clock that was ahead for a moment
+    must not silence the schedule until then. One that lies ahead by more than clocks differ is begun anew; what it
+    fired is not fired again, because invocations have their time for an id.
+    """
+    changed = mark is None or (mark.schedule, mark.timezone) != (spec.schedule, spec.timezone)
+    if mark is None or changed or mark.looked_unix_s > now_unix_s + LATE_S:
         return ScheduleCheck(ScheduleMark(schedule=spec.schedule, timezone=spec.timezone, looked_unix_s=now_unix_s))
     due: list[int] = []
     moment = mark.looked_unix_s
@@ -108,7 +114,8 @@ def check_due(spec: FunctionSpec, mark: ScheduleMark | None, now_unix_s: int) ->
         due.append(moment)
     if not due:
         return ScheduleCheck(mark)
-    seen = msgspec.structs.replace(mark, looked_unix_s=now_unix_s)
+    looked_unix_s = due[-1] if len(due) < LOOKED_BACK else max(due[-1], now_unix_s - LATE_S)
+    seen = msgspec.structs.replace(mark, looked_unix_s=looked_unix_s)
     if now_unix_s - due[-1] > LATE_S:
         return ScheduleCheck(seen, missed=len(due))
     return ScheduleCheck(msgspec.structs.replace(seen, last_unix_s=due[-1]), fire_unix_s=due[-1], missed=len(due) - 1)

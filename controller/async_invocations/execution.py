@@ -27,6 +27,7 @@ from .store.event_log import EventLog
 from .store.invocations import InvocationStore, StoredInvocation
 from .store.lifecycle import RunOutcome
 from .store.payloads import PayloadStore
+from .store.redis_clock import RedisClock
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,9 @@ class Execution:
         invocations: InvocationStore,
         payloads: PayloadStore,
         gateway: App,
+        clock: RedisClock,
     ) -> None:
+        self._clock = clock
         self._entry = entry
         self._invocations = invocations
         self._payloads = payloads
@@ -130,7 +133,7 @@ class Execution:
     async def _change(self, change: Callable[[Progress, int], Progress], *, publish: bool = False) -> bool:
         """Writes a transition; False if the claim was lost. Errors: REDIS_ERRORS."""
         while True:
-            progress = change(self._entry.progress, time.time_ns() // 1_000_000)
+            progress = change(self._entry.progress, self._clock.now_unix_ms())
             written = await self._invocations.write(self._entry, progress, publish=progress.status if publish else "")
             if written is not None:
                 self._entry = written

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +28,7 @@ from .execution import Execution
 from .store import lifecycle
 from .store.invocations import InvocationStore, StoredInvocation
 from .store.payloads import PayloadStore
+from .store.redis_clock import RedisClock, UnchangedFor
 from .webhooks.delivery import WebhookDelivery
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,8 @@ class InvocationRunner:
         self._webhooks = webhook_delivery
         self._gateway = gateway
         self._trace = trace
+        self._clock = RedisClock(client)
+        self._unchanged = UnchangedFor()
         self._wake = asyncio.Event()
         self._tasks: dict[InvocationId, asyncio.Task[None]] = {}
         self._functions: dict[InvocationId, FunctionName | None] = {}
@@ -104,8 +106,9 @@ class InvocationRunner:
 
     async def _round(self) -> float:
         """Begins due invocations within capacity; returns the time until the next round."""
-        now_unix_ms = time.time_ns() // 1_000_000
         try:
+            await self._clock.refresh()
+            now_unix_ms = self._clock.now_unix_ms()
             due = await self._invocations.due(now_unix_ms, TOGETHER_MAX + len(self._tasks))
             for function, invocations in due.runs.items():
                 await self._begin(function, invocations, limit=self._limit(function))
@@ -133,6 +136,8 @@ class InvocationRunner:
             except FleetError as error:  # of another release, whose gateways run it
                 self._view.unreadable.note("async invocation", invocation, error.message)
                 continue
+            if entry is not None and entry.progress.status == "running" and not self._seems_abandoned(entry):
+                continue
             free_slots -= 1
             if entry is None:
                 await self._invocations.forget(function, invocation)
@@ -157,7 +162,7 @@ class InvocationRunner:
     # ── one invocation ─────────────────────────────────────────────────────────────────────────────
 
     async def _step(self, entry: StoredInvocation) -> None:
-        now_unix_ms = time.time_ns() // 1_000_000
+        now_unix_ms = self._clock.now_unix_ms()
         progress, envelope = entry.progress, entry.envelope
         try:
             match lifecycle.next_step(progress, now_unix_ms):
@@ -180,14 +185,22 @@ class InvocationRunner:
         except Exception:
             log.exception("an invocation could not be processed", extra={"invocation": envelope.id})
 
+    def _seems_abandoned(self, entry: StoredInvocation) -> bool:
+        """Whether the lease of a run that is due has not been renewed while this process looked at it."""
+        since_ms = self._unchanged.ms(entry.envelope.id, entry.raw)
+        if since_ms < lifecycle.UNCHANGED_MS:
+            return False
+        self._unchanged.forget(entry.envelope.id)
+        return True
+
     async def _execute(self, entry: StoredInvocation) -> None:
-        now_unix_ms = time.time_ns() // 1_000_000
+        now_unix_ms = self._clock.now_unix_ms()
         fresh_run = entry.progress.status == "running" and await self._is_closed(entry)
         claimed = lifecycle.claimed(entry.progress, self._id, now_unix_ms, fresh_run=fresh_run)
         mine = await self._invocations.write(entry, claimed, publish="running")
         if mine is None:
             return
-        execution = Execution(mine, self._client, self._invocations, self._payloads, self._gateway)
+        execution = Execution(mine, self._client, self._invocations, self._payloads, self._gateway, self._clock)
         self._executions[mine.envelope.id] = execution
         try:
             await execution.run()

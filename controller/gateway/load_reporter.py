@@ -59,15 +59,15 @@ class LoadReporter:
 
     async def run(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_EVERY_S):
-                    await self._wake.wait()
             self._wake.clear()
             try:
                 await self.publish()
             except REDIS_ERRORS as error:
                 log.debug("gateway report not published", extra={"error": str(error)})
             await asyncio.sleep(MIN_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_EVERY_S):
+                    await self._wake.wait()
 
     async def publish(self) -> None:
         if self.gateway is None:

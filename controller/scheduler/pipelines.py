@@ -24,15 +24,17 @@ def update_pipelines(
     statuses: Mapping[WorkerId, WorkerStatus],
     lost: frozenset[WorkerId],
     now_unix_ns: int,
+    overdue: frozenset[WorkerId] = frozenset(),
 ) -> list[WorkerOrder]:
-    """The orders that change. `lost`: workers whose node is gone."""
+    """The orders that change. `lost`: workers whose node is gone; `overdue`: workers whose last order is older than a
+    start may take."""
     pipelines: dict[PipelineId, list[WorkerOrder]] = defaultdict(list)
     for order in orders:
         if order.stage is not None:
             pipelines[order.stage.pipeline].append(order)
     changed: list[WorkerOrder] = []
     for stages in pipelines.values():
-        changed += _tend_one(stages, statuses, lost, now_unix_ns)
+        changed += _tend_one(stages, statuses, lost, now_unix_ns, overdue)
     return changed
 
 
@@ -41,6 +43,7 @@ def _tend_one(
     statuses: Mapping[WorkerId, WorkerStatus],
     lost: frozenset[WorkerId],
     now_unix_ns: int,
+    overdue: frozenset[WorkerId],
 ) -> list[WorkerOrder]:
     def over(order: WorkerOrder) -> bool:
         status = statuses.get(order.worker)
@@ -57,20 +60,16 @@ def _tend_one(
         if over(order) or order.wanted == "drain":
             continue
         helps = is_helper(order, statuses.get(order.worker))
-        if helps and not needed and not _still_grows(order, now_unix_ns):
-            changed.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
+        still_grows = order.grow and order.worker not in overdue  # a helper that becomes a whole worker
+        if helps and not needed and not still_grows:
+            changed.append(order.changed(now_unix_ns, wanted="drain"))
         elif needed:
             updated = msgspec.structs.replace(
                 order, peers=_merged(order.peers, links, here), relayed=_relayed(order, stages, statuses)
             )
             if updated != order:
-                changed.append(msgspec.structs.replace(updated, ordered_unix_ns=now_unix_ns))
+                changed.append(updated.changed(now_unix_ns))
     return changed
-
-
-def _still_grows(order: WorkerOrder, now_unix_ns: int) -> bool:
-    """Whether a helper is becoming a whole worker, for no longer than a worker may take to start."""
-    return order.grow and now_unix_ns - order.ordered_unix_ns < order.spec.start_timeout_s * 1e9
 
 
 def consolidation_orders(
@@ -89,7 +88,7 @@ def consolidation_orders(
         over = order.worker in lost or (status is not None and status.state in FINAL)
         may = order.wanted == "run" and not order.grow and order.spec.memory_bytes >= memory_bytes
         if is_helper(order, status) and may and not over:
-            found.append(msgspec.structs.replace(order, grow=True, ordered_unix_ns=now_unix_ns))
+            found.append(order.changed(now_unix_ns, grow=True))
     return found[:count]
 
 

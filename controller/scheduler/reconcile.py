@@ -70,11 +70,13 @@ class Step:
 
 
 class Reconciler:
-    """Reconciles versions. Owns the autoscaling windows, the scheduler's only state: losing it costs some warm
-    workers."""
+    """Reconciles versions. Owns the autoscaling windows and the ages of orders, the scheduler's only state: losing it
+    costs some warm workers, and gives starts that never end more time."""
 
     def __init__(self, ids: IdSource = NEW_IDS) -> None:
         self._windows: dict[VersionKey, KeepAliveWindow] = {}
+        self._seen: dict[WorkerId, tuple[int, int]] = {}
+        """Time of each worker's last order, and when it was first seen, on a monotonic clock."""
         self._layouts: dict[CheckpointId, CheckpointLayout] = {}
         self._ids = ids
 
@@ -99,6 +101,10 @@ class Reconciler:
             step.add(part)
         for gone in self._windows.keys() - keys - called - orders.keys():
             del self._windows[gone]
+        for worker in self._seen.keys() - view.orders.keys():
+            del self._seen[worker]
+        for order in step.orders:
+            self._first_seen_ns(order, now_ns)
         return step
 
     def _version(
@@ -179,6 +185,7 @@ class Reconciler:
             worker=order.worker,
             wanted=order.wanted,
             ordered_unix_ms=order.ordered_unix_ns // 1_000_000,
+            age_ms=(now_ns - self._first_seen_ns(order, now_ns)) // 1_000_000,
             state=status.state if status else None,
             lost=view.worker_lost(order.worker, order.node, order.epoch, now_ns),
             served=order.worker in view.was_ready or bool(status and status.endpoint),
@@ -190,6 +197,13 @@ class Reconciler:
             becomes_whole=order.grow,
         )
 
+    def _first_seen_ns(self, order: WorkerOrder, now_ns: int) -> int:
+        """When this scheduler first saw the order as it is, by a clock that does not step."""
+        known = self._seen.get(order.worker)
+        if known is None or known[0] != order.ordered_unix_ns:
+            known = self._seen[order.worker] = (order.ordered_unix_ns, now_ns)
+        return known[1]
+
     def _write(
         self, step: Step, key: VersionKey, orders: list[WorkerOrder], decision: Decision, now_unix_ns: int
     ) -> None:
@@ -198,7 +212,7 @@ class Reconciler:
             step.failures.append((key, decision.failure))
         for worker in decision.drain:
             order = by_worker[worker]
-            step.orders.append(msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns))
+            step.orders.append(order.changed(now_unix_ns, wanted="drain"))
         step.deleted_orders.extend(by_worker[worker] for worker in decision.delete_orders)
         step.impossible.extend(decision.impossible)
         step.soonest(decision.again_unix_ms)
@@ -227,7 +241,9 @@ class Reconciler:
         )
         grow = {order.worker: order for order in new}
         left = [grow.get(order.worker, order) for order in left]
-        tended = update_pipelines(left, statuses, lost, now_unix_ns)
+        limit_ms = spec.start_timeout_s * 1000
+        overdue = frozenset(m.worker for m in members if m.age_ms >= limit_ms and m.worker not in changed.keys() | grow)
+        tended = update_pipelines(left, statuses, lost, now_unix_ns, overdue)
         step.orders.extend({order.worker: order for order in (*new, *tended)}.values())
         return len(new)
 
@@ -313,7 +329,7 @@ def _leave_draining(step: Step, view: View, orders: list[WorkerOrder], now_unix_
         leaves = order.node in view.draining or (order.stage is not None and order.stage.pipeline in pipelines)
         # The helpers of a pipeline follow its first stage, which still has calls.
         if leaves and order.wanted == "run" and (order.stage is None or order.stage.index == 0):
-            order = msgspec.structs.replace(order, wanted="drain", ordered_unix_ns=now_unix_ns)
+            order = order.changed(now_unix_ns, wanted="drain")
             step.orders.append(order)
         left.append(order)
     return left

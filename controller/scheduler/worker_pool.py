@@ -71,6 +71,9 @@ class Member:
     worker: WorkerId
     wanted: Literal["run", "drain"]
     ordered_unix_ms: int
+    """Time of its order by the clock of the day, which may step: for people, and for the order among workers."""
+    age_ms: int = 0
+    """Time since this scheduler first saw its order, by a clock that does not step: deadlines are counted by it."""
     state: WorkerState | None = None
     """State by its status; None until its node has answered the order."""
     lost: bool = False
@@ -134,9 +137,15 @@ class Decision:
 
 def broken(failure: Failure | None, now_unix_ms: int) -> bool:
     """Whether the version is broken, so that no start is tried."""
-    return (
-        failure is not None and failure.count >= FAILURES_TO_BREAK and now_unix_ms < failure.last_unix_ms + HALF_OPEN_MS
-    )
+    if failure is None or failure.count < FAILURES_TO_BREAK:
+        return False
+    return elapsed_ms(failure, now_unix_ms) < HALF_OPEN_MS
+
+
+def elapsed_ms(failure: Failure, now_unix_ms: int) -> int:
+    """Time since the last failed start. One that lies far ahead is of before a clock stepped back: that is over."""
+    since_ms = now_unix_ms - failure.last_unix_ms
+    return since_ms if since_ms > -HALF_OPEN_MS else HALF_OPEN_MS
 
 
 def backoff_ms(count: int) -> int:
@@ -162,8 +171,8 @@ def decide(
 ) -> Decision:
     members, impossible = _without_impossible(members)
     ended = {m.worker for m in members if m.phase == "ended"}
-    start_timed_out = {m.worker for m in members if _start_timed_out(m, spec, now_unix_ms)}
-    drain_timed_out = {m.worker for m in members if _drain_timed_out(m, spec, now_unix_ms)}
+    start_timed_out = {m.worker for m in members if _start_timed_out(m, spec)}
+    drain_timed_out = {m.worker for m in members if _drain_timed_out(m, spec)}
 
     known = failure
     for member in members:
@@ -215,9 +224,9 @@ def _starts(missing: int, alive: Sequence[Member], failure: Failure | None, now_
         return missing, None
     if broken(failure, now_unix_ms):
         return 0, failure.last_unix_ms + HALF_OPEN_MS
-    due_unix_ms = failure.last_unix_ms + backoff_ms(failure.count)
-    if failure.count < FAILURES_TO_BREAK and now_unix_ms < due_unix_ms:
-        return 0, due_unix_ms
+    wait_ms = backoff_ms(failure.count) - elapsed_ms(failure, now_unix_ms)
+    if failure.count < FAILURES_TO_BREAK and wait_ms > 0:
+        return 0, now_unix_ms + wait_ms
     if any(m.state != "ready" for m in alive):
         return 0, None
     return 1, None
@@ -231,15 +240,13 @@ def _surplus(alive: Sequence[Member], count: int) -> tuple[WorkerId, ...]:
     return tuple(m.worker for m in order[:count])
 
 
-def _start_timed_out(member: Member, spec: FunctionSpec, now_unix_ms: int) -> bool:
-    limit_ms = spec.start_timeout_s * 1000 + START_SLACK_MS
-    return member.phase == "starting" and now_unix_ms - member.ordered_unix_ms > limit_ms
+def _start_timed_out(member: Member, spec: FunctionSpec) -> bool:
+    return member.phase == "starting" and member.age_ms > spec.start_timeout_s * 1000 + START_SLACK_MS
 
 
-def _drain_timed_out(member: Member, spec: FunctionSpec, now_unix_ms: int) -> bool:
+def _drain_timed_out(member: Member, spec: FunctionSpec) -> bool:
     """Whether a draining worker has not ended long after its last call must have: deleting its order ends it."""
-    limit_ms = spec.timeout_s * 1000 + DRAIN_SLACK_MS
-    return member.phase == "draining" and now_unix_ms - member.ordered_unix_ms > limit_ms
+    return member.phase == "draining" and member.age_ms > spec.timeout_s * 1000 + DRAIN_SLACK_MS
 
 
 def _start_error(member: Member, spec: FunctionSpec, timed_out: bool) -> ErrorInfo | None:

@@ -99,12 +99,16 @@ class View:
         return self.versions.get(VersionKey(name, record.live)) if record else None
 
     def put_status(self, status: WorkerStatus, *, touch: bool = True) -> bool:
-        """Stores a status unless a newer one is known; True if it changes anything."""
+        """Stores a status unless a newer one is known; True if it changes anything.
+
+        `touch` is False for a full read, which is newer than what is known of workers that were not touched since it
+        began.
+        """
         if status.shell:
-            self._put_shell_status(status)
+            self._put_shell_status(status, touch=touch)
             return False
         known = self.statuses.get(status.worker) or self.ended.get(status.worker)
-        if known is not None and (known.state in FINAL or known.changed_unix_ns > status.changed_unix_ns):
+        if known is not None and not self._is_news(status, known, read=not touch):
             return False
         if touch:
             self.touched.add(status.worker)
@@ -121,11 +125,17 @@ class View:
             listener(status)
         return True
 
-    def _put_shell_status(self, status: WorkerStatus) -> None:
+    def _is_news(self, status: WorkerStatus, known: WorkerStatus, *, read: bool) -> bool:
+        if read and status.worker not in self.touched:
+            return known.state not in FINAL
+        return status.replaces(known)
+
+    def _put_shell_status(self, status: WorkerStatus, *, touch: bool) -> None:
         known = self.shell_statuses.get(status.worker)
-        if known is not None and (known.state in FINAL or known.changed_unix_ns >= status.changed_unix_ns):
+        if known is not None and (known == status or not self._is_news(status, known, read=not touch)):
             return
-        self.touched.add(status.worker)
+        if touch:
+            self.touched.add(status.worker)
         self.shell_statuses[status.worker] = status
         for listener in self._shell_listeners:
             listener(status)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
@@ -19,6 +21,7 @@ class StatusPublisher:
         self._outbox = outbox
         self._statuses: dict[WorkerId, WorkerStatus] = {}
         self._seen_ns: dict[WorkerId, int] = {}
+        self._number = 0
 
     def known_workers(self) -> dict[WorkerId, KnownWorker]:
         """Workers of this node as the reconciler sees them."""
@@ -28,6 +31,8 @@ class StatusPublisher:
         }
 
     def publish(self, status: WorkerStatus) -> None:
+        self._number += 1
+        status = msgspec.structs.replace(status, number=self._number)
         self._seen_ns.setdefault(status.worker, time.monotonic_ns())
         self._statuses[status.worker] = status
         self._outbox.put(status.worker, status)

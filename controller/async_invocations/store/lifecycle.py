@@ -28,6 +28,9 @@ from ...state.invocation_records import (
 
 LEASE_MS = 4_000
 """Lease of a claim; without a renewal its gateway counts as dead. Longer than a busy machine stalls a process."""
+UNCHANGED_MS = 1_500
+"""Time for which an expired lease must not have been renewed before it is taken over: longer than the interval of
+renewals, so that a clock that steps forward ends no run of a gateway that lives."""
 LOSSES_MAX = 4
 BACKOFF_MS = 500
 BACKOFF_MAX_MS = 30_000

@@ -15,7 +15,7 @@ consolidation), and reports `whole` when it no longer needs the others.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -61,6 +61,10 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is a shell worker, which serves a terminal (`node.shell`) and no calls. The controller that serves the
     session writes and takes back its order; schedulers leave it alone."""
 
+    def changed(self, now_unix_ns: int, **fields: Any) -> WorkerOrder:
+        """The order with other fields, and later than this one, also after the clock stepped back."""
+        return msgspec.structs.replace(self, ordered_unix_ns=max(now_unix_ns, self.ordered_unix_ns + 1), **fields)
+
 
 NO_PEER = "-"
 WorkerState = Literal["starting", "ready", "draining", "gone", "failed"]
@@ -97,9 +101,23 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0
+    """Time of the change, for people; clocks step, so `number` says which status is newer."""
+    number: int = 0
+    """Order among the statuses of its daemon; 0 if it is of an earlier release."""
     shell: bool = False
     """Whether it is a shell, as its order says."""
     drained: bool = False
     """Whether it ended in order, after it had finished every call that it had begun."""
     entered: EnteredCalls | None = None
     """The calls that it had entered, if it ended otherwise and its node knows."""
+
+    def replaces(self, known: WorkerStatus) -> bool:
+        """Whether it is as new as a known status of the same worker, or newer. A worker ends once, and then for good;
+        all that came before is of one daemon, which numbers it."""
+        if known.state in FINAL:
+            return False
+        if self.state in FINAL:
+            return True
+        if self.number and known.number:
+            return self.number >= known.number
+        return self.changed_unix_ns >= known.changed_unix_ns

@@ -268,4 +268,4 @@ def test_openapi_describes_what_is_routed(controller: ControllerProcess) -> None
             url = path.format(name="no", id="no", key="no", month="2026-11", function="no", alias="no", project="no")
             answer = controller.http.request(method, url)
             assert answer.status_code != 405
-            assert answer.status_code < 500
+            assert answer.status_code < 500 or path == "/readyz"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.controller.async_invocations.cron_schedules import (
@@ -78,6 +78,34 @@ def test_no_moment_is_fired_twice_nor_late(begin: int, steps: list[int]) -> None
         mark = due.mark
         now += step
     assert fired == sorted(set(fired))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(10**8, 10**9), st.lists(st.integers(-(10**7), 10**7), max_size=5), st.integers(0, 299))
+def test_a_clock_that_was_wrong_silences_no_schedule(begin: int, jumps: list[int], offset: int) -> None:
+    """Whatever the clock said for a second: once it is right, the schedule fires at its next moment, or the one after
+    that if they lie within what clocks may differ by."""
+    spec = scheduled("*/5 * * * *")
+    mark = None
+    for jump in (0, *jumps):
+        mark = check_due(spec, mark, max(0, begin + jump)).mark
+    fired = []
+    for now in range(begin + offset, begin + offset + 300 + LATE_S + 1):
+        due = check_due(spec, mark, now)
+        mark = due.mark
+        if due.fire_unix_s is not None:
+            fired.append(due.fire_unix_s)
+    assert fired
+    assert len(fired) == len(set(fired))
+
+
+def test_the_mark_is_never_beyond_the_last_moment_that_was_due() -> None:
+    spec = scheduled("*/5 * * * *")
+    begun = check_due(spec, None, at("2026-11-22T10:05:01"))
+    ahead = check_due(spec, begun.mark, at("2027-01-01T00:00:30"))
+    assert ahead.mark.looked_unix_s <= at("2027-01-01T00:00:30")
+    back = check_due(spec, ahead.mark, at("2026-11-22T10:05:02"))
+    assert check_due(spec, back.mark, at("2026-11-22T10:10:00")).fire_unix_s == at("2026-11-22T10:10:00")
 
 
 def test_a_schedule_fires_as_an_async_invocation_and_is_listed(

@@ -150,10 +150,9 @@ def test_a_helper_with_less_memory_than_a_worker_stays_one() -> None:
 def test_a_helper_that_grows_stays_when_its_pipeline_goes_but_not_for_ever() -> None:
     three = orders()
     [second] = consolidation_orders(three, {}, NOBODY, 1, memory_bytes=spec().memory_bytes, now_unix_ns=5)
-    limit_ns = round(second.spec.start_timeout_s * 1e9)
-    left = [second, three[2]]
+    left, overdue = [second, three[2]], frozenset({second.worker})
     assert [order.worker for order in update_pipelines(left, {}, NOBODY, 6)] == ["w-2"]
-    assert {order.worker for order in update_pipelines(left, {}, NOBODY, limit_ns + 6)} == {"w-1", "w-2"}
+    assert {order.worker for order in update_pipelines(left, {}, NOBODY, 6, overdue)} == {"w-1", "w-2"}
 
 
 def test_a_stage_that_is_gone_before_it_told_of_its_link_is_waited_for_by_nobody() -> None:

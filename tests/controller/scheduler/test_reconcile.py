@@ -42,6 +42,10 @@ class ManualClock:
         self._unix_ns += step_ns
         self._monotonic_ns += step_ns
 
+    def step(self, seconds: float) -> None:
+        """The time of day is set; no time passes."""
+        self._unix_ns += round(seconds * 1e9)
+
     def monotonic_ns(self) -> int:
         return self._monotonic_ns
 

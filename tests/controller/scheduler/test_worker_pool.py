@@ -86,6 +86,12 @@ def test_three_failures_break_a_version_until_it_is_half_open() -> None:
     assert broken(again.failure, NOW)
 
 
+def test_failures_that_lie_far_ahead_are_of_before_a_clock_stepped_back() -> None:
+    assert broken(failed(3, ago_ms=-1000), NOW), "the clocks of two controllers differ a little"
+    assert not broken(failed(3, ago_ms=-HALF_OPEN_MS), NOW)
+    assert run(1, failure=failed(1, ago_ms=-HALF_OPEN_MS)).start == 1
+
+
 def test_what_the_user_must_mend_breaks_at_once() -> None:
     assert broken(failure_after(None, ErrorInfo(code="no_handler", message=""), NOW), NOW)
     assert not broken(failure_after(None, ErrorInfo(code="checksum_mismatch", message=""), NOW), NOW)
@@ -97,7 +103,8 @@ def test_a_worker_that_got_ready_after_the_failure_cures_it() -> None:
 
 
 def test_a_start_that_exceeds_its_time_is_taken_back_and_counted_once() -> None:
-    late = decide(spec=SPEC, desired=1, members=[member("a", "starting")], failure=None, now_unix_ms=NOW + 15_000)
+    late = run(1, member("a", "starting", age_ms=15_001))
+    assert not run(1, member("a", "starting", age_ms=15_000)).drain
     assert late.drain == (WorkerId("a"),)
     assert late.failure is not None
     after = run(1, member("a", "failed", wanted="drain", error=BOOM), failure=late.failure)
@@ -106,9 +113,7 @@ def test_a_start_that_exceeds_its_time_is_taken_back_and_counted_once() -> None:
 
 
 def test_a_drained_worker_that_never_ends_is_taken_back() -> None:
-    stuck = [member("a", "draining", wanted="drain")]
-    early = decide(spec=SPEC, desired=0, members=stuck, failure=None, now_unix_ms=NOW + 60_000)
-    late = decide(spec=SPEC, desired=0, members=stuck, failure=None, now_unix_ms=NOW + 66_000)
+    early, late = (run(0, member("a", "draining", wanted="drain", age_ms=age_ms)) for age_ms in (60_000, 66_000))
     assert (early.delete_orders, late.delete_orders) == ((), (WorkerId("a"),))
 
 
