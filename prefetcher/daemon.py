@@ -94,16 +94,17 @@ class Daemon:
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )
-        layers = LayerCache(
+        self._layers = LayerCache(
             folder=config.state_dir / "layers",
             source=source,
             budget_bytes=config.layer_cache_bytes,
             give_up=lambda: self._layer_spares.give_up(),
+            changed=self._lease.changed,
         )
         bundles = BundleCache(folder=config.state_dir / "bundles", source=source)
         self._layer_spares = LayerSpares(
             prefork_pool=self._prefork_pool,
-            layers=layers,
+            layers=self._layers,
             bundles=bundles,
             cpus=config.cpus,
             room_bytes=lambda: self._segments.budget.free_bytes,
@@ -128,7 +129,7 @@ class Daemon:
             address=config.address,
             cpus=config.cpus,
             bundles=bundles,
-            layers=layers,
+            layers=self._layers,
             layer_spares=self._layer_spares,
             segments=self._segments,
             prefork_pool=self._prefork_pool,
@@ -203,6 +204,7 @@ class Daemon:
             workers_bytes=self._workers_bytes(),
             preloaded_bytes=self._preloaded_bytes(),
             segments=self._segments,
+            layers=self._layers,
             servers=self._fork_servers,
             cgroups=self._cgroups,
             latencies=self._latencies,

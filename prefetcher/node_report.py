@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from fleetstart.runtime.contract.function.layer import own_platform, own_python
 from fleetstart.runtime.contract.node.reports import NodeReport
 
 from .config import Config
+from .layers.cache import LayerCache
 from .network.egress_proxy import EgressTraffic
 from .processes.cgroups import Cgroups
 from .processes.epoch import machine_id
@@ -25,6 +27,7 @@ def report_of(
     workers_bytes: int,
     preloaded_bytes: int,
     segments: SegmentStore,
+    layers: LayerCache,
     servers: Mapping[str, ForkServer],
     cgroups: Cgroups | None,
     latencies: CallLatencies,
@@ -56,11 +59,14 @@ def report_of(
         egress_bytes={"in": egress.received_bytes, "out": egress.sent_bytes},
         egress_refused=egress.rejected,
         weights_memory=segments.budget.memory.report(),
-        bytes_per_s=segments.bandwidths.bytes_per_s(),
+        bytes_per_s={**segments.bandwidths.bytes_per_s(), **layers.bandwidths.bytes_per_s()},
         fetched_bytes=segments.fetched_bytes,
         waived_ms=ledger.waived_ms,
         kept_nusd=ledger.kept_nusd,
         disk_bytes=segments.disk_bytes,
         disk=segments.disk_ranges(),
+        layers=layers.held(),
+        python=own_python(),
+        platform=own_platform(),
         speeds=latencies.report(),
     )

@@ -1,9 +1,9 @@
 """The nodes of the cluster, sorted by preference for a start, so that a decision examines a few of a thousand.
 
 Two lists, of nodes whose device is free and of the others, each sorted by 1/b + 1/p (HydraServe section 4.1; b is the
-bandwidth that one more fetch would get), and for each checkpoint the nodes that hold any of it. A node is moved when
-its state changes; the progress of its fetches changes its rank little, and figures are computed anew at each
-decision.
+bandwidth that one more fetch would get), and the nodes that hold any of a checkpoint, or have certain packages. A node
+is moved when its state changes; the progress of its fetches changes its rank little, and figures are computed anew at
+each decision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId
 
 from .checkpoint_layout import EVERY_LAYER
 from .constraints import NO_CONSTRAINTS, PlacementConstraints, admits
@@ -44,6 +44,7 @@ class Cluster:
         self._free: list[Rank] = []
         self._shared: list[Rank] = []
         self._holders: defaultdict[CheckpointId, list[Rank]] = defaultdict(list)
+        self._with_packages: defaultdict[LayerId, list[Rank]] = defaultdict(list)
         self.gpus = 0
         """Number of nodes with a GPU."""
         for state in states:
@@ -67,6 +68,8 @@ class Cluster:
         self.gpus += state.gpus > 0
         for checkpoint, held in state.held.items():
             insort(self._holders[checkpoint], _holder_rank(held, rank))
+        for layer in state.packages:
+            insort(self._with_packages[layer], rank)
 
     def drop(self, node: NodeId) -> None:
         state = self._states.pop(node, None)
@@ -81,6 +84,11 @@ class Cluster:
             del holders[bisect_left(holders, _holder_rank(held, rank))]
             if not holders:
                 del self._holders[checkpoint]
+        for layer in state.packages:
+            ranks = self._with_packages[layer]
+            del ranks[bisect_left(ranks, rank)]
+            if not ranks:
+                del self._with_packages[layer]
 
     def holders(
         self,
@@ -93,7 +101,24 @@ class Cluster:
         room."""
         if checkpoint is None or checkpoint not in self._holders:
             return []
-        states = (self._states[node] for _, node in self._holders[checkpoint])
+        return self._roomy(self._holders[checkpoint], least_bytes, now_s, wanted)
+
+    def with_packages(
+        self,
+        layer: LayerId | None,
+        least_bytes: int,
+        now_s: float,
+        wanted: PlacementConstraints = NO_CONSTRAINTS,
+    ) -> list[NodeSnapshot]:
+        """The best nodes that have these packages on their disk and that much room."""
+        if layer is None or layer not in self._with_packages:
+            return []
+        return self._roomy(self._with_packages[layer], least_bytes, now_s, wanted)
+
+    def _roomy(
+        self, ranks: Iterable[Rank], least_bytes: int, now_s: float, wanted: PlacementConstraints
+    ) -> list[NodeSnapshot]:
+        states = (self._states[node] for _, node in ranks)
         roomy = (
             NodeSnapshot(state, state.link.at(now_s))
             for state in states

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 
@@ -17,6 +17,9 @@ from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
 from .contention import NEVER, Link, PendingFetch
 from .estimates import NodeMeasures
 from .plan import StagePlan
+
+PACKAGES_BYTES_PER_S = 150e6
+"""Before a node has fetched packages: thousands of small files are slower to write than one large one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,10 @@ class NodeState:
     start_s: float
     """t_cc + t_cu."""
     held: Mapping[CheckpointId, HeldLayers]
+    packages: frozenset[LayerId] = frozenset()
+    """Layers of packages on its disk, or promised to it in this step."""
+    packages_bytes_per_s: float = PACKAGES_BYTES_PER_S
+    """Rate at which it fetches and writes packages."""
     region: str = ""
     isolations: frozenset[str] = frozenset()
     """Supported isolations beyond namespaces."""
@@ -108,6 +115,8 @@ def node_state(
         device_bytes_per_s=measures.device_bytes_per_s.value,
         start_s=measures.start_s.value + measures.device_s.value,
         held=_held(report, alive, segments, layouts),
+        packages=frozenset(report.layers),
+        packages_bytes_per_s=max(1.0, report.bytes_per_s.get("layers", PACKAGES_BYTES_PER_S)),
         region=report.region,
         isolations=frozenset(report.isolations),
         pools=frozenset(report.pools),
@@ -116,7 +125,12 @@ def node_state(
 
 
 def with_stage(
-    state: NodeState, stage: StagePlan, worker: WorkerId, checkpoint: CheckpointId | None, now_s: float
+    state: NodeState,
+    stage: StagePlan,
+    worker: WorkerId,
+    checkpoint: CheckpointId | None,
+    now_s: float,
+    packages: LayerId | None = None,
 ) -> NodeState:
     """The state after a stage was ordered on the node, for the next decision of the same step."""
     link, held = state.link, state.held
@@ -128,7 +142,12 @@ def with_stage(
         deadline_s = NEVER if stage.fetch_within_s is None else now_s + stage.fetch_within_s
         link = link.with_fetch(PendingFetch(worker, checkpoint, stage.store_bytes, deadline_s), now_s)
     return replace(
-        state, free_bytes=state.free_bytes - stage.reserved_bytes, workers=state.workers + 1, link=link, held=held
+        state,
+        free_bytes=state.free_bytes - stage.reserved_bytes,
+        workers=state.workers + 1,
+        link=link,
+        held=held,
+        packages=state.packages if packages is None else state.packages | {packages},
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, SLO, Isolation
-from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, LayerId, NodeId
 
 from .checkpoint_layout import CheckpointLayout, Cut
 from .constraints import NO_CONSTRAINTS, PlacementConstraints
@@ -39,6 +39,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Weights neither in the node's memory nor being fetched."""
     store_bytes: int
     """The part of `missing_bytes` that must come from the store."""
+    packages_bytes: int = 0
+    """Packages of the function that the node does not have: they come from the store, too, and start with them."""
     fetch_s: float
     fetch_within_s: float | None = None
     """Deadline of the fetch, after the order; None: no promise."""
@@ -103,6 +105,9 @@ class PlanRequest:
     memory_bytes: int
     """A whole worker's own, weights not counted."""
     checkpoint: CheckpointId | None = None
+    packages: LayerId | None = None
+    packages_bytes: int = 0
+    """Size of its packages, which a node must have on its disk before it starts a worker."""
     kv_bytes: int = 0
     """Part of `memory_bytes` that goes with the layers."""
     measures: VersionMeasures

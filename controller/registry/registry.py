@@ -57,8 +57,9 @@ class Registry:
         """
         digest = spec_digest(spec)
         await require_bundle(self._store, spec.name, spec.bundle)
+        packages_bytes = 0
         if spec.layer is not None:
-            await require_layer(self._store, spec.name, spec.layer)
+            packages_bytes = (await require_layer(self._store, spec.name, spec.layer)).total_bytes
         needed = checkpoints_of(spec)
         for _ in range(TRIES):
             marks = await self.deletion_guard.marks(needed, now_unix_ms)  # before the look into the store
@@ -72,6 +73,7 @@ class Registry:
                 segment_bytes=segment_bytes,
                 created_unix_ms=now_unix_ms,
                 layout=layout,
+                packages_bytes=packages_bytes,
             )
             plan = Rollout(version=record.version, alias=alias, percent=percent, begun_unix_ms=now_unix_ms)
             failure = self._state.view.failures.get(VersionKey(spec.name, record.version))

@@ -25,6 +25,7 @@ def forecast(view: View, proposal: Proposal, *, now_ns: int, now_unix_ns: int) -
         segment_bytes=proposal.segment_bytes,
         created_unix_ms=now_unix_ns // 1_000_000,
         layout=proposal.layout,
+        packages_bytes=proposal.packages_bytes,
     )
     plan = plan_start(request_of(view, key, record, 1), cluster_of(view, {}, now_ns, now_unix_ns), now_ns / 1e9)
     return Forecast(

@@ -74,6 +74,8 @@ def request_of(
         layout=checkpoint_layout(record.layout if spec.in_layers else None, record.segment_bytes),
         memory_bytes=spec.memory_bytes,
         checkpoint=spec.weights,
+        packages=spec.layer,
+        packages_bytes=record.packages_bytes,
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
         measures=measures,
         margins=margins_of(measures.ttft_ratios, others.margins),
@@ -165,7 +167,7 @@ def reserve(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: Pl
     """Enters orders into the cluster, for the next decision of the same step."""
     for stage, order in zip(plan.stages, orders, strict=True):
         state = cluster[stage.node]
-        cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9))
+        cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9, request.packages))
 
 
 def _unix_ns(within_s: float | None, now_unix_ns: int) -> int:

@@ -22,9 +22,10 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spec: FunctionSpec
     segment_bytes: int = 0
     layout: LayerLayout | None = None
+    packages_bytes: int = 0
 
     def __post_init__(self) -> None:
-        sizes = [self.segment_bytes]
+        sizes = [self.segment_bytes, self.packages_bytes]
         if self.layout is not None:
             sizes += [self.layout.ends_bytes, *self.layout.layer_bytes]
         if not all(0 <= size_bytes <= SIZE_MAX_BYTES for size_bytes in sizes):

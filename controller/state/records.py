@@ -89,6 +89,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ms: int
     layout: LayerLayout | None = None
     """Sizes of its layers; None if it cannot be cut into stages, or was deployed before there were stages."""
+    packages_bytes: int = 0
+    """Size of its packages on a node's disk."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

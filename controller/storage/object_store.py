@@ -160,23 +160,26 @@ async def require_bundle(store: ObjectStore, name: FunctionName, bundle: BundleI
         )
 
 
-async def require_layer(store: ObjectStore, name: FunctionName, layer: LayerId) -> None:
-    """Checks that all of a layer is in the store. Errors: InvalidSpec, LayerInvalid, naming the first object."""
+async def require_layer(store: ObjectStore, name: FunctionName, layer: LayerId) -> layers.LayerManifest:
+    """Reads the manifest of a layer that is complete in the store. Errors: InvalidSpec, LayerInvalid, naming the first
+    object."""
     if not is_digest(layer):
         raise InvalidSpec(f"function {name}: layer {layer[:80]!r} is not a sha256 in hex")
     data = await store.read(layer_key(layer, MANIFEST_OBJECT), layers.MANIFEST_MAX_BYTES)
     if data is None:
         raise LayerInvalid(f"function {name}: layer {layer[:12]} is not in the store", hint=_DEPLOY_LAYER)
-    await require_layer_parts(store, layer, data)
+    return await require_layer_parts(store, layer, data)
 
 
-async def require_layer_parts(store: ObjectStore, layer: LayerId, data: bytes) -> None:
+async def require_layer_parts(store: ObjectStore, layer: LayerId, data: bytes) -> layers.LayerManifest:
     """Checks that the parts of a layer's manifest are in the store. Errors: LayerInvalid, naming the first one."""
-    for part in layers.read_layer(data, layer).parts:
+    manifest = layers.read_layer(data, layer)
+    for part in manifest.parts:
         found = await store.size(layer_key(layer, part.object))
         if found != part.size_bytes:
             state = "is not in the store" if found is None else f"has {found:,} bytes, {part.size_bytes:,} expected"
             raise LayerInvalid(f"{part.object} of layer {layer[:12]} {state}", hint=_DEPLOY_LAYER)
+    return manifest
 
 
 _DEPLOY_LAYER = "`fs deploy` sends what the store lacks: run it again"

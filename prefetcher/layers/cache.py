@@ -31,6 +31,7 @@ from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, LayerId,
 from fleetstart.runtime.contract.object_keys import is_digest, layer_key
 
 from ..concurrency.threads import in_thread
+from ..fetch.bandwidth import Bandwidths
 from ..fetch.errors import with_retries
 from ..segments.eviction import EvictionCandidate, choose_evictions
 from ..sources.base import Source
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 FILES = "files"
 BOOT = "boot"
 """File with the id of the machine's boot in which the layer was last known to be whole."""
+HELD_MOST = 256
+"""Layers that a report names: each takes 67 bytes of it, every second."""
 THREADS = 6
 """Reads at a time, in as many pieces of memory: enough for the round trips of a store; one thread writes."""
 RESERVE_BYTES = 1 << 30
@@ -57,17 +60,28 @@ class _CachedLayer:
     size_bytes: int
     uses: int = 0
     pins: set[WorkerId] = field(default_factory=set)
+    last_used_s: float = 0.0
+    """Unix time; also the time of its manifest's file, for the next daemon."""
 
 
 class LayerCache:
     """The layers of one node. Called from the event loop; fetches run in threads of their own."""
 
     def __init__(
-        self, *, folder: Path, source: Source, budget_bytes: int, give_up: Callable[[], None] = lambda: None
+        self,
+        *,
+        folder: Path,
+        source: Source,
+        budget_bytes: int,
+        give_up: Callable[[], None] = lambda: None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`give_up` releases what is only kept ahead of calls, where a layer has no room otherwise."""
+        """`give_up` releases what is only kept ahead of calls, where a layer has no room otherwise; `changed` is called
+        when a layer came."""
+        self.bandwidths = Bandwidths()
         self._folder = folder
         self._give_up = give_up
+        self._changed = changed
         self._source = source
         self._budget_bytes = budget_bytes
         self._layers: dict[LayerId, _CachedLayer] = {}
@@ -109,6 +123,10 @@ class LayerCache:
             known.pins.discard(worker)
             self._touch(layer)
 
+    def held(self) -> list[LayerId]:
+        """The layers on the disk, those that were used last first."""
+        return sorted(self._layers, key=lambda layer: -self._layers[layer].last_used_s)[:HELD_MOST]
+
     def imports(self, layer: LayerId, function: FunctionName) -> list[str]:
         """Modules of the layer that the function was seen to import; none if the layer is not here."""
         return read_imports(self._folder / layer).get(function, []) if layer in self._layers else []
@@ -136,8 +154,11 @@ class LayerCache:
         manifest = read_layer(data, layer)
         _require_own_python(layer, manifest)
         await self._make_room(layer, manifest.total_bytes)
+        written_s = time.monotonic()
         await in_thread(lambda: self._write(layer, manifest, data), f"layer-{layer[:8]}")
-        self._layers[layer] = _CachedLayer(manifest.total_bytes)
+        self._layers[layer] = _CachedLayer(manifest.total_bytes, last_used_s=time.time())
+        self.bandwidths.note("layers", manifest.total_bytes, time.monotonic() - written_s)
+        self._changed()
         extra = {"layer": layer, "size_bytes": manifest.total_bytes, "took_s": round(time.monotonic() - began_s, 3)}
         log.info("layer fetched", extra=extra)
 
@@ -188,23 +209,18 @@ class LayerCache:
                 size_bytes=known.size_bytes,
                 fetch_s=known.size_bytes / 1e9,  # all came over the same network
                 uses=known.uses,
-                last_used_s=self._last_used_s(layer),
+                last_used_s=known.last_used_s,
                 pinned=bool(known.pins) or bool(self._waiting.get(layer)),
             )
             for layer, known in self._layers.items()
         ]
 
     def _touch(self, layer: LayerId) -> None:
+        self._layers[layer].last_used_s = time.time()
         try:
             os.utime(self._folder / layer / MANIFEST_OBJECT)
         except OSError as error:
             log.warning("cannot mark a layer as used", extra={"layer": layer, "error": str(error)})
-
-    def _last_used_s(self, layer: LayerId) -> float:
-        try:
-            return (self._folder / layer / MANIFEST_OBJECT).stat().st_mtime
-        except OSError:
-            return 0.0
 
     def _load(self, path: Path) -> None:
         """Takes over a layer of an earlier daemon; removes anything else."""
@@ -212,7 +228,8 @@ class LayerCache:
             layer = LayerId(path.name)
             manifest = read_layer((path / MANIFEST_OBJECT).read_bytes(), layer)
             _check_after_boot(path, manifest)
-            self._layers[layer] = _CachedLayer(manifest.total_bytes, uses=1)
+            used_s = (path / MANIFEST_OBJECT).stat().st_mtime
+            self._layers[layer] = _CachedLayer(manifest.total_bytes, uses=1, last_used_s=used_s)
         except (OSError, LayerInvalid):
             shutil.rmtree(path, ignore_errors=True)
 

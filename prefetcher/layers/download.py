@@ -2,11 +2,13 @@
 
 Several threads read runs of chunks and verify each chunk; the calling thread writes them to the files that they cover.
 It is one, because a layer is mostly thousands of small files, and threads that create files wait for each other. A
-chunk that is not what the manifest says is read once more, then the download fails with the chunk's name.
+chunk that is not what the manifest says is read once more, then the download fails with the chunk's name. Checksums
+find accidents; a digest of each chunk finds what somebody replaced in the store.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import threading
@@ -93,6 +95,21 @@ def _read_verified(
                 f"{chunk.checksum:016x}",
                 hint=f"the object in the store is damaged; {_AGAIN}",
             )
+    _check_digests(layer, run, room)
+
+
+def _check_digests(layer: LayerId, run: Sequence[LayerRange], room: memoryview) -> None:
+    """Errors: ChecksumMismatch for a chunk that somebody has replaced, with the same checksum."""
+    begin = 0
+    for chunk in run:
+        with room[begin : begin + chunk.size_bytes] as data:
+            if chunk.digest and hashlib.sha256(data).hexdigest() != chunk.digest:
+                raise ChecksumMismatch(
+                    f"chunk {chunk.index} of layer {layer[:12]} ({chunk.object}) is not the one that was published: "
+                    f"its SHA-256 is not {chunk.digest[:12]}…",
+                    hint=f"somebody has written to the store: see who can; {_AGAIN}",
+                )
+        begin += _pages(chunk.size_bytes)
 
 
 _AGAIN = "deploy the function again: it sends what the store lacks"

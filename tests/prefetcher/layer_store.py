@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import xxhash
 
 from fleetstart.runtime.contract.function.layer import (
@@ -19,7 +21,8 @@ from tests.prefetcher.nodes import Store
 CHUNK = 4096
 
 
-def put_layer(store: Store, files: dict[str, bytes], *, python: str = "") -> LayerId:
+def put_layer(store: Store, files: dict[str, bytes], *, python: str = "", digests: list[str] | None = None) -> LayerId:
+    """`digests`: others than those of the chunks."""
     names = sorted(files, key=lambda name: name.split("/"))
     stream = b"".join(files[name] for name in names)
     manifest = LayerManifest(
@@ -29,6 +32,9 @@ def put_layer(store: Store, files: dict[str, bytes], *, python: str = "") -> Lay
         chunk_bytes=CHUNK,
         files=[LayerFile(name, len(files[name]), name.endswith("run")) for name in names],
         parts=parts_of(len(stream), 2 * CHUNK),
+        digests=digests
+        if digests is not None
+        else [hashlib.sha256(stream[at : at + CHUNK]).hexdigest() for at in range(0, len(stream), CHUNK)],
         chunks=[xxhash.xxh3_64_intdigest(stream[at : at + CHUNK]) for at in range(0, len(stream), CHUNK)],
     )
     data = layer_bytes(manifest)

@@ -322,6 +322,7 @@ def _foreseen(server: ApiClient, declaration: Declaration, path: Path, bundle: B
         spec=packed.spec,
         segment_bytes=sum(one.segment_bytes for one in packed.checkpoints),
         layout=base.layout if base is not None and packed.spec.in_layers else None,
+        packages_bytes=packed.layer.layer.size_bytes if packed.layer else 0,
     )
     return DryRun(
         name=packed.spec.name,

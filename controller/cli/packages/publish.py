@@ -43,7 +43,7 @@ from .requirements import Requirements
 
 Log = Callable[[str], object]
 Progress = Callable[[str, int, int], None]
-FORMAT = "1"
+FORMAT = "2"
 """Changes with the way in which layers are built, so that what was built otherwise is not taken for it."""
 _BLOCK_BYTES = 1024 * 1024
 
@@ -155,11 +155,19 @@ def manifest_of(folder: Path, files: list[LayerFile], lock: str, progress: Progr
     total = sum(file.size_bytes for file in files)
     parts = parts_of(total)
     chunks: list[int] = []
+    digests: list[str] = []
     for chunk in _chunks(_stream(folder, files, 0, total), CHUNK_BYTES):
         chunks.append(xxhash.xxh3_64_intdigest(chunk))
+        digests.append(sha256(chunk).hexdigest())
         progress("checksums", min(total, len(chunks) * CHUNK_BYTES), total)
     return LayerManifest(
-        python=own_python(), platform=own_platform(), lock=lock, files=files, parts=parts, chunks=chunks
+        python=own_python(),
+        platform=own_platform(),
+        lock=lock,
+        files=files,
+        parts=parts,
+        chunks=chunks,
+        digests=digests,
     )
 
 

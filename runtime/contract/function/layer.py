@@ -1,8 +1,9 @@
 """The manifest of a layer: installed Python packages that a deploy built, and where their bytes lie in the store.
 
 The files of a layer, one after the other in the order of their paths, are a stream. The stream is cut into *parts*,
-which are objects of the store, and into *chunks*, each with a checksum, as the weights of a checkpoint are. The digest
-of the manifest's bytes is the layer's id: equal packages are one layer, stored and sent once, whoever deploys them.
+which are objects of the store, and into *chunks*, each with a checksum, as the weights of a checkpoint are, and with a
+digest. The digest of the manifest's bytes is the layer's id: equal packages are one layer, stored and sent once,
+whoever deploys them, and nobody who can write to the store can change them unseen.
 
 A manifest is untrusted: `read_layer` refuses every path that could lead out of the layer's folder.
 """
@@ -20,6 +21,7 @@ import msgspec
 
 from ..errors import LayerInvalid
 from ..ids import LayerId
+from ..object_keys import is_digest
 from ..sizes import GIB, MIB
 
 FORMAT = "fleetstart-layer/1"
@@ -63,7 +65,9 @@ class LayerManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     files: list[LayerFile]
     parts: list[LayerPart]
     chunks: list[int]
-    """xxh3-64 of each chunk of the stream."""
+    """xxh3-64 of each chunk of the stream: finds accidents."""
+    digests: list[str] = []
+    """SHA-256 of each chunk, in hex: finds forgeries. None in layers that were built before there were digests."""
 
     @property
     def total_bytes(self) -> int:
@@ -80,6 +84,8 @@ class LayerRange(msgspec.Struct, frozen=True):
     offset: int
     size_bytes: int
     checksum: int
+    digest: str = ""
+    """SHA-256 in hex; empty if the manifest has none."""
 
 
 def layer_ranges(manifest: LayerManifest) -> list[LayerRange]:
@@ -98,6 +104,7 @@ def layer_ranges(manifest: LayerManifest) -> list[LayerRange]:
                     offset=offset + begin,
                     size_bytes=min(manifest.chunk_bytes, part.size_bytes - begin),
                     checksum=manifest.chunks[index],
+                    digest=manifest.digests[index] if manifest.digests else "",
                 )
             )
         offset += part.size_bytes
@@ -180,6 +187,10 @@ def _problems(manifest: LayerManifest) -> Iterator[str]:
         yield f"{len(manifest.chunks)} checksums for {wanted} chunks"
     if not all(0 <= checksum < 1 << 64 for checksum in manifest.chunks):
         yield "a checksum is no number of 64 bits"
+    if manifest.digests and len(manifest.digests) != wanted:
+        yield f"{len(manifest.digests)} digests for {wanted} chunks"
+    if not all(map(is_digest, manifest.digests)):
+        yield "a digest is no SHA-256 in hex"
 
 
 def _is_inside(path: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ..ids import CheckpointId, NodeId, WorkerId
+from ..ids import CheckpointId, LayerId, NodeId, WorkerId
 from .speed import Speed
 
 
@@ -71,7 +71,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Public key that secrets for its workers are sealed with; new with each epoch."""
     weights_memory: MemoryReport = MemoryReport()
     bytes_per_s: dict[str, float] = {}
-    """Measured bandwidth of each source of weights: "store", "disk"."""
+    """Measured bandwidth of each source of weights: "store", "disk"; and of "layers", with the time to write them."""
     fetched_bytes: dict[str, int] = {}
     """Bytes fetched from each source since the daemon started."""
     waived_ms: dict[str, int] = {}
@@ -88,6 +88,11 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes through the egress proxy since the daemon started: "in", "out"."""
     egress_refused: int = 0
     """Connections that their lists do not allow, since then."""
+    layers: list[LayerId] = []
+    """Layers of packages on the node's disk, those that were used last first, a few hundred at most."""
+    python: str = ""
+    """The Python of its workers, such as "cpython-311": layers are built for one."""
+    platform: str = ""
     speeds: dict[str, Speed] = {}
     """Keyed `name@version`, of those that were called here of late."""
 

@@ -61,7 +61,8 @@ def taken(plan: Plan, cluster: Cluster, wanted: PlanRequest, now_s: float, name:
     """Orders the plan."""
     for index, stage in enumerate(plan.stages):
         state = cluster[stage.node]
-        cluster.put(with_stage(state, stage, WorkerId(f"{name}{index}"), wanted.checkpoint, now_s))
+        worker = WorkerId(f"{name}{index}")
+        cluster.put(with_stage(state, stage, worker, wanted.checkpoint, now_s, wanted.packages))
 
 
 def names(plan: Plan) -> list[str]:

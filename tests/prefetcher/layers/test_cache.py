@@ -115,6 +115,18 @@ def test_a_damaged_chunk_is_named_and_leaves_nothing(store: Store, tmp_path: Pat
     assert "part-00001" in error.message
 
 
+def test_a_chunk_that_somebody_replaced_is_found_though_its_checksum_fits(store: Store, tmp_path: Path) -> None:
+    layer = put_layer(store, FILES, digests=["0" * 64] * 10)
+    error = refused(store, tmp_path, layer)
+    assert isinstance(error, ChecksumMismatch)
+    assert "is not the one that was published" in error.message
+
+
+def test_a_layer_from_before_there_were_digests_is_taken(store: Store, tmp_path: Path) -> None:
+    layer = put_layer(store, FILES, digests=[])
+    assert contents(asyncio.run(cache_of(tmp_path, FolderSource(store.folder)).acquire(layer, ONE))) == FILES
+
+
 def test_a_missing_or_cut_part_is_named(store: Store, tmp_path: Path) -> None:
     layer = put_layer(store, FILES)
     part = store.path(f"layers/{layer}/part-00001")

@@ -54,6 +54,15 @@ def test_a_manifest_is_read_as_it_was_written_and_its_ranges_cover_the_stream(
 
 
 @pytest.mark.parametrize(
+    ("digests", "problem"), [(["0" * 64], "1 digests for 2 chunks"), (["0" * 64, "x" * 64], "no SHA-256")]
+)
+def test_digests_are_one_for_each_chunk(digests: list[str], problem: str) -> None:
+    written = msgspec.structs.replace(manifest([LayerFile("a", 2 * PAGE)]), digests=digests)
+    with pytest.raises(LayerInvalid, match=problem):
+        read_layer(layer_bytes(written))
+
+
+@pytest.mark.parametrize(
     "paths",
     [
         ["../x"],
