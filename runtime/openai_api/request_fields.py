@@ -73,7 +73,7 @@ FIELDS: tuple[RequestField, ...] = (
     _honoured("stream", ("chat", "completions", "responses"), "events, with a resume after a lost worker"),
     _honoured("stream_options", STREAMED, "`include_usage`"),
     _honoured("logprobs", STREAMED, "chat: true or false; completions: 0 to 20. Of the logits as the model gives them"),
-    _honoured("top_logprobs", CHATS, "0 to 20; chat: with `logprobs`; responses: for whole answers"),
+    _honoured("top_logprobs", CHATS, "0 to 20; chat: with `logprobs`"),
     _honoured("input", RESPONSES, "a text, or items: messages, calls of functions and their results"),
     _honoured("input", EMBEDDINGS, "a text, or up to 2,048; tokens are refused"),
     _honoured("encoding_format", EMBEDDINGS, "`float`, `base64`"),
@@ -83,7 +83,7 @@ FIELDS: tuple[RequestField, ...] = (
     _honoured("text", RESPONSES, "`format`, as `response_format`; `verbosity` has no effect"),
     _honoured("metadata", RESPONSES, "comes back in the answer"),
     _honoured("truncation", RESPONSES, "`disabled`"),
-    _honoured("include", RESPONSES, "`message.output_text.logprobs` of whole answers; nothing else is there"),
+    _honoured("include", RESPONSES, "`message.output_text.logprobs`; nothing else is there"),
     _honoured(
         "response_format",
         CHAT,

@@ -29,18 +29,23 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
+    deltas: list[TokenDelta] = field(default_factory=list)
+    """What it consists of."""
 
     def add(self, delta: TokenDelta) -> None:
         self.text += delta.text
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.finish = delta.finish
+        self.deltas.append(delta)
 
 
 class AnswerWriter(ABC):
     """Writer of the response to one call: `whole`, or `feed` for each delta and `closing`."""
 
     prefix: str
+    repeats_logprobs = False
+    """Whether later events repeat the log probabilities of earlier ones, so that a resume needs them."""
 
     def __init__(self, model: str, *, texts: TokenTexts | None = None, with_usage: bool = False) -> None:
         """`texts` is set if the call wants log probabilities; `with_usage`: the stream ends with token counts."""

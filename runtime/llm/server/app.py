@@ -225,7 +225,7 @@ class LLMApp:
             index = to_do[number]
             work.usage.completion_tokens += len(delta.tokens)
             if marker is not None:
-                marker.add(index, delta.tokens)
+                marker.add(index, delta.tokens, delta.logprobs if work.answer.repeats_logprobs else ())
             if events := work.answer.feed(index, delta):
                 yield events if marker is None else events + marker.mark()
         yield work.answer.closing(work.usage)

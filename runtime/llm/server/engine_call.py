@@ -43,8 +43,9 @@ class EngineCall:
         requests = []
         for index, request in enumerate(apply_settings(self.requests, before.chosen)):
             state = engine.resume(request, before.tokens[index])
-            for delta in state.deltas:
-                self.answer.feed(index, delta)
+            logprobs = before.logprobs[index]
+            for place, delta in enumerate(state.deltas):
+                self.answer.feed(index, replace(delta, logprobs=tuple(logprobs[place : place + 1])))
             requests.append(replace(request, resume=state))
         return replace(self, requests=requests, marker=ResumeMarkWriter(None))
 

@@ -19,6 +19,7 @@ import msgspec
 from ...contract.errors import InvalidInput
 from ...contract.worker_headers import CONTINUE_HEADER, MARK
 from ..engine.generation import Request
+from ..engine.logprobs import TokenLogprob
 from .requests import SEED_BITS
 
 CARRIED_MAX_BYTES = 4 << 20
@@ -37,11 +38,16 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most new tokens of each choice; without a limit in the call they depend on a worker's memory."""
 
 
+_Logprob = tuple[int, float, list[tuple[int, float]]]
+
+
 class _ResumeMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     tokens: list[tuple[int, list[int]]]
     """Pairs of a choice and its tokens since the last mark."""
     chosen: StreamSettings | None = None
     """Set in the first mark only."""
+    logprobs: list[tuple[int, list[_Logprob]]] = []
+    """Pairs of a choice and the log probabilities of its tokens, if later events repeat them."""
 
 
 _DECODER = msgspec.json.Decoder(_ResumeMark)
@@ -71,15 +77,19 @@ class ResumeMarkWriter:
         """`first` is None for a resumed stream, whose settings were written by the first worker."""
         self._first = first
         self._tokens: dict[int, list[int]] = {}
+        self._logprobs: dict[int, list[_Logprob]] = {}
 
-    def add(self, choice: int, tokens: Sequence[int]) -> None:
-        """Adds output tokens of a choice."""
+    def add(self, choice: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Adds output tokens of a choice, with their log probabilities if a resume needs them."""
         self._tokens.setdefault(choice, []).extend(tokens)
+        if logprobs:
+            listed = [(one.token, one.logprob, list(one.top)) for one in logprobs]
+            self._logprobs.setdefault(choice, []).extend(listed)
 
     def mark(self) -> bytes:
         """Returns the mark of the tokens since the last one, to be sent right after their event."""
-        said = _ResumeMark(list(self._tokens.items()), self._first)
-        self._tokens, self._first = {}, None
+        said = _ResumeMark(list(self._tokens.items()), self._first, list(self._logprobs.items()))
+        self._tokens, self._first, self._logprobs = {}, None, {}
         return MARK + msgspec.json.encode(said) + b"\n\n"
 
 
@@ -89,6 +99,8 @@ class ResumedStream(msgspec.Struct, frozen=True):
     chosen: StreamSettings
     tokens: list[list[int]]
     """Output tokens by choice."""
+    logprobs: list[list[TokenLogprob]]
+    """Their log probabilities by choice; empty if no event repeats them."""
 
 
 def read_resume_marks(carried: bytes, *, choices: int, vocab_size: int) -> ResumedStream:
@@ -104,17 +116,24 @@ def read_resume_marks(carried: bytes, *, choices: int, vocab_size: int) -> Resum
         raise InvalidInput("marks whose settings are not in the first mark, or not only there")
     _check(first, choices)
     tokens: list[list[int]] = [[] for _ in range(choices)]
+    logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
     for mark in marks:
-        for choice, some in mark.tokens:
+        for choice, *_ in (*mark.tokens, *mark.logprobs):
             if not 0 <= choice < choices:
                 raise InvalidInput(f"marks of choice {choice}; the call has {choices}")
+        for choice, some in mark.tokens:
             tokens[choice] += some
+        for choice, listed in mark.logprobs:
+            logprobs[choice] += [TokenLogprob(token, value, tuple(top)) for token, value, top in listed]
     for choice, (put_out, limit) in enumerate(zip(tokens, first.limits, strict=True)):
         if len(put_out) > limit:
             raise InvalidInput(f"marks with {len(put_out)} tokens of choice {choice}, which has {limit} at most")
         if any(not 0 <= token < vocab_size for token in put_out):
             raise InvalidInput(f"marks with a token that is not of 0 to {vocab_size - 1}")
-    return ResumedStream(first, tokens)
+        for token, one in zip(put_out, logprobs[choice], strict=False):
+            if one.token != token or any(not 0 <= other < vocab_size for other, _ in one.top):
+                raise InvalidInput(f"marks with log probabilities of other tokens than those of choice {choice}")
+    return ResumedStream(first, tokens, logprobs)
 
 
 def _check(said: StreamSettings, choices: int) -> None:

@@ -120,8 +120,6 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if name != LOGPROBS:
                 raise InvalidParameter(f"include: {name!r} is not there, only {LOGPROBS!r}", "include")
         check_range("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
-        if self.stream and self.wants_logprobs:
-            raise InvalidParameter("include: log probabilities come with whole answers, not with streams", "include")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise InvalidParameter(
                 f"max_output_tokens must be at least 1, is {self.max_output_tokens}", "max_output_tokens"

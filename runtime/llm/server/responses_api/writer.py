@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,18 +27,20 @@ class _Item:
     text: str = ""
     """Text of the message, or arguments of the call."""
     status: str = "in_progress"
+    logprobs: list[Json] = field(default_factory=list)
+    """Log probabilities of the message's tokens, if they were asked for."""
 
-    def json(self, logprobs: list[Json]) -> Json:
+    def json(self) -> Json:
         if self.name:
             return {"type": "function_call", "id": self.id, "call_id": self.call_id, "name": self.name} | {
                 "arguments": self.text,
                 "status": self.status,
             }
-        content = [] if self.status == "in_progress" else [self.part(logprobs)]
+        content = [] if self.status == "in_progress" else [self.part()]
         return {"type": "message", "id": self.id, "role": "assistant", "status": self.status, "content": content}
 
-    def part(self, logprobs: list[Json]) -> Json:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": logprobs}
+    def part(self) -> Json:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
 
 class ResponsesWriter(AnswerWriter):
@@ -50,18 +52,20 @@ class ResponsesWriter(AnswerWriter):
         self, model: str, call: ResponsesCall, *, texts: TokenTexts | None = None, tools: ToolReader | None = None
     ) -> None:
         super().__init__(model, texts=texts)
+        self.repeats_logprobs = texts is not None
         self._call = call
         self._tools = tools
         self._parser: ToolParser | None = None if tools is None else tools.parser()
         self._items: list[_Item] = []
-        self._logprobs: list[Json] = []
+        self._pending: list[Json] = []
+        """Log probabilities of tokens whose text is not known yet to be of a message or of a call."""
         self._finish: FinishReason | None = None
         self._number = 0
 
     def whole(self, choices: list[Choice], usage: TokenUsage) -> bytes:
         [choice] = choices
-        self._logprobs = [self._logprob(one) for one in choice.logprobs]
-        self.feed(0, TokenDelta(id=0, text=choice.text, finish=choice.finish))
+        for delta in choice.deltas:
+            self.feed(0, delta)
         return msgspec.json.encode(self._response(usage))
 
     def feed(self, index: int, delta: TokenDelta) -> bytes:
@@ -69,12 +73,15 @@ class ResponsesWriter(AnswerWriter):
         if not self._number:
             events += self._event("response.created", response=self._response(None))
             events += self._event("response.in_progress", response=self._response(None))
+        self._pending += [self._logprob(one) for one in delta.logprobs]
         for part in self._parts(delta):
             events += self._feed_part(part)
         if delta.finish:
             self._finish = delta.finish
             if not self._items:
                 events += self._open(_Item(self._item_id("msg")))
+            if self._pending and not self._items[-1].name:
+                events += self._feed_part(ContentText(""))  # tokens of a stop string, whose text is not shown
             events += self._close()
         return events
 
@@ -94,13 +101,17 @@ class ResponsesWriter(AnswerWriter):
                 events = b"" if self._is_open and not self._items[-1].name else self._open(_Item(self._item_id("msg")))
                 item = self._items[-1]
                 item.text += text
+                logprobs, self._pending = self._pending, []
+                item.logprobs += logprobs
                 place = self._place(item) | {"content_index": 0}
-                return events + self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+                return events + self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)
             case CallStarted(index=number, name=name):
                 assert self._tools is not None
+                self._pending = []
                 call_id = self._tools.call_id(f"{self.id}/0/{number}")
                 return self._open(_Item(self._item_id("fc"), name, call_id))
             case CallArguments(text=text):
+                self._pending = []
                 item = self._items[-1]
                 item.text += text
                 return self._event("response.function_call_arguments.delta", **self._place(item), delta=text)
@@ -114,9 +125,9 @@ class ResponsesWriter(AnswerWriter):
         events = self._close() if self._is_open else b""
         self._items.append(item)
         place = self._place(item)
-        events += self._event("response.output_item.added", output_index=place["output_index"], item=item.json([]))
+        events += self._event("response.output_item.added", output_index=place["output_index"], item=item.json())
         if not item.name:
-            events += self._event("response.content_part.added", **place, content_index=0, part=item.part([]))
+            events += self._event("response.content_part.added", **place, content_index=0, part=item.part())
         return events
 
     def _close(self) -> bytes:
@@ -130,9 +141,9 @@ class ResponsesWriter(AnswerWriter):
             events = self._event("response.function_call_arguments.done", **place, name=item.name, arguments=item.text)
         else:
             at = place | {"content_index": 0}
-            events = self._event("response.output_text.done", **at, text=item.text, logprobs=[])
-            events += self._event("response.content_part.done", **at, part=item.part([]))
-        return events + self._event("response.output_item.done", output_index=place["output_index"], item=item.json([]))
+            events = self._event("response.output_text.done", **at, text=item.text, logprobs=item.logprobs)
+            events += self._event("response.content_part.done", **at, part=item.part())
+        return events + self._event("response.output_item.done", output_index=place["output_index"], item=item.json())
 
     def _place(self, item: _Item) -> Json:
         return {"item_id": item.id, "output_index": len(self._items) - 1}
@@ -161,7 +172,7 @@ class ResponsesWriter(AnswerWriter):
             "instructions": call.instructions,
             "max_output_tokens": call.max_output_tokens,
             "model": self._model,
-            "output": [] if usage is None else [item.json(self._logprobs) for item in self._items],
+            "output": [] if usage is None else [item.json() for item in self._items],
             "parallel_tool_calls": call.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},

@@ -11,8 +11,16 @@ import pytest
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.worker_headers import MARK
+from fleetstart.runtime.llm.engine.generation import TokenDelta
+from fleetstart.runtime.llm.engine.logprobs import TokenLogprob
+from fleetstart.runtime.llm.server.answer_writers import Choice
 from fleetstart.runtime.llm.server.responses_api.requests import ResponsesCall
+from fleetstart.runtime.llm.server.responses_api.writer import ResponsesWriter
+from fleetstart.runtime.llm.server.tools.formats import HERMES
+from fleetstart.runtime.llm.server.tools.reader import ToolReader
+from fleetstart.runtime.llm.text.token_texts import TokenTexts
 from fleetstart.runtime.openai_api.call_reader import CallReader
+from fleetstart.runtime.openai_api.responses import TokenUsage
 from tests.runtime.llm.models import Checkpoint
 from tests.runtime.llm.server.test_openai_responses import Served, openai, served
 from tests.runtime.llm.server.test_stream_resume import ask
@@ -22,6 +30,22 @@ CAPITAL = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 READER = CallReader(ResponsesCall, "responses")
+
+
+class Letters(TokenTexts):
+    """Tokens that are characters."""
+
+    def __init__(self) -> None:
+        pass
+
+    def raw(self, token: int) -> bytes:
+        return chr(token).encode()
+
+    def text(self, token: int) -> str:
+        return chr(token)
+
+
+LETTERS = Letters()
 
 
 @pytest.fixture(scope="module")
@@ -120,16 +144,57 @@ def test_the_real_model_calls_a_tool_and_uses_its_result(real: Served) -> None:
     assert len(deltas) > 5
 
 
-def test_log_probabilities_come_with_whole_answers(real: Served) -> None:
-    answer = real.client.responses.create(
-        model="chat", input=CAPITAL, temperature=0, top_logprobs=2, include=["message.output_text.logprobs"]
+def test_log_probabilities_of_a_stream_are_those_of_the_whole_answer(real: Served) -> None:
+    fields: dict[str, Any] = {"model": "chat", "input": CAPITAL, "temperature": 0, "top_logprobs": 2}
+    answer = real.client.responses.create(**fields, include=["message.output_text.logprobs"])
+    listed = [one.model_dump() for one in answer.output[0].content[0].logprobs]
+    assert "".join(one["token"] for one in listed) == ANSWER
+    assert all(len(one["top_logprobs"]) == 2 for one in listed)
+    with real.client.responses.stream(**fields, include=["message.output_text.logprobs"]) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [one.model_dump() for one in final.output[0].content[0].logprobs] == listed
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [(one.token, one.logprob) for event in deltas for one in event.logprobs] == [
+        (one["token"], one["logprob"]) for one in listed
+    ]
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert [one.logprob for one in done.logprobs] == [one["logprob"] for one in listed]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_calls_have_no_log_probabilities(stream: bool) -> None:
+    """Only a message's tokens are listed: what follows the mark of a call belongs to the call."""
+    writer = ResponsesWriter(
+        "m", READER.read(b'{"input": "hi"}'), texts=LETTERS, tools=ToolReader(HERMES, parallel=True)
     )
-    listed = answer.output[0].content[0].logprobs
-    assert "".join(one.token for one in listed) == ANSWER
-    assert all(len(one.top_logprobs) == 2 for one in listed)
+    text = 'Well. <tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    deltas = [TokenDelta(id=0, text=one, tokens=(ord(one),), logprobs=(TokenLogprob(ord(one), -1.0),)) for one in text]
+    deltas.append(TokenDelta(id=0, finish="stop"))
+    usage = TokenUsage(prompt_tokens=1)
+    choice = Choice()
+    for delta in deltas:
+        choice.add(delta)
+    if stream:
+        events = b"".join(writer.feed(0, delta) for delta in deltas) + writer.closing(usage)
+        last = events.split(b"\n\n")[-3]
+        answer = json.loads(last.partition(b"data: ")[2])["response"]
+    else:
+        answer = json.loads(writer.whole([choice], usage))
+    message, call = answer["output"]
+    assert (message["content"][0]["text"], call["name"]) == ("Well.", "f")
+    assert "".join(one["token"] for one in message["content"][0]["logprobs"]) == "Well."
 
 
-@pytest.mark.parametrize("fields", [{}, {"tools": FLAT, "tool_choice": "required"}, {"text": {"format": "SCHEMA"}}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": FLAT, "tool_choice": "required"},
+        {"text": {"format": "SCHEMA"}},
+        {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    ],
+)
 def test_a_stream_that_is_cut_goes_on_event_for_event(fields: dict[str, Any]) -> None:
     if "text" in fields:
         schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 4, "maxItems": 4}
@@ -160,7 +225,6 @@ def test_a_stream_that_is_cut_goes_on_event_for_event(fields: dict[str, Any]) ->
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"include": ["file_search_call.results"]}, "include"),
-        ({"include": ["message.output_text.logprobs"], "stream": True}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text"),
