@@ -14,7 +14,8 @@ from ..engine.constraint import Constraint
 from ..model.loader import LoadedModel
 from .output_format import json_grammar
 from .requests import ChatMessage
-from .tools.formats import ToolFormat, calls_grammar, format_of, free_grammar, mark_tokens, shown_tokens
+from .tools.formats import ToolFormat, format_of, mark_tokens, shown_tokens
+from .tools.grammar import calls_grammar, free_grammar
 from .tools.prompt import render_chat
 from .tools.reader import ToolReader
 from .tools.requests import ToolUse
@@ -75,7 +76,7 @@ class Prompts:
         elif use.constrained:
             grammar = free_grammar(use, form, self._marks)
         constraint = await self._constraint(grammar, "tools")
-        reader = ToolReader(form, use.parallel)
+        reader = ToolReader(form, use.parallel, {tool.name: tool.schema for tool in use.tools})
         return ChatPrompt(tokens=tokens, constraint=constraint, tools=reader, shown_tokens=self._shown_tokens)
 
     @cached_property

@@ -6,13 +6,39 @@ is in the same state. Text that looks like a call and is none stays content.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from .call_scanner import CallScanner
 from .formats import ToolFormat
+from .named_call import NamedCallScanner
+from .parameter_call import FUNCTION, ParameterCallScanner, overlap
 
 _BETWEEN = " \t\r\n[],;"
 """Characters between calls, which families write in their own ways."""
+
+
+class Scanner(Protocol):
+    """Reads one call, letter by letter, until it is `complete` or has `failed`."""
+
+    name: str
+    failed: bool
+    complete: bool
+
+    @property
+    def started(self) -> bool:
+        """Whether the name is known."""
+        ...
+
+    def feed(self, letter: str) -> None:
+        """Adds a letter."""
+        ...
+
+    def take(self) -> str:
+        """Returns new text of the arguments, as JSON; call it once the name is known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +87,20 @@ class ParsedAnswer:
 class ToolParser:
     """Parser of one choice's text."""
 
-    def __init__(self, form: ToolFormat, *, parallel: bool = True) -> None:
-        """Without `parallel`, what follows the first call is dropped."""
+    def __init__(
+        self,
+        form: ToolFormat,
+        *,
+        parallel: bool = True,
+        schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
+        """Without `parallel`, what follows the first call is dropped. `schemas`: of the functions' arguments."""
+        self._form = form
+        self._schemas = schemas
+        self._call_opens = FUNCTION if form.kind == "parameters" else "{"
         self._begin, self._end = form.begin, form.end
         # "[" may belong to a mark or be a separator, so marks are compared without it.
         self._marks = [mark.strip(_BETWEEN) for mark in (form.begin, form.end) if mark]
-        self._arguments = form.arguments
         self._parallel = parallel
         self._parts: list[Part] = []
         self._held = ""
@@ -77,9 +111,11 @@ class ToolParser:
         self._gap = ""
         """What was read since the last mark or call, without a scanner."""
         self._at_start = form.bare
-        self._scanner: CallScanner | None = None
+        self._scanner: Scanner | None = None
         self.calls = 0
         """Calls that were read to their end."""
+        self._calls_before = 0
+        """Calls before the block that is being read."""
 
     @property
     def called(self) -> bool:
@@ -135,6 +171,9 @@ class ToolParser:
             before = self._held[: -len(self._begin)].rstrip()
             self._show(before)
             self._in_calls, self._region, self._held = True, self._held[len(before) :], ""
+            self._calls_before = self.calls
+            if self._form.kind == "named":
+                self._scanner = NamedCallScanner()
             return
         shown = len(self._held) - _kept(self._held, self._begin)
         self._show(self._held[:shown])
@@ -144,17 +183,27 @@ class ToolParser:
         self._region += letter
         self._gap += letter
         mark = self._gap.strip(_BETWEEN)
-        if mark == "{":
-            self._gap, self._scanner = "", CallScanner(self._arguments)
-            self._scan(self._scanner, letter)
+        if mark == self._call_opens:
+            self._gap, self._scanner = "", self._new_scanner(letter)
         elif mark in self._marks:
-            if mark == self._end:
+            if mark == self._end.strip(_BETWEEN) and self._calls_before == self.calls:
+                self._give_up()  # a block without a call
+                return
+            if mark == self._end.strip(_BETWEEN):
                 self._in_calls, self._region = False, ""
             self._gap = ""
-        elif not any(one.startswith(mark) for one in self._marks):
+        elif not any(one.startswith(mark) for one in (*self._marks, self._call_opens)):
             self._give_up()
 
-    def _scan(self, scanner: CallScanner, letter: str) -> None:
+    def _new_scanner(self, letter: str) -> Scanner:
+        """The scanner of a call whose beginning was read, with this letter at its end."""
+        if self._form.kind == "parameters":
+            return ParameterCallScanner(self._schemas)
+        scanner = CallScanner(self._form.arguments)
+        scanner.feed(letter)
+        return scanner
+
+    def _scan(self, scanner: Scanner, letter: str) -> None:
         known = scanner.started
         scanner.feed(letter)
         if scanner.failed and not scanner.started:
@@ -170,6 +219,8 @@ class ToolParser:
         if scanner.complete or scanner.failed:
             self._scanner, self._region = None, ""
             self.calls += 1
+            if self._form.kind == "named":
+                self._in_calls = False  # each call has a mark of its own
 
     def _give_up(self) -> None:
         """Returns to content: what was read is no call."""
@@ -180,14 +231,6 @@ class ToolParser:
 
 def _kept(text: str, mark: str) -> int:
     """Length of the end of a text that may be white space before a mark, and the mark's beginning."""
-    overlap = _overlap(text, mark)
-    body = text[: len(text) - overlap]
-    return overlap + len(body) - len(body.rstrip())
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of a text that begins a mark."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
+    cut = overlap(text, mark)
+    body = text[: len(text) - cut]
+    return cut + len(body) - len(body.rstrip())

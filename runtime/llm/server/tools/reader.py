@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import string
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from .formats import ToolFormat
 from .parser import ParsedAnswer, ToolParser
@@ -19,9 +21,11 @@ class ToolReader:
 
     form: ToolFormat
     parallel: bool
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Schemas of the functions' arguments by name: some formats do not say what is text."""
 
     def parser(self) -> ToolParser:
-        return ToolParser(self.form, parallel=self.parallel)
+        return ToolParser(self.form, parallel=self.parallel, schemas=self.schemas)
 
     def parse(self, text: str) -> ParsedAnswer:
         """Content and calls of a whole answer."""

@@ -19,12 +19,15 @@ from fleetstart.runtime.llm.server.tools.formats import (
     HERMES,
     LLAMA3,
     MISTRAL,
+    MISTRAL_NAMED,
+    MISTRAL_NAMED_IDS,
     PROMPTED,
+    QWEN_CODER,
     ToolFormat,
     format_of,
-    free_grammar,
     mark_tokens,
 )
+from fleetstart.runtime.llm.server.tools.grammar import calls_grammar, free_grammar
 from fleetstart.runtime.llm.server.tools.reader import ToolReader
 from fleetstart.runtime.llm.server.tools.requests import FunctionTool, ToolUse
 from fleetstart.runtime.llm.text.tokenizer import ChatTemplate, Tokenizer
@@ -65,12 +68,20 @@ TEMPLATES = {
     "{{ tools | tojson(indent=4) }} <|python_tag|>{% endif %}",
     "Mistral": "{% if tools is not none %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]"
     " [TOOL_CALLS]{% endif %}",
+    "Mistral, names first": "{% if tools is not none %}{{ tools | tojson }} [TOOL_CALLS] [ARGS]{% endif %}",
+    "Mistral, names and ids first": "{% if tools is not none %}{{ tools | tojson }} [TOOL_CALLS] [CALL_ID] [ARGS]"
+    "{% endif %}",
+    "Qwen for code": "{% if tools %}{{ tools | tojson }} <tool_call> <function=f> <parameter=p>{% endif %}",
 }
 ADDED = {
     "Hermes": ["<tool_call>", "</tool_call>"], "Llama 3": ["<|python_tag|>"], "Mistral": ["[TOOL_CALLS]"],
+    "Mistral, names first": ["[TOOL_CALLS]", "[ARGS]"],
+    "Mistral, names and ids first": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
+    "Qwen for code": ["<tool_call>", "</tool_call>"],
 }  # fmt: skip
 """Tokens that these models have for their marks; those of Hermes and Qwen are not special ones."""
-FORMS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL)}
+FORMS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, MISTRAL_NAMED_IDS, QWEN_CODER)}
+NOT_SPECIAL = {"Hermes", "Qwen for code"}
 
 
 def family(name: str) -> Checkpoint:
@@ -78,7 +89,7 @@ def family(name: str) -> Checkpoint:
     added = ADDED[name]
     weights = tiny(vocab_size=258 + len(added), max_position_embeddings=4096)
     files = {name: weights.file(name) for name in ("config.json", "generation_config.json", "tokenizer_config.json")}
-    files["tokenizer.json"] = byte_tokenizer(*added, special=name != "Hermes")
+    files["tokenizer.json"] = byte_tokenizer(*added, special=name not in NOT_SPECIAL)
     files["chat_template.jinja"] = (TEMPLATES[name] + MESSAGES).encode()
     return Checkpoint(dict(weights), files)
 
@@ -146,7 +157,7 @@ def test_forced_calls_follow_their_schemas_in_every_family(
         assert whole.message.content is None
         for call in whole.message.tool_calls:
             jsonschema_rs.validate(SCHEMAS[call.function.name], json.loads(call.function.arguments))
-            assert (len(call.id) == 9) is (name == "Mistral")
+            assert (len(call.id) == 9) is name.startswith("Mistral")
         assert count is None or [call.function.name for call in whole.message.tool_calls] == ["get_time"]
         calls, finish = streamed(subject.client.chat.completions.create(**fields, stream=True))
         assert finish == "tool_calls"
@@ -155,9 +166,9 @@ def test_forced_calls_follow_their_schemas_in_every_family(
         ]
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, PROMPTED], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [*FORMS.values(), PROMPTED], ids=lambda form: form.name)
 def test_a_free_call_streams_its_arguments_as_they_come(form: ToolFormat) -> None:
-    text = f'{form.begin}{form.opens}{{"name": "f", "{form.arguments}": {{"a": [1, 2]}}}}{form.closes}{form.end}'
+    text = written(form, "f", {"a": "1, 2, 3"})
     text = text if form.bare else f"Sure. {text}"
     writer = ChatWriter("chat", tools=ToolReader(form, True))
     deltas = []
@@ -170,7 +181,7 @@ def test_a_free_call_streams_its_arguments_as_they_come(form: ToolFormat) -> Non
     parts = [part for delta in deltas for part in delta["delta"].get("tool_calls", [])]
     assert [part["function"].get("name") for part in parts if "id" in part] == ["f"]
     arguments = [part["function"]["arguments"] for part in parts]
-    assert "".join(arguments) == '{"a": [1, 2]}'
+    assert "".join(arguments) == '{"a": "1, 2, 3"}'
     assert len(arguments) > 5
     assert [delta["finish_reason"] for delta in deltas if delta["finish_reason"]] == ["tool_calls"]
 
@@ -245,12 +256,12 @@ def test_tools_that_may_not_be_used_cost_no_prompt(real: Served) -> None:
     assert real.client.chat.completions.create(**fields, tools=TOOLS).usage.prompt_tokens > without + 100
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, PROMPTED], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [*FORMS.values(), PROMPTED], ids=lambda form: form.name)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_free_answer_has_only_calls_of_strict_functions(form: ToolFormat, parallel: bool) -> None:
     """Checked on tokens: a model of noise makes no calls of its own accord."""
     added = ADDED.get(form.name, [])
-    data = byte_tokenizer(*added, special=form is not HERMES)
+    data = byte_tokenizer(*added, special=form.name not in NOT_SPECIAL)
     vocabulary = Tokenizer(data)
     strict = FunctionTool("f", parameters=WEATHER, strict=True)
     use = ToolUse([strict, FunctionTool("g", parameters=WEATHER)], parallel=parallel)
@@ -265,22 +276,47 @@ def test_a_free_answer_has_only_calls_of_strict_functions(form: ToolFormat, para
             return False
         return bool(state.allowed()[1])
 
-    def called(*calls: str) -> str:
-        begin = "" if form.bare else form.begin
-        if form.one_per_block:
-            return form.between.join(f"{begin}{form.opens}{call}{form.closes}{form.end}" for call in calls)
-        return f"{begin}{form.opens}{form.between.join(calls)}{form.closes}{form.end}"
-
-    good = f'{{"name": "f", "{form.arguments}": {{"city": "Paris", "unit": "celsius"}}}}'
+    good = {"city": "Paris", "unit": "celsius"}
     before = "" if form.bare else "Let me see.\n"
     assert allowed("")
     assert allowed("A text < with <tool_ and [TOOL and {braces}.")
-    assert allowed(before + called(good))
-    assert allowed(called(good.replace('"f"', '"g"').replace("celsius", "kelvin"))), "g is not strict"
-    assert not allowed(before + called(good.replace("celsius", "kelvin")))
-    assert not allowed(before + called(good.replace('"f"', '"h"')))
-    assert not allowed(before + called(good)[:-1])
-    assert allowed(called(good, good)) is parallel
+    assert allowed(before + written(form, "f", good))
+    assert allowed(written(form, "g", good | {"unit": "kelvin"})), "g is not strict"
+    assert not allowed(before + written(form, "f", good | {"unit": "kelvin"}))
+    assert not allowed(before + written(form, "f", good | {"city": "Llanfairpwllgwyngyll"}))
+    assert not allowed(before + written(form, "h", good))
+    assert not allowed(before + written(form, "f", good)[:-1])
+    assert allowed(written(form, "f", good, times=2)) is parallel
+
+
+def written(form: ToolFormat, name: str, arguments: dict[str, str], *, times: int = 1) -> str:
+    """Calls as a model of the family writes them."""
+    if form.kind == "named":
+        id = "[CALL_ID]a1B2c3D4e" if form.call_ids else ""
+        call = f"{name}{id}[ARGS]{json.dumps(arguments)}"
+    elif form.kind == "parameters":
+        tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+        call = f"<function={name}>\n{tags}</function>"
+    else:
+        call = f'{{"name": "{name}", "{form.arguments}": {json.dumps(arguments)}}}'
+    begin = "" if form.bare else form.begin
+    if form.one_per_block:
+        return form.between.join([f"{begin}{form.opens}{call}{form.closes}{form.end}"] * times)
+    return f"{begin}{form.opens}{form.between.join([call] * times)}{form.closes}{form.end}"
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}}, "'pattern' of the text 'a'"),
+        ({"type": "object", "properties": {}, "minProperties": 1}, "'minProperties' of its parameters"),
+        ({"type": "object", "properties": {"a>b": {"type": "integer"}}}, "the name 'a>b'"),
+    ],
+)
+def test_what_tags_cannot_follow_is_refused_by_name(schema: dict[str, Any], words: str) -> None:
+    use = ToolUse([FunctionTool("f", parameters=schema)], forced=True)
+    with pytest.raises(InvalidInput, match=words):
+        calls_grammar(use, QWEN_CODER, {})
 
 
 def test_an_answer_is_a_call_or_follows_its_format(of_family: tuple[str, Served]) -> None:
@@ -304,7 +340,7 @@ def test_formats_are_recognised_by_their_templates() -> None:
     for name, template in TEMPLATES.items():
         assert format_of(ChatTemplate(template + MESSAGES, {})) == FORMS[name]
     assert format_of(ChatTemplate(MESSAGES, {})) == PROMPTED
-    for unknown in ("{{ tools }}", "{{ tools }}<tool_call><function=x>", "{{ tools }}[TOOL_CALLS]x[ARGS]"):
+    for unknown in ("{{ tools }}", "{{ tools }}<tool_call><function=x>", "{{ tools }}<tool_call><arg_key>"):
         assert format_of(ChatTemplate(unknown, {})) is None
 
 
