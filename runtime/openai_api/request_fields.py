@@ -94,7 +94,8 @@ FIELDS: tuple[RequestField, ...] = (
         "tools",
         CHATS,
         "functions, in the format of the chat template (Hermes and Qwen, Llama 3, Mistral, Qwen for code); a template "
-        "without tools gets a system message that declares them. Calls of `strict` functions, and forced ones, follow their schemas",
+        "without tools gets a system message that declares them. Calls of `strict` functions, and forced ones, follow "
+        "their schemas",
     ),
     _honoured("tool_choice", CHATS, "`none`, `auto`, `required`, or a function: the last two force calls by a grammar"),
     _honoured("parallel_tool_calls", CHATS, "false: one call at most"),
