@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
-from fleetstart.runtime.contract.errors import NotFound
+from fleetstart.runtime.contract.errors import NotFound, StartFailed
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 
@@ -94,9 +94,10 @@ class History:
         """Reads the plan by which the call's worker was started. Errors: NotFound."""
         row = trace.row
         if not row.worker:
+            why = "its starts failed" if row.error == StartFailed.code else "nothing was started for it"
             raise NotFound(
                 f"invocation {row.id} reached no worker: HTTP {row.status} {row.error}".rstrip(),
-                hint=f"nothing was started for it; `fs trace {row.id}` shows where it waited",
+                hint=f"{why}; `fs trace {row.id}` shows where it waited, `fs logs {row.function}` what workers said",
             )
         raw = await self._client.get(keys.plan(row.worker))
         if raw is None:
@@ -180,6 +181,7 @@ def invocation_plan(
         explanation=explain(plan, outcome),
         ttft_s=first_s,
         decided_s=decided_s,
+        tokens=is_llm,
         prediction=prediction,
         relayed=trace.relayed,
     )

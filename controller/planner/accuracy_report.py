@@ -53,8 +53,14 @@ def explain(plan: Plan, outcome: ObservedStart) -> Explanation:
     return Explanation(plan=plan, compared=compared if plan.stages else [])
 
 
-def format_explanation(explanation: Explanation) -> str:
-    """Formats the decision, its stages, prediction and outcome, and the candidates, as aligned columns."""
+def format_explanation(explanation: Explanation, *, tokens: bool = True) -> str:
+    """Formats the decision, its stages, prediction and outcome, and the candidates, as aligned columns. Without
+    `tokens`, for a function that has none, TTFT is its first byte."""
+    text = _format(explanation, () if tokens else ("TPOT, s",))
+    return text if tokens else text.replace("TTFT, s", "first byte, s").replace("TTFT", "first byte")
+
+
+def _format(explanation: Explanation, left_out: tuple[str, ...]) -> str:
     plan = explanation.plan
     if not plan.stages:
         return "\n".join([f"nothing was started: {plan.reason}", *_table(_candidates(plan.considered))])
@@ -66,9 +72,11 @@ def format_explanation(explanation: Explanation) -> str:
     hidden_s = plan.sequential_ttft_s - plan.ttft_s
     if hidden_s > 0:
         head += f"\noverlapping the parts of the start hides {hidden_s:.2f} s"
-    parts = [[head], _table(_stages(plan.stages)), _table(_outcome(explanation.compared))]
+    compared = [one for one in explanation.compared if one.what not in left_out]
+    layers = () if any(stage.end > 1 for stage in plan.stages) else ("layers",)  # without any, it is 0 to 1
+    parts = [[head], _table(_without(_stages(plan.stages), layers)), _table(_outcome(compared))]
     if plan.considered:
-        parts.append(_table(_candidates(plan.considered)))
+        parts.append(_table(_without(_candidates(plan.considered), left_out)))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -126,6 +134,12 @@ def _candidates(considered: list[CandidateReport]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _without(rows: list[list[str]], names: tuple[str, ...]) -> list[list[str]]:
+    """The table less the columns of these heads."""
+    kept = [at for at, head in enumerate(rows[0]) if head not in names]
+    return [[row[at] for at in kept] for row in rows]
 
 
 def _table(rows: list[list[str]]) -> list[str]:

@@ -57,5 +57,7 @@ class InvocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Time of the decision after the call's acceptance; negative if before."""
     relayed: tuple[int, ...] = ()
     """Stages that the first one reached through the object store only."""
+    tokens: bool = True
+    """Whether the function answers in tokens, as language models do."""
     prediction: Prediction | None
     """Accuracy of predictions for this version so far; None if none was compared yet."""

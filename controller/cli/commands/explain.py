@@ -40,7 +40,8 @@ def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
 def render_plan(plan: InvocationPlan) -> str:
     row = plan.row
     head = f"{row.id}   {row.function}@{row.version}, {row.start} start, HTTP {row.status}, worker {row.worker}"
-    return "\n\n".join([f"{head}\n{_met(plan)}{_way(plan)}", format_explanation(plan.explanation), _so_far(plan)])
+    decision = format_explanation(plan.explanation, tokens=plan.tokens)
+    return "\n\n".join([f"{head}\n{_met(plan)}{_way(plan)}", decision, _so_far(plan)])
 
 
 def _met(plan: InvocationPlan) -> str:
@@ -66,6 +67,7 @@ def _so_far(plan: InvocationPlan) -> str:
     if prediction is None:
         return f"no start of {version} has been compared with its prediction yet"
     starts = "1 start" if prediction.starts == 1 else f"{prediction.starts} starts"
+    what = "TTFT predictions" if plan.tokens else "predictions of the first byte"
     if not prediction.calibrated:
-        return f"TTFT predictions for {version} are not calibrated yet: {starts} compared, {CALIBRATING} are needed"
-    return f"TTFT predictions for {version} were off by {prediction.error:.0%} on average, over {starts}"
+        return f"{what} for {version} are not calibrated yet: {starts} compared, {CALIBRATING} are needed"
+    return f"{what} for {version} were off by {prediction.error:.0%} on average, over {starts}"

@@ -40,6 +40,7 @@ def test_cold_and_hot_calls_are_explained(system: System) -> None:
     assert f"{cold}   explained@1, warm start, HTTP 200, worker w" in said
     assert "a single worker" in said
     assert "the caller waited" in said
+    assert not any(word in said for word in ("TTFT", "TPOT", "layers")), "it has neither tokens nor weights"
     assert "taken" in said
     found: dict[str, Any] = json.loads(system.fs("explain", cold, "--json").out)
     ttft = found["explanation"]["compared"][0]

@@ -77,6 +77,14 @@ def test_guesses_are_not_judged() -> None:
     assert "1059%" not in said
 
 
+def test_a_function_without_tokens_has_a_first_byte() -> None:
+    found = told(is_llm=False, prediction=Prediction(error=0.1234, starts=5, calibrated=True))
+    said = render_plan(found)
+    assert "first byte, s" in said
+    assert said.endswith("predictions of the first byte for chat@3 were off by 12% on average, over 5 starts")
+    assert not any(word in said for word in ("TTFT", "TPOT"))
+
+
 def test_a_hot_call_says_that_it_met_the_worker_of_another() -> None:
     found = told("hot", decided_ms=-35_000)
     said = render_plan(found)
