@@ -55,7 +55,7 @@ class ArgumentDecoder:
             raise self._refusal(error, _parsed(body)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             # curl sends JSON with the content type of a form by default, so JSON is tried first.
-            if media == URLENCODED:
+            if media == URLENCODED and not body.lstrip().startswith((b"{", b"[", b'"')):
                 return self._convert(query_values(body, self.field_types))
             raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
 

@@ -33,8 +33,12 @@ class FieldError:
     field: str
     expected: str
     got: str
+    unknown: str = ""
+    """Advice, where the type has no such field."""
 
     def sentence(self) -> str:
+        if self.unknown:
+            return f"there is no field `{self.field}` ({self.unknown})"
         where = f" at `{self.field}`" if self.field else ""
         return f"expected {self.expected}{where}, got {self.got}"
 
@@ -65,12 +69,13 @@ def field_error(error: Exception, value: Any, kind: Any) -> FieldError:
 def _unknown(name: str, path: str, value: Any, kind: Any) -> FieldError:
     names = list(_names(_kind_at(kind, path)))
     near = difflib.get_close_matches(name, names, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
+    advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}" if names else "it takes none"
     came = _follow(value, f"{path}.{name}")
     return FieldError(
         field=_field(f"{path}.{name}"),
         expected=f"none of that name ({advice})",
         got=preview(came) if came is not _LOST else "one",
+        unknown=advice,
     )
 
 

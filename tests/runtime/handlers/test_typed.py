@@ -106,6 +106,22 @@ def test_what_does_not_fit_is_told_with_field_expectation_and_value(
     assert info.hint
 
 
+def test_a_field_that_is_not_there_is_called_that() -> None:
+    for body, said in (
+        (b'{"sise": "s"}', "there is no field `sise` (did you mean 'size'?)"),
+        (b'{"size": "s", "zz": 1}', "there is no field `zz` (there are: size, count, point)"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            argument_decoder(fields).read(body, b"")
+        assert said in caught.value.message
+
+
+def test_broken_json_of_curl_is_called_that() -> None:
+    """curl calls what it sends a form, unless told otherwise."""
+    with pytest.raises(InvalidInput, match="the body is not JSON"):
+        argument_decoder(fields).read(b'{"size":', b"", b"application/x-www-form-urlencoded")
+
+
 def test_what_fits_arrives_as_its_type() -> None:
     (taken,), _ = argument_decoder(order).read(msgspec.json.encode(GOOD), b"")
     assert taken == Order(items=[Item("a", 1.0)], options={"top": 1})
