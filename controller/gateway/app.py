@@ -201,7 +201,7 @@ class Gateway:
         allowed_s = (call.deadline_ns - call.accepted_ns) / 1e9
         if record.attempt is not None and record.attempt.active:
             where = f"it ran {(time.monotonic_ns() - record.attempt.started_ns) / 1e9:.3g} s on its worker"
-            hint = "raise `timeout`, or make the handler quicker"
+            hint = "raise `timeout_s`, or make the handler quicker"
         else:
             failure = self._view.failures.get(key)
             where = "it waited for a worker" + (

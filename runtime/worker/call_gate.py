@@ -112,6 +112,10 @@ class Meter:
         busy_ns = self._busy_before_ns + (now_ns - self._busy_since_ns if self._calls else 0)
         return Usage(calls=self._begun, running=len(self._calls), busy_ns=busy_ns, speed=self._speed)
 
+    def next_deadline_ns(self, now_ns: int) -> int | None:
+        """The next moment at which a running call is at its deadline."""
+        return min((call.ends_ns for call in tuple(self._calls.values()) if call.ends_ns > now_ns), default=None)
+
     def overrun(self, now_ns: int, grace_ns: int) -> RunningCall | None:
         """The call that is furthest past its deadline, if by more than `grace_ns`."""
         late = [call for call in tuple(self._calls.values()) if call.ends_ns and now_ns > call.ends_ns + grace_ns]

@@ -19,6 +19,8 @@ from .call_gate import Meter, RunningCall
 
 OVERRUN_GRACE_S = 2.0
 """Time past its deadline that a call may run, for a cancelled handler to clean up."""
+LATE_NS = 50_000_000
+"""Time past its deadline from which a call is said to be late: most that are cancelled have ended by then."""
 TICK_S = 1.0
 """Interval of the check. One wake-up a second costs an idle worker about 0.01 % of a core."""
 
@@ -33,13 +35,27 @@ def watch(control_fd: int, meter: Meter, *, grace_s: float = OVERRUN_GRACE_S, ti
 def _watch(control_fd: int, meter: Meter, grace_ns: int, tick_ms: int) -> None:
     poll = select.poll()
     poll.register(control_fd, select.POLLRDHUP)
+    told: RunningCall | None = None
     while True:
-        if poll.poll(tick_ms):
+        if poll.poll(_wait_ms(meter, tick_ms)):
             end_process(exit_codes.ORPHANED)
+        call = meter.overrun(time.monotonic_ns(), LATE_NS)
+        if call is not None and call is not told:
+            told = call
+            _log(
+                call, f"is past its deadline and still runs: this worker ends in {grace_ns / 1e9:.0f} s unless it stops"
+            )
         call = meter.overrun(time.monotonic_ns(), grace_ns)
         if call is not None:
-            _log_overrun(call)
+            _log(call, "is past its deadline: this worker ends, because the call holds its slot and cannot be stopped")
             end_process(exit_codes.OVERRUN)
+
+
+def _wait_ms(meter: Meter, tick_ms: int) -> int:
+    """Until the next tick, or until a call is late, if that is sooner."""
+    now_ns = time.monotonic_ns()
+    ends_ns = meter.next_deadline_ns(now_ns - LATE_NS)
+    return tick_ms if ends_ns is None else min(tick_ms, (ends_ns + LATE_NS - now_ns) // 1_000_000 + 1)
 
 
 def end_process(code: int) -> NoReturn:
@@ -48,10 +64,5 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _log_overrun(call: RunningCall) -> None:
-    now_ns = time.monotonic_ns()
-    text = (
-        f"call {call.request} ran {(now_ns - call.started_ns) / 1e9:.1f} s and is {(now_ns - call.ends_ns) / 1e9:.1f} s"
-        " past its deadline: this worker ends, because the call holds its slot and cannot be stopped\n"
-    )
-    os.write(2, text.encode())
+def _log(call: RunningCall, text: str) -> None:
+    os.write(2, f"call {call.request} ran {(time.monotonic_ns() - call.started_ns) / 1e9:.1f} s, {text}\n".encode())
