@@ -1,11 +1,21 @@
-"""Command group for verbs with subcommands (`fs weights push`). Suggests the nearest name for an unknown subcommand."""
+"""Command group for verbs with subcommands (`fs weights push`). Suggests the nearest name for an unknown subcommand,
+and shows the whole first sentence of each."""
 
 from __future__ import annotations
 
 import click
 
+SENTENCE_MAX = 500
+"""click cuts a sentence where the line ends; this is longer than any, so that it goes on in the next line."""
+
 
 class CommandGroup(click.Group):
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(SENTENCE_MAX)) for name, command in commands if command is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -12,6 +12,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
 
 from .. import output
+from ..command_group import CommandGroup
 from ..handler.select import ConfiguredHandler, flags_of, select_handlers
 from ..handler.settings import DECORATOR, Key, Setting, flatten
 from ..handler.source.declarations import SETTINGS
@@ -25,7 +26,7 @@ _OF_ENGINE = {"max_context": "max_context_tokens", "kv_memory": "kv_memory_bytes
 _SIZES = ("memory", "kv_memory", "max_body")
 
 
-@click.group(context_settings={"max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
     """Settings of a handler's functions. Flags win over fs.toml, fs.toml over the decorator; takes --json."""
 

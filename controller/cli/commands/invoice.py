@@ -71,7 +71,7 @@ def _rate(line: InvoiceLine) -> str:
 def _cost(line: InvoiceLine) -> str:
     if line.rate_nusd_per_gib_s or line.cost_nusd:
         return f"${dollars(line.cost_nusd)}"
-    return "by call" if line.kind == "execute" else "waived"
+    return "see invocation" if line.kind == "execute" else "waived"
 
 
 def _csv_row(line: InvoiceLine) -> list[str]:

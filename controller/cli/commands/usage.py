@@ -125,7 +125,7 @@ def _group(usage: Usage, line: UsageLine) -> list[str]:
 def _cost(usage: Usage, line: UsageLine) -> str:
     """Busy time is billed through the calls that share it; what costs nothing is said to be waived."""
     if line.cost_nusd or not line.waived_ms:
-        return "by call" if line.kind == "execute" else f"${dollars(line.cost_nusd)}"
+        return "see invocation" if line.kind == "execute" else f"${dollars(line.cost_nusd)}"
     return "waived"
 
 

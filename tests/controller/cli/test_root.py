@@ -26,6 +26,7 @@ def test_every_verb_has_help_and_json(verb: str, capsys: pytest.CaptureFixture[s
     assert out.startswith(f"Usage: fs {verb}")
     assert "--json" in out
     assert len(out.splitlines()[2].strip()) > 10
+    assert "..." not in out.partition("\nCommands:")[2], "a sentence is cut"
 
 
 def test_help_loads_nothing_heavy() -> None:
