@@ -5,6 +5,7 @@ import { h, morph } from "./dom.js";
 import * as functions from "./functions.js";
 import * as one from "./function.js";
 import * as invocation from "./invocation.js";
+import * as past from "./history.js";
 import * as nodes from "./nodes.js";
 import * as usage from "./usage.js";
 import * as access from "./manage/access.js";
@@ -12,12 +13,13 @@ import * as calls from "./manage/calls.js";
 import { listen } from "./manage/actions.js";
 
 const EVERY_MS = 2000;
-const NAV = [["Functions", "#/", functions], ["Invocations", "#/calls", calls], ["Nodes", "#/nodes", nodes],
+const NAV = [["Functions", "#/", functions], ["Invocations", "#/calls", calls], ["History", "#/history", past], ["Nodes", "#/nodes", nodes],
   ["Usage", "#/usage", usage], ["Access", "#/access", access]];
 const ROUTES = [
   [/^$/, functions],
   [/^f\/([^/]+)$/, one],
   [/^i\/([^/]+)$/, invocation],
+  [/^history$/, past],
   [/^nodes$/, nodes],
   [/^usage$/, usage],
   [/^calls$/, calls],

@@ -1,7 +1,9 @@
 // Small SVG charts. Widths are in units of the chart's view box.
 
 import { h, s } from "./dom.js";
-import { ms } from "./format.js";
+import { at, day, ms } from "./format.js";
+
+const NARROW = 700;
 
 export function spark(values, label) {
   const width = 90, height = 20, step = width / Math.max(1, values.length);
@@ -31,6 +33,57 @@ export function key(entries) {
     h("span", null, s("svg", { width: 10, height: 10 }, s("rect", { class: `fill-${kind}`, width: 10, height: 10, rx: 2 })), text)));
 }
 
+// Bars over time: [{point, parts: [[kind, value, meaning], ...]}], each a link. Parts are stacked; `layered` ones all
+// stand on the axis, the highest first. `marks` are events above the bars.
+export function columns(bars, { title, format, step, begin, href, layered = false, marks = [], focus = false }) {
+  const width = innerWidth < NARROW ? 340 : 540, top = 24, high = 110, height = top + high + 20;
+  const wide = width / Math.max(1, bars.length);
+  const heightOf = ({ parts }) => parts.reduce((sum, [, value]) => (layered ? Math.max(sum, value) : sum + value), 0);
+  const most = round(Math.max(0, ...bars.map(heightOf)));
+  const first = bars[0]?.point.begin_unix_ms ?? 0;
+  const y = (value) => top + high - (most ? (value / most) * high : 0);
+  return s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": title },
+    [0, 0.5, 1].map((share) => s("line", { class: "grid", x1: 0, x2: width, y1: y(share * most) || top + high, y2: y(share * most) || top + high })),
+    s("text", { class: "dim", x: 0, y: 12 }, most ? format(most) : "none"),
+    bars.map((bar, index) => column(bar, { x: index * wide, wide, top, high, y, layered, format, step, href, focus, chosen: bar.point.begin_unix_ms === begin })),
+    marks.filter((mark) => mark.unix_ms >= first).map((mark) => {
+      const x = Math.min(width - 4, ((mark.unix_ms - first) / step) * wide);
+      return s("path", { class: `fill-${mark.kind}`, d: `M${(x - 4).toFixed(1)} ${top - 10}h8l-4 8z` }, s("title", null, mark.text));
+    }),
+    hours(bars, step, wide, width).map(([x, text]) => s("text", { class: "dim", x, y: height - 5, "text-anchor": x < 20 ? "start" : x > width - 20 ? "end" : "middle" }, text)));
+}
+
+function column({ point, parts }, { x, wide, top, high, y, layered, format, step, href, focus, chosen }) {
+  let sum = 0;
+  const shown = parts.filter(([, value]) => value > 0).map(([kind, value]) => {
+    const from = layered ? 0 : sum;
+    sum += value;
+    const above = Math.min(y(from + value), top + high - 1.5);
+    return s("rect", { class: `fill-${kind}`, x: x + 0.5, y: above, width: Math.max(1, wide - 1), height: y(from) - above });
+  });
+  const told = parts.map(([, value, meaning]) => `${meaning} ${value ? format(value) : "–"}`).join(", ");
+  return s("a", { href: href(point), class: chosen ? "bar-link chosen" : "bar-link", tabindex: focus ? null : -1 },
+    s("title", null, `${at(point.begin_unix_ms)} to ${at(point.begin_unix_ms + step)}: ${told}`),
+    s("rect", { class: "hit", x, y: top - 12, width: wide, height: high + 12 }), shown);
+}
+
+// A round number that is at least as much.
+function round(value) {
+  if (value <= 0) return 0;
+  const decade = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 3, 4, 5, 6, 8, 10].map((factor) => factor * decade).find((size) => size >= value * 0.9999);
+}
+
+// [x, text] where an hour, a few of them, or a day begins.
+function hours(bars, step, wide, width) {
+  const span = bars.length * step;
+  const every = [10, 60, 240, 1440, 5 * 1440].map((minutes) => minutes * 60_000).find((size) => span / size <= 7) ?? 5 * 86_400_000;
+  const local = (unixMs) => unixMs - new Date(unixMs).getTimezoneOffset() * 60_000;
+  const begins = ({ point }) => Math.floor(local(point.begin_unix_ms) / every) !== Math.floor(local(point.begin_unix_ms - step) / every);
+  return bars.map((bar, index) => [index * wide, bar]).filter(([, bar]) => begins(bar)).filter(([x]) => x < width - 12)
+    .map(([x, { point }]) => [x, every >= 86_400_000 ? day(point.begin_unix_ms) : at(point.begin_unix_ms).slice(-5)]);
+}
+
 // Rows of [name, meaning, bars of {kind, from, to} in milliseconds], on one axis.
 export function waterfall(rows, spanMs) {
   if (innerWidth < NARROW) return narrowWaterfall(rows, spanMs);
@@ -57,8 +110,6 @@ export function waterfall(rows, spanMs) {
       ];
     }));
 }
-
-const NARROW = 700;
 
 // For small screens: each label above its bar, in units that are about a pixel there.
 function narrowWaterfall(rows, spanMs) {

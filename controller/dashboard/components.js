@@ -1,7 +1,7 @@
 // Components that several pages share: links, state tags, the table of invocations, log lines, errors.
 
 import { h, table, tag } from "./dom.js";
-import { about, age, clock, dollars, ms } from "./format.js";
+import { about, age, at, clock, dollars, ms } from "./format.js";
 import { name } from "./client.js";
 
 const LIVE = ["ready", "starting", "draining"];
@@ -39,19 +39,30 @@ export function statusTag(status) {
   return tag(status, status >= 500 || status === 499 ? "bad" : status >= 400 ? "warn" : "good");
 }
 
-export function invocations(rows, nowMs, { withFunction = false } = {}) {
+export function invocations(rows, nowMs, { withFunction = false, past = false } = {}) {
   const headings = [
     { name: "when", tight: true }, { name: "status" }, ...(withFunction ? [{ name: "function" }] : []), { name: "invocation", tight: true },
     { name: "start" }, { name: "queued", num: true }, { name: "first byte", num: true },
     { name: "total", num: true }, { name: "billed", num: true }, { name: "cost", num: true }, { name: "error", wide: true },
   ];
   return table(headings, rows.map((row) => [
-    h("span", { title: clock(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
+    past ? h("span", { title: `${at(row.accepted_unix_ms)} ${clock(row.accepted_unix_ms)}` }, clock(row.accepted_unix_ms).slice(0, 8))
+      : h("span", { title: clock(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
     statusTag(row.status), ...(withFunction ? [functionLink(row.function)] : []),
     invocationLink(row.id, row.id.length > 26 ? `${row.id.slice(0, 25)}…` : row.id), row.worker ? startTag(row.start) : tag("none"), ms(row.queue_ms), ms(row.first_byte_ms),
-    row.total_ms || row.error !== "gateway_lost" ? ms(row.total_ms) : "–", ms(row.billed_ms), h("span", { title: dollars(row.cost_nusd) }, about(row.cost_nusd)),
+    row.total_ms || row.error !== "gateway_lost" ? ms(row.total_ms) : "–", ms(row.billed_ms), money(row.cost_nusd),
     row.error && h("span", { class: "clamp", title: row.error }, row.error),
   ]));
+}
+
+// The first rows, and a link to more of them: the query's `name` says how many are shown.
+export function more(rows, query, name, page) {
+  const shown = Math.max(page, Number(query.get(name)) || page);
+  if (rows.length <= shown) return [rows, null];
+  const next = new URLSearchParams(query);
+  next.set(name, Math.min(rows.length, 2 * shown));
+  return [rows.slice(0, shown), h("p", null, h("a", { href: `${location.hash.split("?")[0] || "#/"}?${next}` }, `Show ${next.get(name)}`),
+    h("span", { class: "dim" }, ` of ${rows.length}`))];
 }
 
 export function logLines(lines) {
@@ -60,6 +71,11 @@ export function logLines(lines) {
       h("span", { class: "from dim" }, line.invocation
         ? h("a", { href: `#/i/${name(line.invocation)}`, title: line.invocation }, line.worker) : line.worker),
       h("span", { class: "text" }, line.text))));
+}
+
+// A rounded amount, with the exact one as its title.
+export function money(nusd) {
+  return h("span", { title: dollars(nusd) }, about(nusd));
 }
 
 export function trouble(error) {

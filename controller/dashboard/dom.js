@@ -55,10 +55,11 @@ function isOther(known, node) {
 export function table(headings, rows, foot) {
   const cell = (kind) => (value, index) => {
     const heading = headings[index];
-    return h(kind, { class: heading.num ? "num" : heading.wide ? "wide" : heading.tight ? "tight" : heading.grow ? "grow" : null }, value);
+    const sorted = kind === "th" && heading.sorted ? heading.sorted : null;
+    return h(kind, { class: heading.num ? "num" : heading.wide ? "wide" : heading.tight ? "tight" : heading.grow ? "grow" : null, "aria-sort": sorted }, value);
   };
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": headings.map((heading) => heading.name).filter(Boolean).join(", ") }, h("table", null,
-    h("thead", null, h("tr", null, headings.map((heading, index) => cell("th")(heading.name, index)))),
+    h("thead", null, h("tr", null, headings.map((heading, index) => cell("th")(heading.href ? h("a", { href: heading.href }, heading.name) : heading.name, index)))),
     h("tbody", null, rows.map((row) => h("tr", null, row.map(cell("td"))))),
     foot && h("tfoot", null, h("tr", null, foot.map(cell("td"))))));
 }

@@ -23,11 +23,11 @@ export function dollars(nusd) {
   return usd >= 1 ? `$${usd.toFixed(2)}` : `$${usd.toFixed(usd >= 0.001 ? 5 : 9)}`;
 }
 
-// Three significant digits, where space is short.
+// Three significant digits, five decimals at most. The exact amount belongs into a title.
 export function about(nusd) {
   const usd = nusd / 1e9;
   if (usd === 0 || usd >= 1) return dollars(nusd);
-  return usd < 0.00001 ? "< $0.00001" : `$${usd.toFixed(2 - Math.floor(Math.log10(usd)))}`;
+  return usd < 0.00001 ? "< $0.00001" : `$${usd.toFixed(Math.min(5, 2 - Math.floor(Math.log10(usd))))}`;
 }
 
 export function count(value) {
@@ -50,6 +50,23 @@ export function clock(unixMs) {
   const at = new Date(unixMs);
   const two = (number) => String(number).padStart(2, "0");
   return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+}
+
+// Local day and minute: "23 Nov 03:00"; the day alone is left out for today.
+export function at(unixMs) {
+  const when = new Date(unixMs);
+  const time = clock(unixMs).slice(0, 5);
+  return when.toDateString() === new Date().toDateString() ? time : `${day(unixMs)} ${time}`;
+}
+
+export function day(unixMs) {
+  const when = new Date(unixMs);
+  return `${when.getDate()} ${when.toLocaleDateString("en", { month: "short" })}`;
+}
+
+export function lasts(seconds) {
+  const [unit, word] = [[86_400, "day"], [3600, "hour"], [60, "minute"]].find(([size]) => seconds % size === 0) ?? [1, "second"];
+  return several(seconds / unit, word);
 }
 
 export function age(unixMs, nowMs) {

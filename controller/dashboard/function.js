@@ -1,11 +1,11 @@
 // One function: its versions, workers, settings, latest invocations, errors and log.
 
 import { find, get, lines, name } from "./client.js";
-import { card, empty, facts, figure, h, table, tag } from "./dom.js";
-import { about, age, bytes, count, ms, percent, rate, several } from "./format.js";
+import { card, choices, empty, facts, figure, h, table, tag } from "./dom.js";
+import { age, bytes, count, ms, percent, rate, several } from "./format.js";
 import { change } from "./manage/traffic.js";
 import { invokeLine, tryout } from "./manage/tryout.js";
-import { functionState, invocationLink, invocations, logLines, startTag, trouble, workerState, workersOf } from "./components.js";
+import { functionState, invocationLink, invocations, logLines, money, startTag, trouble, workerState, workersOf } from "./components.js";
 
 const SHOWN = 20;
 
@@ -20,7 +20,8 @@ export async function load([which], query, signal) {
 export function view({ info, document, versions, traffic, recent, log, seen }, nowMs) {
   return [
     h("div", { class: "title" }, h("h1", null, info.name), functionState(info),
-      h("span", { class: "sub" }, `version ${info.version}, deployed ${age(info.deployed_unix_ms, nowMs)} ago`)),
+      h("span", { class: "sub" }, `version ${info.version}, deployed ${age(info.deployed_unix_ms, nowMs)} ago`),
+      choices([["history", `#/history?function=${name(info.name)}`, false], ["invocations", `#/calls?function=${name(info.name)}`, false]])),
     lastStart(info, nowMs),
     traffic.error && traffic.rejected !== info.version ? trouble({ message: `Version ${traffic.rejected} was rejected: ${traffic.error.message}` }) : null,
     h("div", { class: "figures" },
@@ -29,7 +30,7 @@ export function view({ info, document, versions, traffic, recent, log, seen }, n
       figure(ms(seen?.first_byte_p50_ms), `first byte p50 (p99 ${ms(seen?.first_byte_p99_ms)})`),
       figure(percent(seen?.waited ?? 0, seen?.calls ?? 0), "waited for a start"),
       figure(count(seen?.failed ?? 0), "failed, last 5 min"),
-      figure(about(seen?.cost_today_nusd ?? 0), "today (UTC)")),
+      figure(money(seen?.cost_today_nusd ?? 0), "today (UTC)")),
     h("div", { class: "columns" },
       card("Endpoint", facts([
         ["URL", h("a", { href: info.url, class: "mono" }, info.url)],
@@ -66,7 +67,7 @@ function prediction(found) {
 }
 
 function settings({ spec, scale }) {
-  const slo = spec.slo && [spec.slo.ttft_s && `first token in ${spec.slo.ttft_s} s`, spec.slo.tpot_s && `${spec.slo.tpot_s} s per token`];
+  const slo = spec.slo && [spec.slo.ttft_s && `first ${spec.llm ? "token" : "byte"} in ${spec.slo.ttft_s} s`, spec.slo.tpot_s && `${spec.slo.tpot_s} s per token`];
   return facts([
     ["entry", h("span", { class: "mono" }, spec.entry)],
     ["memory", bytes(spec.memory_bytes)],

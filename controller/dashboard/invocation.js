@@ -2,9 +2,9 @@
 
 import { find, get, lines, name } from "./client.js";
 import { card, empty, facts, figure, h, table, tag } from "./dom.js";
-import { about, bytes, clock, dollars, ms, percent } from "./format.js";
+import { bytes, clock, dollars, ms, percent } from "./format.js";
 import { waterfall } from "./chart.js";
-import { functionLink, logLines, startTag, statusTag, trouble } from "./components.js";
+import { functionLink, logLines, money, startTag, statusTag, trouble } from "./components.js";
 
 const MEANING = {
   queue: "queued in the gateway", place: "placement", start: "process start", fetch: "fetching weights",
@@ -19,13 +19,14 @@ const START = ["place", "start", "fetch", "device", "import", "load"];
 export async function load([id], query, signal) {
   const trace = await get(`invocations/${name(id)}`, signal);
   if (!trace.row) return { trace };
-  const [plan, log] = await Promise.all([
+  const [info, plan, log] = await Promise.all([
+    find(`functions/${name(trace.row.function)}`, signal),
     find(`invocations/${name(id)}/plan`, signal),
     lines(`functions/${name(trace.row.function)}/logs?tail=2000`, signal).catch(() => [])]);
-  return { trace, plan, log: log.filter((line) => isOf(line, trace)) };
+  return { trace, plan, tokens: Boolean(info?.spec.llm), log: log.filter((line) => isOf(line, trace)) };
 }
 
-export function view({ trace, plan, log }) {
+export function view({ trace, plan, tokens, log }) {
   const { row, timeline } = trace;
   if (!row) return pending(trace);
   const rows = phases(timeline.phases);
@@ -35,11 +36,11 @@ export function view({ trace, plan, log }) {
     row.error ? h("p", { class: "trouble" }, row.error) : null,
     h("div", { class: "figures" },
       figure(ms(row.total_ms), "total"), figure(ms(row.first_byte_ms), "first byte"),
-      figure(ms(row.queue_ms), "queued, not billed"), figure(ms(row.billed_ms), "billed"), figure(about(row.cost_nusd), "cost")),
+      figure(ms(row.queue_ms), "queued, not billed"), figure(ms(row.billed_ms), "billed"), figure(money(row.cost_nusd), "cost")),
     card("Timeline", rows.length ? [h("p", { class: "why" }, longest(rows, trace)), chart(rows)]
       : empty("No phases were recorded: the gateway died before the call ended.")),
     h("div", { class: "columns" }, card("Worker", worker(trace)), card("Cost", cost(row))),
-    plan ? placement(plan) : null,
+    plan ? placement(plan, tokens) : null,
     card("Log", log.length ? logLines(log) : empty("No log lines, or they have expired.")),
   ];
 }
@@ -136,7 +137,8 @@ function cost(row) {
   ], ["", "", "", `price sheet ${row.price}`, dollars(row.cost_nusd)]);
 }
 
-function placement(plan) {
+// `tokens`: whether its answers are tokens, as a language model's are.
+function placement(plan, tokens) {
   const { plan: chosen, compared } = plan.explanation;
   const when = plan.row.start === "hot" ? "The worker was ready before this call; this is the decision for its own start. " : "";
   const shown = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
@@ -144,13 +146,17 @@ function placement(plan) {
     h("p", { class: "why" }, when, chosen.stages.length ? chosen.reason : `Nothing was started: ${chosen.reason}`),
     compared.length ? table(
       [{ name: "" }, { name: "predicted", num: true }, { name: "observed", num: true }, { name: "error", num: true }],
-      compared.filter((one) => one.observed !== null || !one.what.startsWith("TPOT")).map((one) => [one.what, shown(one.predicted), shown(one.observed), one.error == null ? "–" : percent(one.error, 1)])) : null,
+      compared.filter((one) => !one.what.startsWith("TPOT") || (tokens && one.observed !== null)).map((one) => [term(one.what, tokens), shown(one.predicted), shown(one.observed), one.error == null ? "–" : percent(one.error, 1)])) : null,
     chosen.considered.length ? [h("h2", null, "Candidates"), table(
-      [{ name: "stages" }, { name: "nodes", wide: true }, { name: "TTFT, s", num: true }, { name: "TPOT, s", num: true },
+      [{ name: "stages" }, { name: "nodes", wide: true }, { name: term("TTFT, s", tokens), num: true }, ...(tokens ? [{ name: term("TPOT, s", tokens), num: true }] : []),
         { name: "GiB·s", num: true }, { name: "rejected because", wide: true }],
       chosen.considered.filter(isNew()).map((one) => [one.stages, one.nodes.join(" ") || "–", one.nodes.length ? one.ttft_s.toFixed(2) : "–",
-        one.nodes.length ? one.tpot_s.toFixed(3) : "–", one.nodes.length ? one.cost_gib_s.toFixed(1) : "–",
+        ...(tokens ? [one.nodes.length ? one.tpot_s.toFixed(3) : "–"] : []), one.nodes.length ? one.cost_gib_s.toFixed(1) : "–",
         one.why_not || h("b", null, "selected")]))] : null);
+}
+
+function term(what, tokens) {
+  return what.replace("TTFT", tokens ? "first token" : "first byte").replace("TPOT", "time per token");
 }
 
 // Shows infeasible candidates once for each reason.

@@ -1,10 +1,11 @@
 // Nodes: memory, cached checkpoints, and the bandwidth of the sources of weights.
 
-import { get } from "./client.js";
+import { get, name, send } from "./client.js";
 import { card, empty, facts, h, table, tag } from "./dom.js";
 import { bytes, ms, percent } from "./format.js";
 import { key, meter } from "./chart.js";
 import { functionLink, workerState, workersOf } from "./components.js";
+import { button, form, offer, sure } from "./manage/actions.js";
 
 export async function load(parts, query, signal) {
   return get("status", signal);
@@ -20,16 +21,16 @@ export function view(status) {
     }
   }
   const workers = status.functions.flatMap(workersOf);
-  return status.nodes.map((node) => one(node, workers.filter((worker) => worker.node === node.node), users));
+  return status.nodes.map((node) => one(node, workers.filter((worker) => worker.node === node.node), users, status.draining.includes(node.node)));
 }
 
-function one(node, workers, users) {
+function one(node, workers, users, draining) {
   const memory = node.weights_memory;
   const weights = Math.min(memory.used_bytes, node.memory_used_bytes);
   const reserved = node.memory_used_bytes - weights;
   return card(null,
     h("div", { class: "title" }, h("h1", null, node.node), tag(`${node.cpus} cores`),
-      node.region ? tag(node.region) : null, h("span", { class: "sub" }, `${node.address}, process ${node.pid}`)),
+      draining ? tag("draining: gets no workers", "warn") : null, node.region ? tag(node.region) : null, h("span", { class: "sub" }, `${node.address}, process ${node.pid}`)),
     h("p", null, `Memory: ${bytes(node.memory_used_bytes)} of ${bytes(node.memory_bytes)} (${percent(node.memory_used_bytes, node.memory_bytes)})`),
     meter([["used", reserved / node.memory_bytes, `workers: ${bytes(reserved)}`],
       ["weights", weights / node.memory_bytes, `weights: ${bytes(weights)}`]], "memory in use"),
@@ -49,10 +50,18 @@ function one(node, workers, users) {
       workers.map((worker) => [h("span", { class: "mono" }, worker.worker),
         [functionLink(worker.function), ` @${worker.version}`], workerState(worker.state), worker.start]))
       : empty("None."),
-    Object.keys(node.speeds).length ? [h("h2", null, "Latency on this node"), table(
-      [{ name: "version" }, { name: "calls", num: true }, { name: "call", num: true }, { name: "first byte", num: true }, { name: "next tokens", num: true }],
-      Object.entries(node.speeds).map(([version, speed]) => [version, speed.calls, ms(1000 * speed.call_s), ms(1000 * speed.prefill_s),
-        speed.decode_s === null ? "–" : ms(1000 * speed.decode_s)]))] : null);
+    Object.keys(node.speeds).length ? [h("h2", null, "Latency on this node"), speeds(Object.entries(node.speeds))] : null,
+    draining ? form("undrain", { node: node.node }, "", button("Let it have workers again"))
+      : sure(`Its workers finish their calls and leave, and it gets no others. Press again to drain ${node.node}.`, form("drain", { node: node.node }, "", button("Drain"))));
+}
+
+// Only language models have tokens: without any of them there is no column for these.
+function speeds(found) {
+  const tokens = found.some(([, speed]) => speed.decode_s !== null);
+  return table(
+    [{ name: "version" }, { name: "calls", num: true }, { name: "call", num: true }, { name: "first byte", num: true }, ...(tokens ? [{ name: "a token", num: true }] : [])],
+    found.map(([version, speed]) => [version, speed.calls, ms(1000 * speed.call_s), ms(1000 * speed.prefill_s),
+      ...(tokens ? [speed.decode_s === null ? "–" : ms(1000 * speed.decode_s)] : [])]));
 }
 
 function tiers(node) {
@@ -81,3 +90,12 @@ function checkpoints(node, users) {
         node.disk[id] ? tag("yes", "good") : tag("no")];
     }));
 }
+
+offer("drain", async ({ node }) => {
+  await send("PUT", `nodes/${name(node)}/drain`);
+  return "It gets no workers.";
+});
+offer("undrain", async ({ node }) => {
+  await send("DELETE", `nodes/${name(node)}/drain`);
+  return "It gets workers again.";
+});

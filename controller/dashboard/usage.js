@@ -1,12 +1,13 @@
 // Usage and cost by function, phase and day, and the state of budgets.
 
 import { get } from "./client.js";
-import { card, choices, empty, h, table, tag } from "./dom.js";
-import { about, count, dollars, ms, percent } from "./format.js";
+import { card, choices, empty, h, table } from "./dom.js";
+import { count, dollars, ms } from "./format.js";
 import { meter } from "./chart.js";
-import { functionLink } from "./components.js";
-import { budgetForm } from "./manage/budgets.js";
+import { functionLink, money, more } from "./components.js";
+import { budgetForm, budgetsTable } from "./manage/budgets.js";
 
+const PAGE = 50;
 const DAY_MS = 86_400_000;
 const RANGES = [["today", 1], ["7 days", 7], ["30 days", 30]];
 
@@ -20,43 +21,38 @@ export async function load(parts, query, signal) {
   const since = (Math.floor(Date.now() / DAY_MS) - days + 1) * DAY_MS;
   const [byPhase, byDay, budgets] = await Promise.all([
     get(`usage?by=function,phase&since_unix_ms=${since}`, signal), get(`usage?by=day&since_unix_ms=${since}`, signal), get("budgets", signal)]);
-  return { days, byPhase, byDay, budgets };
+  return { days, byPhase, byDay, budgets, query };
 }
 
-export function view({ days, byPhase, byDay, budgets }) {
+export function view({ days, byPhase, byDay, budgets, query }) {
   return [
-    h("div", { class: "title" }, h("h1", null, about(byPhase.total_nusd)), h("span", { class: "sub" }, "exact sum of the ledger's rows (days are UTC)"),
+    h("div", { class: "title" }, h("h1", null, money(byPhase.total_nusd)), h("span", { class: "sub" }, "sum of the ledger's rows (days are UTC)"),
       choices(RANGES.map(([text, known]) => [text, `#/usage?days=${known}`, known === days]))),
-    card("By function", byPhase.lines.length ? byFunction(byPhase) : empty("No usage in this period.")),
-    card("By function and phase", byPhase.lines.length ? phases(byPhase) : empty("No usage in this period.")),
+    card("By function", byPhase.lines.length ? byFunction(byPhase, query) : empty("No usage in this period.")),
+    card("By function and phase", byPhase.lines.length ? phases(byPhase, query) : empty("No usage in this period.")),
     days > 1 && byDay.lines.length ? card("By day", bars(byDay.lines.map((line) => [line.day, line.cost_nusd]))) : null,
     card("Budgets", budgets.length ? budgetsTable(budgets) : empty("No budgets are set.", "fs budget set hello --usd 5 --per month"), budgetForm()),
-    h("p", { class: "empty" }, "Rows, invoices and other groupings: ", h("code", null, "fs usage --by function,day,key --csv"), " ", h("code", null, "fs invoice 2026-11")),
+    h("p", { class: "empty" }, "Amounts are rounded; their titles have them to the nano-dollar. Rows, invoices and other groupings: ", h("code", null, "fs usage --by function,day,key --csv"), " ", h("code", null, "fs invoice 2026-11")),
   ];
 }
 
 function bars(pairs) {
   const most = Math.max(1, ...pairs.map(([, cost]) => cost));
   return table([{ name: "", tight: true }, { name: "", grow: true }, { name: "cost", num: true }],
-    pairs.map(([label, cost]) => [label, meter([["used", cost / most, dollars(cost)]], dollars(cost)), dollars(cost)]));
+    pairs.map(([label, cost]) => [label, meter([["used", cost / most, dollars(cost)]], dollars(cost)), money(cost)]));
 }
 
-function byFunction(usage) {
+function byFunction(usage, query) {
   const sums = new Map();
   for (const line of usage.lines) sums.set(line.function, (sums.get(line.function) ?? 0) + line.cost_nusd);
-  return bars([...sums].sort((one, other) => other[1] - one[1]).map(([name, cost]) => [functionLink(name), cost]));
+  const [shown, next] = more([...sums].sort((one, other) => other[1] - one[1] || one[0].localeCompare(other[0])), query, "functions", PAGE);
+  return [bars(shown.map(([name, cost]) => [functionLink(name), cost])), next];
 }
 
-function phases(usage) {
-  const rows = usage.lines.map((line) => [functionLink(line.function), line.kind, count(line.rows), ms(line.duration_ms),
-    line.waived_ms ? ms(line.waived_ms) : "–", line.kind === "execute" ? h("span", { class: "dim" }, "by invocation") : dollars(line.cost_nusd)]);
-  return table([{ name: "function" }, { name: "phase" }, { name: "rows", num: true }, { name: "time", num: true }, { name: "waived", num: true }, { name: "cost", num: true }],
-    rows, ["total", "", count(usage.lines.reduce((sum, line) => sum + line.rows, 0)), "", ms(usage.lines.reduce((sum, line) => sum + line.waived_ms, 0)), dollars(usage.total_nusd)]);
-}
-
-function budgetsTable(budgets) {
-  return table([{ name: "function" }, { name: "period" }, { name: "state" }, { name: "" }, { name: "spent", num: true }, { name: "limit", num: true }, { name: "share", num: true }],
-    budgets.map((one) => [functionLink(one.function), one.period, tag({ ok: "ok", alert: "alert", spent: "spent: calls rejected" }[one.stage], { ok: "good", alert: "warn", spent: "bad" }[one.stage]),
-      meter([[{ ok: "used", alert: "warn", spent: "bad" }[one.stage], one.spent_nusd / one.limit_nusd, dollars(one.spent_nusd)]], "spent"),
-      dollars(one.spent_nusd), dollars(one.limit_nusd), percent(one.spent_nusd, one.limit_nusd)]));
+function phases(usage, query) {
+  const [shown, next] = more(usage.lines, query, "phases", PAGE);
+  const rows = shown.map((line) => [functionLink(line.function), line.kind, count(line.rows), ms(line.duration_ms),
+    line.waived_ms ? ms(line.waived_ms) : "–", line.kind === "execute" ? h("span", { class: "dim" }, "by invocation") : money(line.cost_nusd)]);
+  return [table([{ name: "function" }, { name: "phase" }, { name: "rows", num: true }, { name: "time", num: true }, { name: "waived", num: true }, { name: "cost", num: true }],
+    rows, ["total", "", count(usage.lines.reduce((sum, line) => sum + line.rows, 0)), "", ms(usage.lines.reduce((sum, line) => sum + line.waived_ms, 0)), money(usage.total_nusd)]), next];
 }

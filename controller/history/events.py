@@ -87,8 +87,12 @@ def _of_alert(event: BudgetEvent) -> SystemEvent:
         unix_ms=event.unix_ms,
         kind="budget",
         function=event.function,
-        text=f"{what}: ${dollars(event.spent_nusd)} of ${dollars(event.limit_nusd)} for {event.period}",
+        text=f"{what}: {_usd(event.spent_nusd)} of {_usd(event.limit_nusd)} for {event.period}",
     )
+
+
+def _usd(nusd: int) -> str:
+    return f"${dollars(nusd).rstrip('0').rstrip('.')}"
 
 
 def visible_events(

@@ -1,11 +1,12 @@
 // Keys, projects, secrets, schedules and the audit log. What the key may not read is left out with the reason.
 
-import { get, name, Refused, send } from "../client.js";
+import { get, name, Refused, send, useKey } from "../client.js";
 import { card, empty, h, table, tag } from "../dom.js";
 import { age, bytes, clock } from "../format.js";
-import { functionLink } from "../components.js";
-import { button, choice, field, form, offer } from "./actions.js";
+import { functionLink, more } from "../components.js";
+import { button, choice, field, form, offer, sure } from "./actions.js";
 
+const PAGE = 50;
 const AUDIT_ROWS = 100;
 const AUDIT_MOST = 1000;
 
@@ -13,7 +14,7 @@ export async function load(parts, query, signal) {
   const rows = Math.min(AUDIT_MOST, Number(query.get("audit")) || AUDIT_ROWS);
   const paths = ["keys", "projects", "secrets", "schedules", `audit?limit=${rows}`];
   const [keys, projects, secrets, schedules, audit] = await Promise.all(paths.map((path) => permitted(path, signal)));
-  return { keys, projects, secrets, schedules, audit, rows };
+  return { keys, projects, secrets, schedules, audit, rows, query };
 }
 
 // As `get`; the refusal itself where the key has no right to it. Without any key it is thrown.
@@ -26,38 +27,52 @@ async function permitted(path, signal) {
   }
 }
 
-export function view({ keys, projects, secrets, schedules, audit, rows }, nowMs) {
+export function view({ keys, projects, secrets, schedules, audit, rows, query }, nowMs) {
   const ago = (unixMs) => (unixMs ? `${age(unixMs, nowMs)} ago` : "never");
   return [
-    section("API keys", keys, "No keys yet.", () => keysTable(keys, ago),
+    section("API keys", keys, "No keys yet.", () => paged(keys, query, "keys", (shown) => keysTable(shown, ago)),
       form("make-key", {}, "", field("name", { name: "name", required: true, maxlength: 63 }),
-        choice("right", "right", [["invoke"], ["read"], ["deploy"], ["admin"]]), field("functions, with commas; empty: all", { name: "functions" }), button("Create key"))),
-    section("Secrets", secrets, "No secrets yet.", () => secretsTable(secrets, ago),
+        choice("right", "right", [["invoke"], ["read"], ["deploy"], ["admin"]]), field("functions, with commas; empty: all", { name: "functions" }), button("Create key")),
+      rotation(keys)),
+    section("Secrets", secrets, "No secrets yet.", () => paged(secrets, query, "secrets", (shown) => secretsTable(shown, ago)),
       form("set-secret", {}, "", field("project", { name: "project", value: "default", required: true }), field("name", { name: "name", required: true }),
         field("value", { name: "value", type: "password", autocomplete: "off", required: true }), button("Set secret"))),
-    section("Projects", projects, "No projects yet.", () => projectsTable(projects)),
-    section("Schedules", schedules, "No function has a schedule.", () => schedulesTable(schedules)),
+    section("Projects", projects, "No projects yet.", () => paged(projects, query, "projects", projectsTable)),
+    section("Schedules", schedules, "No function has a schedule.", () => paged(schedules, query, "schedules", schedulesTable)),
     section("Audit log", audit, "Nothing was changed yet.", () => auditTable(audit, nowMs)),
     Array.isArray(audit) && audit.length === rows && rows < AUDIT_MOST ? h("p", null, h("a", { href: `#/access?audit=${AUDIT_MOST}` }, `Show ${AUDIT_MOST} events`)) : null,
   ];
 }
 
-function section(title, found, none, rows, more) {
+function section(title, found, none, rows, ...forms) {
   if (found instanceof Refused) return card(title, empty(`${found.message}.`));
-  return card(title, found.length ? rows() : empty(none), more);
+  return card(title, found.length ? rows() : empty(none), forms);
+}
+
+function paged(rows, query, name, draw) {
+  const [shown, next] = more(rows, query, name, PAGE);
+  return [draw(shown), next];
+}
+
+// Its text is shown once, so the form stays while the list of keys is the same.
+function rotation(keys) {
+  const good = Array.isArray(keys) ? keys.filter((one) => one.state === "good").map((one) => one.name) : [];
+  return good.length ? form("rotate-key", {}, good.join(), choice("key", "key", good.map((one) => [one])),
+    field("hours that the old text still works", { name: "grace", type: "number", min: 0, max: 720, step: "any", value: 1, required: true }), button("Rotate key")) : null;
 }
 
 function keysTable(keys, ago) {
   return table([{ name: "name" }, { name: "rights" }, { name: "functions" }, { name: "project" }, { name: "state" }, { name: "used", num: true }, { name: "made by" }, { name: "" }],
     keys.map((one) => [one.name, one.rights.map((right) => tag(right)), one.functions.join(", ") || "all", one.project || "all",
       tag(one.state, { good: "good", expired: "warn", revoked: "bad" }[one.state]), ago(one.used_unix_ms), one.created_by,
-      one.state === "good" ? form("revoke-key", { name: one.name }, one.id, button("Revoke")) : null]));
+      one.state === "good" ? sure(`Its callers are rejected at once. Press again to revoke ${one.name}.`, form("revoke-key", { name: one.name }, one.id, button("Revoke"))) : null]));
 }
 
 function secretsTable(secrets, ago) {
-  return table([{ name: "name" }, { name: "project" }, { name: "size", num: true }, { name: "changed", num: true }, { name: "by" }, { name: "used by" }],
+  return table([{ name: "name" }, { name: "project" }, { name: "size", num: true }, { name: "changed", num: true }, { name: "by" }, { name: "used by" }, { name: "" }],
     secrets.map((one) => [h("span", { class: "mono" }, one.name), one.project, bytes(one.size_bytes), ago(one.updated_unix_ms), one.updated_by,
-      one.used_by.map((which, index) => [index ? ", " : "", functionLink(which)])]));
+      one.used_by.map((which, index) => [index ? ", " : "", functionLink(which)]),
+      sure(`Its value is lost. Press again to remove ${one.name}.`, form("remove-secret", { project: one.project, name: one.name }, "", button("Remove")))]));
 }
 
 function projectsTable(projects) {
@@ -83,11 +98,21 @@ function auditTable(audit, nowMs) {
 offer("make-key", async (args, form) => {
   const { name: named, right, functions } = form.elements;
   const made = await send("POST", "keys", { name: named.value, rights: [right.value], functions: functions.value.split(",").map((one) => one.trim()).filter(Boolean) });
+  if (made.first) useKey(made.key); // from now on every request needs one
   return h("div", null, "Shown only once: ", h("code", null, made.key));
 });
 offer("revoke-key", async (args) => {
   await send("DELETE", `keys/${name(args.name)}`);
   return "Revoked.";
+});
+offer("rotate-key", async (args, form) => {
+  const { key, grace } = form.elements;
+  const made = await send("POST", `keys/${name(key.value)}/rotate`, { grace_s: 3600 * Number(grace.value) });
+  return h("div", null, `The new text of ${key.value}, shown only once: `, h("code", null, made.key));
+});
+offer("remove-secret", async (args) => {
+  await send("DELETE", `secrets/${name(args.project)}/${name(args.name)}`);
+  return "Removed.";
 });
 offer("set-secret", async (args, form) => {
   const { project, name: named, value } = form.elements;

@@ -4,6 +4,7 @@
 import { Refused } from "../client.js";
 import { h } from "../dom.js";
 
+const ASKED_MS = 8000;
 const ACTIONS = new Map();
 
 // `act(args, form, told)` gets the form's arguments and shows with `told`; what it returns is shown at the end.
@@ -15,6 +16,12 @@ export function offer(name, act) {
 export function form(name, args, version, ...children) {
   return h("form", { class: "act", "data-act": name, "data-args": JSON.stringify(args), "data-keep": `${name} ${JSON.stringify(args)} ${version}` },
     children, h("output", null));
+}
+
+// A form that acts when it is submitted a second time, within some seconds: `text` says what is lost.
+export function sure(text, form) {
+  form.dataset.sure = text;
+  return form;
 }
 
 export function button(text, kind) {
@@ -37,6 +44,15 @@ export function listen(page, redraw) {
     event.preventDefault();
     const shown = form.querySelector("output");
     const told = (...children) => shown.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+    if (form.dataset.sure && !form.dataset.asked) {
+      form.dataset.asked = "yes";
+      told(form.dataset.sure);
+      setTimeout(() => {
+        delete form.dataset.asked;
+        if (shown.textContent === form.dataset.sure) told();
+      }, ASKED_MS);
+      return;
+    }
     const buttons = [...form.querySelectorAll("button")];
     for (const one of buttons) one.disabled = true;
     told("…");

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.browser import Page, browsing
+from tests.browser import Page
+from tests.e2e.dashboard import dashboard, fill, go, rows, submit
 from tests.e2e.systems import System, running
 from tests.servers import wait_until
 
@@ -44,11 +44,11 @@ PAGES = {
     "nodes": "Storage tiers",
     "usage": "By function and phase",
     "access": "Audit log",
+    "history": "Calls that waited for a start",
+    "history?range=30d&function=repeat": "A bar is 12 hours",
     "none": "There is no page none.",
 }
 """A text of each page that no other has."""
-SUBMIT = "document.querySelector('form[data-act={act}]{more}').requestSubmit()"
-FILL = "document.querySelector('form[data-act={act}] [name={name}]').value = {value}"
 
 
 @pytest.fixture(scope="module")
@@ -61,26 +61,8 @@ def system() -> Iterator[System]:
 
 @pytest.fixture
 def page(system: System, tmp_path: Path) -> Iterator[Page]:
-    with browsing(tmp_path) as page:
-        page.open(f"{system.url}/ui/")
+    with dashboard(system.url, tmp_path) as page:
         yield page
-        refusals = "Failed to load resource"  # chromium's line for any 4xx, and some are asked for here
-        assert [one for one in page.complaints if not one.startswith(refusals)] == []
-
-
-def go(page: Page, where: str, *texts: str) -> None:
-    page.run(f"location.hash = '#/{where}'")
-    for text in texts:
-        page.shows(text)
-
-
-def fill(page: Page, act: str, **values: object) -> None:
-    for name, value in values.items():
-        page.run(FILL.format(act=act, name=name, value=json.dumps(value)))
-
-
-def submit(page: Page, act: str, more: str = "") -> None:
-    page.run(SUBMIT.format(act=act, more=more))
 
 
 def test_a_function_is_tried_by_a_form_made_from_its_types(page: Page) -> None:
@@ -143,9 +125,21 @@ def test_functions_are_searched_and_pages_that_are_not_there_say_so(page: Page) 
 
 def names(page: Page) -> list[str]:
     """The functions that are listed."""
-    cards = "[...document.querySelectorAll('section')].filter((one) => one.innerText.startsWith('Functions'))"
-    links = "[...one.querySelectorAll('tbody td:first-child a')].map((link) => link.innerText)"
-    return list(page.run(f"{cards}.flatMap((one) => {links})"))
+    return [row.split()[0] for row in rows(page, "Functions")]
+
+
+def test_functions_are_sorted_by_the_chosen_column(system: System, page: Page) -> None:
+    for _ in range(3):
+        system.http.post("/fn/count")
+    go(page, "?sort=calls", "calls/min")
+    wait_until(lambda: names(page)[:1] == ["count"], what="the most called one first")
+    page.run("[...document.querySelectorAll('th a')].find((link) => link.innerText === 'calls/min').click()")
+    wait_until(lambda: names(page)[-1:] == ["count"], what="the most called one last")
+    assert page.run("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "ascending"
+    fill(page, "find", q="repeat")
+    submit(page, "find")
+    wait_until(lambda: names(page) == ["repeat"], what="the one")
+    assert "sort=calls" in page.run("location.hash"), "a search keeps the order"
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -157,22 +151,8 @@ def test_every_page_fits_its_window(page: Page, width: int) -> None:
         page.shows("live")
         wide = page.run("document.documentElement.scrollWidth")
         assert wide <= width, f"{where}: {wide}"
+        shown = page.text
+        assert where != "usage" or not re.search(r"\$0\.\d{6}", shown), "amounts are rounded"
+        assert not re.search(r"TTFT|TPOT|first token|a token", shown), f"{where}: these functions have no tokens"
         tall = page.run("Math.max(0, ...[...document.querySelectorAll('tbody tr')].map((row) => row.offsetHeight))")
         assert tall < 200, f"{where}: a row of {tall} px"
-
-
-def test_async_calls_secrets_budgets_and_audit_have_pages(system: System, page: Page) -> None:
-    headers = {"prefer": "respond-async"}
-    accepted: httpx.Response = system.http.post("/fn/repeat", json={"text": "later"}, headers=headers)
-    assert accepted.status_code == 202
-    go(page, "calls?kind=async", "succeeded")
-    go(page, "calls?kind=dead", "No dead letters")
-    go(page, "access", "No secrets yet.")
-    fill(page, "set-secret", name="TOKEN", value="s3cret")
-    submit(page, "set-secret")
-    page.shows("secret.set")
-    assert "s3cret" not in page.run("document.documentElement.outerHTML")
-    go(page, "usage", "No budgets are set.")
-    fill(page, "set-budget", function="repeat", usd="5")
-    submit(page, "set-budget")
-    page.shows("$5.00")
