@@ -8,7 +8,7 @@ their counts add up when they are read. Hashes expire; `series.CELLS` says when.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,14 +55,15 @@ class HistoryStore:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
 
-    async def write(self, gateway: str, cells: Mapping[Cell, CallCounts]) -> None:
-        """Writes a gateway's own counts of the cells. Errors: REDIS_ERRORS."""
+    async def write(self, gateway: str, cells: Mapping[Cell, CallCounts], *, expire: Collection[Cell]) -> None:
+        """Writes a gateway's own counts of the cells; hashes of `expire` get their expiry. Errors: REDIS_ERRORS."""
         fields = [(cell, encode(counts)) for cell, counts in cells.items()]
         for begin in range(0, len(fields), CELLS_AT_ONCE):
             async with self._client.pipeline(transaction=False) as pipe:
                 for cell, value in fields[begin : begin + CELLS_AT_ONCE]:
                     pipe.hset(cell.key, f"{cell.number}:{gateway}", value)
-                    pipe.expire(cell.key, CELLS[cell.resolution].kept_s)
+                    if cell in expire:
+                        pipe.expire(cell.key, CELLS[cell.resolution].kept_s)
                 await pipe.execute()
 
     async def read(self, functions: Sequence[str], span: HistorySpan) -> list[tuple[int, CallCounts]]:

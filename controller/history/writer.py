@@ -15,10 +15,11 @@ from collections.abc import Callable
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
+from fleetstart.runtime.contract.ids import FunctionName
 
 from ..state.redis_client import REDIS_ERRORS
 from .call_counts import CallCounts
-from .series import CELLS
+from .series import CELLS, MINUTE_MS
 from .store import ALL, Cell, HistoryStore
 
 log = logging.getLogger(__name__)
@@ -36,33 +37,45 @@ class HistoryWriter:
         self._store = HistoryStore(client)
         self._gateway = gateway
         self._clock = clock
+        self._new: dict[tuple[FunctionName, int], CallCounts] = {}
+        """Calls since the last batch, by function and minute."""
         self._cells: dict[Cell, CallCounts] = {}
         """In the order in which they were begun."""
         self._changed: set[Cell] = set()
+        self._expiring: set[Cell] = set()
+        """Cells that were written, so that their hash expires."""
         self._dropped = 0
 
     def ended(self, row: InvocationRow) -> None:
         """Counts a call, to the moment at which it ended here: a few additions, no I/O."""
-        now_unix_ms = int(self._clock() * 1000)
-        for function in (row.function, ALL):
-            for resolution, size in CELLS.items():
-                cell = Cell(function, resolution, now_unix_ms // size.cell_ms)
-                counts = self._cells.get(cell)
-                if counts is None:
-                    counts = self._begin(cell)
-                counts.add(row)
-                self._changed.add(cell)
+        minute = int(self._clock() * 1000) // MINUTE_MS
+        counts = self._new.get((row.function, minute))
+        if counts is None:
+            counts = self._new[row.function, minute] = CallCounts()
+        counts.add(row)
 
     @property
     def cells(self) -> int:
         """Number of cells in memory."""
         return len(self._cells)
 
+    def _add_new(self) -> None:
+        """Adds the new calls to their cells: minute and hour, of their function and of all."""
+        new, self._new = self._new, {}
+        for (function, minute), counts in new.items():
+            for name in (function, ALL):
+                for resolution, size in CELLS.items():
+                    cell = Cell(name, resolution, minute * MINUTE_MS // size.cell_ms)
+                    known = self._cells.get(cell)
+                    (self._begin(cell) if known is None else known).merge(counts)
+                    self._changed.add(cell)
+
     def _begin(self, cell: Cell) -> CallCounts:
         if len(self._cells) >= CELLS_MAX:
             oldest = next(iter(self._cells))
             del self._cells[oldest]
             self._changed.discard(oldest)
+            self._expiring.discard(oldest)
             self._dropped += 1
         counts = self._cells[cell] = CallCounts()
         return counts
@@ -83,10 +96,14 @@ class HistoryWriter:
 
     async def write(self) -> None:
         """Writes what has changed. Errors: REDIS_ERRORS; what was not written is written with the next batch."""
+        self._add_new()
         changed, self._changed = self._changed, set()
         if changed:
             try:
-                await self._store.write(self._gateway, {cell: self._cells[cell] for cell in changed})
+                await self._store.write(
+                    self._gateway, {cell: self._cells[cell] for cell in changed}, expire=changed - self._expiring
+                )
+                self._expiring |= changed & self._cells.keys()
             except BaseException:
                 self._changed |= changed & self._cells.keys()
                 raise
@@ -96,6 +113,7 @@ class HistoryWriter:
         now_unix_ms = int(self._clock() * 1000)
         for cell in [cell for cell in self._cells if cell.end_unix_ms <= now_unix_ms and cell not in self._changed]:
             del self._cells[cell]
+            self._expiring.discard(cell)
         if self._dropped:
             log.warning("counts of the history were dropped: too many were held", extra={"cells": self._dropped})
             self._dropped = 0

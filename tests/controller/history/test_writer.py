@@ -85,6 +85,7 @@ def test_gateways_add_up_and_a_batch_that_is_repeated_counts_once(with_client: R
         assert (g.total.calls, g.total.failed, g.total.cold) == (2, 2, 2)
         assert 400 <= (g.total.wait_p50_ms or 0) <= 460
         assert (everything.total.calls, everything.total.failed) == (6, 2)
+        assert all([await client.ttl(name) > 0 for name in await client.keys("fs:history:*")])
         month = await history(client, "f", "30d", now_s=clock.now_s)
         assert (month.total.calls, month.points[-1].calls) == (4, 4)
 
@@ -129,7 +130,7 @@ def test_a_hash_expires_and_takes_a_bounded_memory(with_client: Run) -> None:
         first = int(NOW_S * 1000) // HOUR_MS * 60
         full = CallCounts(calls=10**6, cost_nusd=10**12, total_ms=sketch, wait_ms=sketch)
         cells = {Cell("f", "minutes", number): full for number in range(first, first + 60)}
-        await HistoryStore(client).write("gw-0123456789ab", cells)
+        await HistoryStore(client).write("gw-0123456789ab", cells, expire=cells)
         [name] = await client.keys("fs:history:*")
         assert name == keys.history("minutes", "f", first * MINUTE_MS // HOUR_MS).encode()
         assert int(await client.memory_usage(name, samples=0) or 0) <= HASH_MAX_BYTES
