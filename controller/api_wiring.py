@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
+from fleetstart.runtime.contract.store_url import is_s3
+
 from .api.app import build_app
 from .api.billing import BillingApi
 from .api.endpoints import endpoints, route_rules
@@ -47,6 +49,7 @@ from .schemas.functions import BudgetInfo
 from .shell.service import ShellService
 from .state import readiness
 from .storage.factory import open_store
+from .storage.probe import LinkProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +132,17 @@ def build_management(
         calls=calls,
         history=history_writer,
         invocations=invocations,
-        parts=(rollouts, checkpoints, compactor, lag, audit, history_writer, shells, *invocations.parts),
+        parts=(
+            rollouts,
+            checkpoints,
+            compactor,
+            lag,
+            audit,
+            history_writer,
+            shells,
+            *([LinkProbe(store)] if is_s3(config.store) else []),
+            *invocations.parts,
+        ),
     )
 
 

@@ -22,15 +22,16 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
-from fleetstart.runtime.contract.store_url import parse_store
+from fleetstart.runtime.contract.store_url import is_s3, parse_store
 
-from .concurrency.threads import IoThread
+from .concurrency.threads import IoThread, in_thread
 from .config import PRELOADS, Config
 from .control.lease import NodeLease
 from .control.orders import OrderReconciler
 from .control.outbox import Outbox, retries
 from .control.redis_state import REDIS_ERRORS, NodeState
 from .control.status_publisher import StatusPublisher
+from .diagnostics.startup import measure_link, measure_machine
 from .layers.cache import LayerCache
 from .network.egress_proxy import NodeEgress, egress_limits
 from .network.ingress_proxy import NodeIngress
@@ -63,6 +64,9 @@ START_RUSH_S = 10.0
 LEASE_POLL_S = 0.05
 """How often another machine's lease under this node's name is looked at: it is renewed every second, or ends in
 three."""
+MEASURE_POLL_S = 0.25
+MEASURE_AGAIN_S = 5.0
+"""A controller writes what is measured by; until it has, there is nothing to read."""
 LAST_WRITES_S = 2.0
 """Deadline at shutdown for the last statuses, log lines and ledger rows."""
 
@@ -77,6 +81,8 @@ class Daemon:
     def __init__(self, config: Config, source: Source) -> None:
         self._config = config
         self.epoch = new_epoch(os.urandom(4).hex())
+        self._source = source
+        self._measured: dict[str, float] = {}
         self._state = NodeState(config.redis_url, config.node)
         self._cgroups: Cgroups | None = None if config.watch_only else _open_cgroups(self.epoch)
         self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync())
@@ -167,6 +173,7 @@ class Daemon:
                 self._refresh_rates(),
                 self._prefork_pool.run(),
                 self._layer_spares.run(),
+                self._measure(),
                 watch(lambda: list(self._workers.values())),
             ]
             tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
@@ -211,6 +218,7 @@ class Daemon:
             ledger=self._ledger,
             public_key=self._decryptor.public_key,
             egress=self._egress.traffic,
+            measured=self._measured,
         )
 
     def _on_server_changed(self) -> None:
@@ -245,6 +253,19 @@ class Daemon:
             await asyncio.sleep(FLUSH_S)
             for worker in self._workers.values():
                 worker.record.flush()
+
+    async def _measure(self) -> None:
+        """Measures the machine once its fork servers are warm, and its link to the store as soon as that can be."""
+        config, remote = self._config, is_s3(self._config.store)
+        while not (self._prefork_pool.is_quiet and any(server.warm for server in self._fork_servers.values())):
+            await asyncio.sleep(MEASURE_POLL_S)
+        self._measured.update(await in_thread(lambda: measure_machine(config.home, config.store), "measure"))
+        self._lease.changed()
+        while remote and not self._measured.get("store"):
+            self._measured["store"] = await in_thread(lambda: measure_link(self._source), "measure")
+            await asyncio.sleep(0.0 if self._measured["store"] else MEASURE_AGAIN_S)
+        self._lease.changed()
+        await asyncio.Event().wait()  # a loop that ends, ends the daemon
 
     async def _refresh_rates(self) -> None:
         async for _ in retries("reading rates"):

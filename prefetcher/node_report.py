@@ -34,6 +34,7 @@ def report_of(
     ledger: LedgerBuffer,
     public_key: str,
     egress: EgressTraffic,
+    measured: Mapping[str, float],
 ) -> NodeReport:
     """Builds the report: capacity, usage, segments, isolation, measured bandwidths and call latencies."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
@@ -60,6 +61,7 @@ def report_of(
         egress_refused=egress.rejected,
         weights_memory=segments.budget.memory.report(),
         bytes_per_s={**segments.bandwidths.bytes_per_s(), **layers.bandwidths.bytes_per_s()},
+        measured=dict(measured),
         fetched_bytes=segments.fetched_bytes,
         waived_ms=ledger.waived_ms,
         kept_nusd=ledger.kept_nusd,

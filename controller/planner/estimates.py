@@ -68,10 +68,13 @@ class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """Observed over predicted TTFT of the last starts, for the margins."""
 
 
-def version_prior(weight_bytes: int) -> VersionMeasures:
-    """Estimates before the first call. A token reads every weight once; 50 GB/s lies between a CPU's and a GPU's
-    memory."""
-    decode_s = max(0.002, weight_bytes / 50e9)
+MEMORY_BYTES_PER_S = 50e9
+"""Where it is not known: between a CPU's and a GPU's memory."""
+
+
+def version_prior(weight_bytes: int, memory_bytes_per_s: float = MEMORY_BYTES_PER_S) -> VersionMeasures:
+    """Estimates before the first call. A token reads every weight once."""
+    decode_s = max(0.002, weight_bytes / max(1.0, memory_bytes_per_s))
     return VersionMeasures(decode_s=MovingAverage(decode_s), prefill_s=MovingAverage(0.05 + 5 * decode_s))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
@@ -99,7 +100,7 @@ def node_state(
     store = measures.store_bytes_per_s
     disk = measures.disk_bytes_per_s
     segments = {segment.checkpoint: segment for segment in report.segments if segment.state != "failed"}
-    bytes_per_s = max(1.0, store.value if store.count else report.bytes_per_s.get("store", store.value))
+    bytes_per_s = max(1.0, store.value if store.count else _told(report, "store") or store.value)
     return NodeState(
         node=report.node,
         epoch=report.epoch,
@@ -111,7 +112,7 @@ def node_state(
             at_s=now_s,
             fetches=_fetches(alive, segments, bytes_per_s, now_s, now_unix_ns),
         ),
-        disk_bytes_per_s=max(1.0, disk.value if disk.count else report.bytes_per_s.get("disk", disk.value)),
+        disk_bytes_per_s=max(1.0, disk.value if disk.count else _told(report, "disk") or disk.value),
         device_bytes_per_s=measures.device_bytes_per_s.value,
         start_s=measures.start_s.value + measures.device_s.value,
         held=_held(report, alive, segments, layouts),
@@ -122,6 +123,11 @@ def node_state(
         pools=frozenset(report.pools),
         gpus=report.gpus,
     )
+
+
+def _told(report: NodeReport, source: Literal["store", "disk"]) -> float:
+    """The rate of the node's own fetches, or else what it measured when it came up; 0 if it tells neither."""
+    return report.bytes_per_s.get(source) or report.measured.get(source) or 0.0
 
 
 def with_stage(

@@ -22,7 +22,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..planner import Plan
-from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior, version_prior
+from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior
 from ..state.full_resync import read_measures
 from ..state.records import StartOutcome, VersionKey
 from ..state.redis_client import REDIS_ERRORS, Script
@@ -40,6 +40,7 @@ from .calibration import (
     stage_of,
 )
 from .leader import PLAN_KEPT_S
+from .start_orders import prior_of
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ class Calibrator:
         """A version's current estimates; None if this controller does not know the version."""
         known, record = self._view.version_measures.get(key), self._view.versions.get(key)
         if known is None and record is not None:
-            return version_prior(record.segment_bytes)
+            return prior_of(self._view, record)
         return known
 
     def _decoded(self, decoder: RecordDecoder[Record], kind: str, name: str, raw: Any) -> Record | None:

@@ -54,7 +54,16 @@ NEW_IDS = IdSource(worker=new_worker_id, pipeline=new_pipeline_id, secret=lambda
 
 
 def measures_of(view: View, key: VersionKey, record: VersionRecord) -> VersionMeasures:
-    return view.version_measures.get(key) or version_prior(record.segment_bytes)
+    return view.version_measures.get(key) or prior_of(view, record)
+
+
+def prior_of(view: View, record: VersionRecord) -> VersionMeasures:
+    """A version's estimates before its first start, from the memory that nodes have measured; that of a GPU is not."""
+    reports = [seen.report for seen in view.nodes.values()]
+    measured = [rate for report in reports if (rate := report.measured.get("memory"))]
+    if not measured or any(report.gpus for report in reports):
+        return version_prior(record.segment_bytes)
+    return version_prior(record.segment_bytes, sorted(measured)[len(measured) // 2])
 
 
 def request_of(

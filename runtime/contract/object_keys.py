@@ -9,6 +9,7 @@
 | audit/{name} | a segment of the audit log | the scheduler |
 | invocations/{id}/{object} | the request of a stored invocation, and its answers | gateways |
 | idempotency/{digest}/{owner} | a large answer of an idempotent call | gateways |
+| probe/link | bytes by which nodes measure their links | controllers |
 | relay/{pipeline}/{link}/{number} | activations between stages that cannot connect | nodes |
 
 Callers of the API may name the first three and no others.
@@ -20,6 +21,7 @@ import re
 from typing import NamedTuple
 
 from .ids import BundleId, CheckpointId, LayerId
+from .sizes import MIB
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -28,6 +30,9 @@ BUNDLES = "bundles/"
 CHECKPOINTS = "checkpoints/"
 LAYERS = "layers/"
 RELAY = "relay/"
+LINK_PROBE = "probe/link"
+LINK_PROBE_BYTES = 8 * MIB
+"""What a node reads when it comes up: a third of a second at 200 Mbit/s."""
 
 
 class CheckpointKey(NamedTuple):

@@ -72,6 +72,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     weights_memory: MemoryReport = MemoryReport()
     bytes_per_s: dict[str, float] = {}
     """Measured bandwidth of each source of weights: "store", "disk"; and of "layers", with the time to write them."""
+    measured: dict[str, float] = {}
+    """Bytes a second of "store", "disk" and "memory", as the node measured them when it came up."""
     fetched_bytes: dict[str, int] = {}
     """Bytes fetched from each source since the daemon started."""
     waived_ms: dict[str, int] = {}

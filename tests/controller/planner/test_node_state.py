@@ -94,6 +94,16 @@ def test_what_was_measured_wins_over_what_was_told_last() -> None:
     assert state.link.bytes_per_s == 7 * MB
 
 
+def test_what_a_node_measured_when_it_came_up_is_believed_until_it_has_fetched() -> None:
+    measured = {"store": 25.0 * MB, "disk": 300.0 * MB}
+    fresh = state_of([], {}, known=report(bytes_per_s={}, measured=measured))
+    assert (fresh.link.bytes_per_s, fresh.disk_bytes_per_s) == (25 * MB, 300 * MB)
+    state = state_of([], {}, known=report(measured=measured))
+    assert (state.link.bytes_per_s, state.disk_bytes_per_s) == (100 * MB, 1000 * MB)
+    nothing = state_of([], {}, known=report(bytes_per_s={}, measured={"store": 0.0}))
+    assert nothing.link.bytes_per_s == NodeMeasures().store_bytes_per_s.value
+
+
 def test_an_order_that_is_not_answered_takes_memory_and_fetches_all() -> None:
     state = state_of([order()], {})
     assert state.free_bytes == 500 * MB
