@@ -32,7 +32,7 @@ from ..http.invoke_url import PREFIX
 from ..http.request_context import traceparent
 from ..http.scope import API_KEY_NAME, CALL_ORIGIN, CALLER_IDENTITY, CallerIdentity, CallOrigin
 from ..state.view import View
-from .rules import caller_of, check_chain, check_declared, repeat_key, time_left_s
+from .rules import caller_of, check_chain, check_declared, check_request, repeat_key, time_left_s
 from .worker_links import Socket, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -102,11 +102,12 @@ class FunctionCalls:
         await answer.close()
 
     def _scope(self, grant: Grant, request: CallRequest, body: bytes, call_id: InvocationId) -> Scope:
-        """The request as a client's would be. Errors: CallNotDeclared, CallLoop, NotFound, RateLimited,
+        """The request as a client's would be. Errors: InvalidInput, CallNotDeclared, CallLoop, NotFound, RateLimited,
         DeadlineExceeded."""
         call, spec = grant.record.call, grant.record.backend.spec
         name = grant.record.backend.key.name
         callee = FunctionName(request.function)
+        check_request(request)
         check_declared(spec, callee)
         chain = (*call.chain, name)
         check_chain(chain, callee)
@@ -131,8 +132,8 @@ class FunctionCalls:
             "method": request.method,
             "scheme": "http",
             "path": unquote(raw_path),
-            "raw_path": raw_path.encode("utf-8"),
-            "query_string": query.encode("utf-8"),
+            "raw_path": raw_path.encode("ascii"),
+            "query_string": query.encode("ascii"),
             "root_path": "",
             "headers": headers,
             "client": None,
@@ -198,9 +199,9 @@ def _headers(request: CallRequest, grant: Grant) -> RawHeaders:
         if key == "traceparent":
             own = value if context.trace_id and value[3:35] == context.trace_id else ""
         elif key not in _OURS and key not in HOP_BY_HOP:
-            headers.append((key.encode("latin-1", "replace"), value.encode("latin-1", "replace")))
+            headers.append((key.encode("latin-1"), value.encode("latin-1")))
     if context.trace_id:
-        headers.append((b"traceparent", own.encode("latin-1", "replace") or traceparent(context)))
+        headers.append((b"traceparent", own.encode("latin-1") or traceparent(context)))
         if context.state:
             headers.append((b"tracestate", context.state.encode()))
     return headers

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 
-from fleetstart.runtime.contract.errors import CallLoop, CallNotDeclared, DeadlineExceeded
+from fleetstart.runtime.contract.errors import CallLoop, CallNotDeclared, DeadlineExceeded, InvalidInput
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function_calls import DEPTH_MAX, CallRequest
 from fleetstart.runtime.contract.ids import FunctionName
 
 from ..auth.authorize import Caller
 from ..state.access_records import DEFAULT, KeyRecord
+
+_PATH = re.compile(r"/[!-~]*")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
+_VALUE = re.compile(r"[\t -~\x80-\xff]*")
 
 
 def caller_of(spec: FunctionSpec, project_of: Callable[[str], str | None]) -> Caller:
@@ -51,6 +56,18 @@ def check_chain(chain: Sequence[str], callee: str) -> None:
             f"function {callee} would be called {len(chain)} functions deep, {DEPTH_MAX} at most: {path}",
             hint="let one function call the others one after the other",
         )
+
+
+def check_request(request: CallRequest) -> None:
+    """Checks what a worker wrote into a request line and headers, as a server's parser does for a client.
+
+    A path that does not begin with a slash would be a part of the function's name. Errors: InvalidInput.
+    """
+    if not _PATH.fullmatch(request.path) or not _TOKEN.fullmatch(request.method):
+        raise InvalidInput(f"{request.method[:20]!r} {request.path[:80]!r} is no method and path of a call")
+    for name, value in request.headers:
+        if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise InvalidInput(f"header {name[:80]!r} of a call is no name and value that HTTP has")
 
 
 def time_left_s(callee: str, caller_ends_ns: int, asked_s: float | None, now_ns: int) -> float:

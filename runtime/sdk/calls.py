@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -35,6 +36,8 @@ Value = TypeVar("Value")
 TOO_BIG = 1009
 """Close code for a message above the gateway's limit (RFC 6455)."""
 _END: Any = object()
+_URL = "/?#[]@!$&'()*+,;=:%-._~"
+"""What stays as it is in a path with its query; the caller escapes these where they mean themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +314,7 @@ def _request(
 ) -> CallRequest:
     callee, version = split_callee(function)
     path = options.path if options.path.startswith("/") or not options.path else f"/{options.path}"
+    path = quote(path, safe=_URL)
     headers = [(name.lower(), value) for name, value in options.headers.items()]
     if content_type and not any(name == "content-type" for name, _ in headers):
         headers.append(("content-type", content_type))

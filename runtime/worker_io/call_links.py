@@ -11,11 +11,13 @@ import contextlib
 from collections import defaultdict, deque
 
 from ..contract.errors import Unavailable
-from ..contract.function_calls import COMPLETE
+from ..contract.function_calls import BROKEN, COMPLETE
 from .asgi import Message, Receive, Send
 
 LINK_S = 10.0
 """Longest wait for a link: a gateway that lives opens one within milliseconds."""
+CLOSE_S = 1.0
+"""Longest wait for the close that follows a failed send."""
 
 
 class LinkClosed(Exception):
@@ -44,12 +46,23 @@ class Link:
         return self._taken
 
     async def send(self, data: str | bytes) -> None:
-        """Errors: LinkClosed, also where the gateway closes a moment later."""
+        """Errors: LinkClosed."""
         message = {"type": "websocket.send", **({"text": data} if isinstance(data, str) else {"bytes": data})}
         try:
             await self._send(message)
         except Exception as error:  # uvicorn has an exception of its own for each protocol
-            raise LinkClosed(COMPLETE) from error
+            raise await self._close_of() from error
+
+    async def _close_of(self) -> LinkClosed:
+        """The close that made a send fail, with its code."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while True:  # what came before it is of no use any more
+                    try:
+                        await self.receive()
+                    except LinkClosed as closed:
+                        return closed
+        return LinkClosed(BROKEN)
 
     async def receive(self) -> str | bytes:
         """Errors: LinkClosed."""

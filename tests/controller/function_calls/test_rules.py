@@ -13,11 +13,19 @@ from fleetstart.controller.function_calls.rules import (
     caller_of,
     check_chain,
     check_declared,
+    check_request,
     missing_callees,
     repeat_key,
     time_left_s,
 )
-from fleetstart.runtime.contract.errors import CallLoop, CallNotDeclared, DeadlineExceeded, Forbidden, NotFound
+from fleetstart.runtime.contract.errors import (
+    CallLoop,
+    CallNotDeclared,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+)
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function_calls import DEPTH_MAX, CallRequest
 from fleetstart.runtime.contract.ids import BundleId, FunctionName
@@ -104,6 +112,30 @@ def test_the_same_call_of_a_repeated_caller_has_the_same_key_and_every_other_its
     ]
     assert len({key, *others}) == 6
     assert len(key) <= 255
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/embeddings?x=1&y=%20", "/a/../b"])
+def test_a_path_below_the_callee_is_taken(path: str) -> None:
+    check_request(request(path=path, headers=[("x-own", "any text, \xe4 too")]))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"path": "-private"},  # would make the name another function's
+        {"path": ""},
+        {"path": "/a b"},
+        {"path": "/a\r\nhost: x"},
+        {"path": "/ä"},
+        {"method": "GET /"},
+        {"headers": [("x-own\n", "")]},
+        {"headers": [("x-own", "a\r\nfs-key: b")]},
+        {"headers": [("x-own", "→")]},
+    ],
+)
+def test_a_request_that_http_does_not_have_is_rejected(broken: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="of a call"):
+        check_request(request(**broken))
 
 
 def test_a_deploy_is_warned_of_callees_that_are_not_there() -> None:

@@ -59,6 +59,13 @@ def ask(text: str, how: str = "value"):
         return call("private", text=text)
     if how == "many":
         return [call("count", text=text), call("count", text=text), call("count", text="x")]
+    if how == "large":
+        try:
+            return call("count", text="x" * int(text))
+        except FleetError as error:
+            return error.code
+    if how == "path":
+        return call.with_options(path="/a b?c=ä", method="POST")("count", text=text)
     if how == "dead":
         try:
             call("count", text="die")
@@ -88,9 +95,12 @@ def round_b() -> str:
 """
 
 
+MAX_BODY = 1 << 20
+
+
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    with running(env={"FS_PROFILES": "python"}) as system:
+    with running(env={"FS_PROFILES": "python", "FS_MAX_BODY": str(MAX_BODY)}) as system:
         path = system.source(HANDLERS, folder="callers")
         system.deployed = system.fs("deploy", str(path), "--no-probe")  # type: ignore[attr-defined]
         yield system
@@ -250,3 +260,28 @@ def test_a_client_cannot_pose_as_a_gateway_or_a_grant(system: System) -> None:
     upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
                "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
     assert system.http.get("/fn/ask", headers={**forged, **upgrade}).status_code == 400
+
+
+def test_an_input_above_the_gateways_limit_is_too_large(system: System) -> None:
+    for size in (MAX_BODY + 1000, 4 * MAX_BODY):  # refused by admission, and by the link itself
+        assert ask(system, "large", str(size)).json() == "too_large"
+    assert ask(system, "large", str(MAX_BODY // 2)).json() == MAX_BODY // 2
+    assert ask(system, "path").json() == 4
+
+
+def test_a_callee_is_charged_to_the_key_of_the_callers_client(system: System) -> None:
+    """The last test: from now on, the system wants keys."""
+
+    def made(*arguments: str) -> str:
+        found = re.search(r"fs_\w+", system.fs("key", "create", *arguments).out)
+        assert found is not None
+        return found[0]
+
+    system.env["FS_KEY"] = made("admin", "--scope", "admin")
+    key = {"authorization": f"Bearer {made('shop', '--scope', 'invoke', '--function', 'ask')}"}
+    answer = ask(system, "value", headers=key)
+    assert answer.json()[0] == 4
+    [row] = wait_until(lambda: rows(system, answer.json()[1]), 10, what="the callee's row")
+    assert (row.function, row.key) == ("count", "shop")
+    itself = system.http.post("/fn/count", json={"text": "x"}, headers=key)
+    assert itself.status_code == 404  # the key is for `ask` alone: only the function may call further
