@@ -25,7 +25,6 @@ from .async_invocations.submit import AsyncSubmitter
 from .async_invocations.webhooks.delivery import WebhookDelivery
 from .async_invocations.webhooks.http_client import WebhookClient
 from .async_invocations.webhooks.secrets import WebhookSecrets
-from .auth.lookups import project_of
 from .background import BackgroundTask
 from .config import Config
 from .gateway.app import Gateway
@@ -73,7 +72,6 @@ def build_async_invocations(
         WebhookClient(config.webhook_allow),
         webhook_secrets,
         presenter.with_result,
-        lambda function: project_of(view, function),
     )
     runner = InvocationRunner(
         gateway_id, client, view, invocations, payloads, webhook_delivery, gateway, trace=history.trace

@@ -16,13 +16,13 @@ from fleetstart.runtime.contract.billing.prices import PriceSheet, check_next, r
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName
 
-from ..auth.request_context import caller_of
+from ..auth.request_context import caller_of, query_function
 from ..billing.archive_format import LedgerEntry
 from ..billing.budget_watch import BudgetWatch
 from ..billing.budgets import BudgetState, budget_of, period_at
 from ..billing.ledger_reader import LedgerReader
 from ..billing.usage import InvoiceSums, UsageSums, month_span, parse_by
-from ..http.json_api import json_body, json_response, now_unix_ms, query_function, query_int
+from ..http.json_api import json_body, json_response, now_unix_ms, query_int
 from ..schemas.functions import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
 from ..state.view import View
 
@@ -127,7 +127,7 @@ class BillingApi:
     async def set_budget(self, request: Request) -> Response:
         name = FunctionName(request.path_params["function"])
         if self._view.synced and name not in self._view.functions:
-            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+            raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
         budget = budget_of(name, await json_body(request, BudgetTerms))
         await self._client.hset(keys.BUDGETS, name, msgspec.json.encode(budget))
         await self._watch.read()
@@ -140,7 +140,7 @@ class BillingApi:
         await self._watch.read()
         known = {state.budget.function: state for state in self._watch.states}
         if name not in known:
-            raise NotFound(f"function {name[:80]} has no budget", hint="`fs budget ls` lists those that have one")
+            raise NotFound(f"function {name[:127]} has no budget", hint="`fs budget ls` lists those that have one")
         await self._client.hdel(keys.BUDGETS, name)
         await self._watch.read()
         return json_response(known[name].info())

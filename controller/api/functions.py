@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -21,8 +20,7 @@ from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..async_invocations.cron_schedules import check_schedule
-from ..auth.deploy_policy import apply_deploy_policy, check_kv_memory
-from ..auth.lookups import project_of
+from ..auth.deploy_policy import apply_deploy_policy, check_kv_memory, named_spec
 from ..auth.request_context import caller_of, set_audit_object
 from ..function_calls.rules import missing_callees
 from ..http.json_api import json_body, json_response, now_unix_ms, query_flag, query_int
@@ -95,14 +93,16 @@ class FunctionsApi:
         nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
         why, _ = unmet_constraint(constraints_of(spec), nodes)
         unmet = f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
-        missing = missing_callees(spec, partial(project_of, self._view))
+        missing = missing_callees(spec, self._view.functions)
         return "; ".join(text for text in (unmet, missing) if text)
 
     async def forecast(self, request: Request) -> Response:
         proposal = await json_body(request, Proposal, limit_bytes=2 * SPEC_MAX_BYTES, error=InvalidSpec)
         self._known()
         view = self._view
-        check_kv_memory(view, proposal.spec)
+        spec = named_spec(view, caller_of(request), proposal.spec)
+        check_kv_memory(view, spec)
+        proposal = msgspec.structs.replace(proposal, spec=spec)
         return json_response(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
 
     async def functions(self, request: Request) -> Response:
@@ -118,30 +118,33 @@ class FunctionsApi:
         record = self._known().get(name)
         readable = record is not None and VersionKey(record.name, record.live) in self._view.versions
         info = self.info(record) if record is not None and readable else None
-        await self._registry.delete(name)
+        await self._registry.delete(name, now_unix_ms())
         return json_response(info)
 
     async def logs(self, request: Request) -> Response:
         name = FunctionName(request.path_params["name"])
-        self._record(name)
+        first = self._record(name).first
         tail = query_int(request, "tail", 100, TAIL_MAX)
         follow = query_flag(request, "follow")
-        lines = self._log_lines(keys.logs(name), tail, follow=follow)
+        lines = self._log_lines(keys.logs(name), tail, first, follow=follow)
         return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
 
-    async def _log_lines(self, key: str, tail: int, *, follow: bool) -> AsyncIterator[bytes]:
-        """JSON lines as the node wrote them: the newest `tail`, then with `follow` the new ones until disconnect."""
+    async def _log_lines(self, key: str, tail: int, first: Version, *, follow: bool) -> AsyncIterator[bytes]:
+        """JSON lines as the node wrote them: the newest `tail`, then with `follow` the new ones until disconnect.
+
+        Versions below `first` were of an earlier function of the name, whose workers may still drain.
+        """
         page: LogEntries = []
         if tail > 0:
             page = await cast(Awaitable[Any], self._client.xrevrange(key, "+", "-", tail))
         last = page[0][0] if page else await self._last_log_id(key)
-        yield b"".join(fields[b"line"] + b"\n" for _, fields in reversed(page))
+        yield _joined(reversed(page), first)
         while follow and not self._stopping.is_set():
             answer = await cast(Awaitable[Any], self._client.xread({key: last}, count=500, block=FOLLOW_BLOCK_MS))
             for _, entries in answer.items() if isinstance(answer, dict) else answer or ():
                 batch: LogEntries = entries[0] if entries and isinstance(entries[0], list) else entries
                 last = batch[-1][0]
-                yield b"".join(fields[b"line"] + b"\n" for _, fields in batch)
+                yield _joined(batch, first)
 
     async def _last_log_id(self, key: str) -> bytes:
         newest: LogEntries = await cast(Awaitable[Any], self._client.xrevrange(key, "+", "-", 1))
@@ -168,7 +171,7 @@ class FunctionsApi:
     def _record(self, name: str) -> FunctionRecord:
         record = self._known().get(FunctionName(name))
         if record is None:
-            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+            raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
         return record
 
     def infos(self, sees: Callable[[FunctionName], bool]) -> list[FunctionInfo]:
@@ -208,6 +211,20 @@ class FunctionsApi:
 
     def _url(self, name: FunctionName) -> str:
         return f"{self._at}/fn/{name}"
+
+
+class _LineOrigin(msgspec.Struct):
+    """The version in a log line."""
+
+    version: Version
+
+
+_ORIGIN = msgspec.json.Decoder(_LineOrigin)
+
+
+def _joined(entries: Iterable[tuple[bytes, dict[bytes, bytes]]], first: Version) -> bytes:
+    lines = (fields[b"line"] for _, fields in entries)
+    return b"".join(line + b"\n" for line in lines if _ORIGIN.decode(line).version >= first)
 
 
 def prediction_of(view: View, key: VersionKey) -> Prediction | None:

@@ -26,7 +26,7 @@ from ..async_invocations.store.payloads import PayloadStore
 from ..async_invocations.submit import AsyncSubmitter
 from ..async_invocations.webhooks.secrets import WebhookSecrets
 from ..auth.authorize import project_not_found
-from ..auth.request_context import caller_of, set_audit_object
+from ..auth.request_context import caller_of, query_function, set_audit_object
 from ..http.asgi import Message
 from ..http.json_api import json_body, json_response, now_unix_ms
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
@@ -67,7 +67,7 @@ class InvocationsApi:
 
     async def kept(self, request: Request) -> Response:
         query = request.query_params
-        function, status = query.get("function", ""), query.get("status", "")
+        function, status = query_function(request) or "", query.get("status", "")
         if status and status not in (*ENDED, "queued", "running"):
             raise InvalidInput(
                 f"status {status[:40]!r} is none", hint="queued, running, succeeded, failed, cancelled and expired are"

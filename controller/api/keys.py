@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,12 +12,13 @@ from starlette.responses import Response
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+from fleetstart.runtime.contract.function.names import full_name, is_function_name, project_of
 
 from ..auth.api_key import NewKeyText, new_key_text
 from ..auth.request_context import caller_of, set_audit_object
 from ..http.json_api import json_body, json_response, now_unix_ms
 from ..schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
-from ..state.access_records import FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
+from ..state.access_records import DEFAULT, FUNCTIONS_MAX, LOCAL, Credential, KeyRecord, check_name
 from ..state.access_table import AccessTable
 from ..state.cas_hash import CasHash
 from ..state.sync import StateSync
@@ -55,7 +57,13 @@ class KeysApi:
             return record
 
         await self._hash.change(new.name, first_of_its_name)
-        return json_response(KeyCreated(key=made.text, info=info(record, now), first=not table.locked), status=201)
+        created = KeyCreated(
+            key=made.text,
+            info=info(record, now),
+            first=not table.locked,
+            warning=_warning(record.functions, self._state.view.functions),
+        )
+        return json_response(created, status=201)
 
     async def rotate(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -124,8 +132,7 @@ def _record(new: NewKey, made: NewKeyText, table: AccessTable, now: int, by: str
         raise InvalidInput(
             f"a key is for {FUNCTIONS_MAX} functions at most, got {len(new.functions)}", hint="--project"
         )
-    for function in new.functions:
-        check_name("function", function)
+    functions = sorted({_function(function, new.project) for function in new.functions})
     if new.project and not table.has_project(new.project):
         near = get_close_matches(new.project[:80], table.projects, n=1)
         hint = f"did you mean {near[0]}?" if near else f"make it first: fs project create {new.project[:63]}"
@@ -136,7 +143,7 @@ def _record(new: NewKey, made: NewKeyText, table: AccessTable, now: int, by: str
     record = KeyRecord(
         name=new.name,
         rights=list(dict.fromkeys(new.rights)),
-        functions=sorted(set(new.functions)),
+        functions=functions,
         project=new.project,
         credentials=[Credential(id=made.id, sha256=made.sha256, created_unix_ms=now, expires_unix_ms=expires_unix_ms)],
         created_unix_ms=now,
@@ -149,6 +156,32 @@ def _record(new: NewKey, made: NewKeyText, table: AccessTable, now: int, by: str
             hint="fs key create admin --scope admin",
         )
     return record
+
+
+def _function(name: str, project: str) -> str:
+    """The full name of a function that a key names. Errors: InvalidInput."""
+    if not is_function_name(name):
+        raise InvalidInput(
+            f"function name {name[:200]!r} is not allowed", hint="write NAME, or PROJECT.NAME for one of a project"
+        )
+    full = full_name(name, project or DEFAULT)
+    if project and project_of(full) != project:
+        raise InvalidInput(
+            f"the key is for project {project}, and {full} is in {project_of(full)}",
+            hint="name the function without its project, or leave out the project",
+        )
+    return full
+
+
+def _warning(functions: Sequence[str], known: Collection[str]) -> str:
+    """Names the functions that do not exist, and what else they may be called."""
+    missing = [name for name in functions if name not in known]
+    if not missing:
+        return ""
+    near = [one for name in missing for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
+    near += [one for name in missing for one in get_close_matches(name, known, n=1) if one not in near]
+    hint = f"; did you mean {' or '.join(near[:5])}?" if near else "; the key works for it from then on"
+    return f"not deployed yet: {', '.join(missing)}{hint}"
 
 
 def _rotated(record: KeyRecord, made: NewKeyText, terms: Rotation, now: int) -> KeyRecord:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,11 +32,9 @@ class ProjectsApi:
 
     async def projects(self, request: Request) -> Response:
         caller = caller_of(request)
-        shown = [project_info(self._view, name) for name in sorted({DEFAULT, *self._view.access.projects})]
-        if not caller.limited:
-            return json_response(shown)
+        names = sorted({DEFAULT, *self._view.access.projects})
         return json_response(
-            [one for one in shown if one.name == caller.project or any(map(caller.sees, one.functions))]
+            [project_info(self._view, name, caller.sees) for name in names if caller.sees_project(name)]
         )
 
     async def set(self, request: Request) -> Response:
@@ -63,7 +63,7 @@ class ProjectsApi:
         if name not in table.projects:
             raise project_not_found(name, table.projects)
         info = project_info(self._view, name)
-        keys_of = [key.name for key in table.keys.values() if key.project == name and not key.revoked_unix_ms]
+        keys_of = [key.name for key in table.keys.values() if name in key.projects and not key.revoked_unix_ms]
         for what, names, advice in (
             ("functions", info.functions, "fs rm"),
             ("secrets", info.secrets, "fs secret rm"),
@@ -79,9 +79,10 @@ class ProjectsApi:
         return json_response(info)
 
 
-def project_info(view: View, name: str) -> ProjectInfo:
+def project_info(view: View, name: str, sees: Callable[[str], bool] = lambda function: True) -> ProjectInfo:
+    """A project with those of its functions that the caller sees, and their sums."""
     record = view.access.projects.get(name)
-    claims = demands_of(view, name)
+    claims = [claim for claim in demands_of(view, name) if sees(claim.function)]
     return ProjectInfo(
         name=name,
         quotas=record.quotas if record is not None else Quotas(),

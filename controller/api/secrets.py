@@ -42,7 +42,7 @@ class SecretsApi:
     async def secrets(self, request: Request) -> Response:
         caller = caller_of(request)
         records = sorted(self._view.access.secrets.values(), key=lambda record: (record.project, record.name))
-        return json_response([self._info(record) for record in records if _may_see(caller, record.project)])
+        return json_response([self._info(record, caller) for record in records if caller.sees_project(record.project)])
 
     async def set(self, request: Request) -> Response:
         project, name = self._place(request)
@@ -72,7 +72,7 @@ class SecretsApi:
 
         record = await self._hash.change(secret_field(project, name), changed)
         assert record is not None
-        return json_response(self._info(record))
+        return json_response(self._info(record, caller_of(request)))
 
     async def remove(self, request: Request) -> Response:
         project, name = self._place(request)
@@ -81,7 +81,7 @@ class SecretsApi:
             near = get_close_matches(name[:80], self._view.access.secret_names(project), n=1)
             hint = f"did you mean {near[0]}?" if near else "`fs secret ls` lists what there is"
             raise NotFound(f"project {project[:80]} has no secret {name[:80]}", hint=hint)
-        info = self._info(record)
+        info = self._info(record, caller_of(request))
         if info.used_by and request.query_params.get("force", "0") in ("", "0", "false"):
             raise InvalidInput(
                 f"secret {name} is used by {', '.join(info.used_by)}, whose workers would not start without it",
@@ -117,8 +117,8 @@ class SecretsApi:
                 f"key {caller.name} is for functions {', '.join(caller.key.functions)}; a secret is of a whole project",
                 hint="use a key that was made without --function",
             )
-        if not _may_see(caller, project) or not self._view.access.has_project(project):
-            raise project_not_found(project, [one for one in self._view.access.projects if _may_see(caller, one)])
+        if not caller.sees_project(project) or not self._view.access.has_project(project):
+            raise project_not_found(project, [one for one in self._view.access.projects if caller.sees_project(one)])
         return project, name
 
     def _check_total(self, project: str, name: str, size_bytes: int) -> None:
@@ -132,8 +132,11 @@ class SecretsApi:
                     f"with it, the secrets of {function} have {total_bytes} bytes, {SECRETS_MAX_BYTES} at most"
                 )
 
-    def _info(self, record: SecretRecord) -> SecretInfo:
-        used_by = functions_using_secret(self._view, record.project, record.name)
+    def _info(self, record: SecretRecord, caller: Caller) -> SecretInfo:
+        """The record without its value, and those of its functions that the caller sees."""
+        used_by = [
+            name for name in functions_using_secret(self._view, record.project, record.name) if caller.sees(name)
+        ]
         running = [one for one in self._view.statuses.values() if one.function in used_by and one.state not in FINAL]
         return SecretInfo(
             name=record.name,
@@ -146,10 +149,6 @@ class SecretsApi:
             used_by=[str(name) for name in used_by],
             running=len(running),
         )
-
-
-def _may_see(caller: Caller, project: str) -> bool:
-    return caller.project in ("", project)
 
 
 def _checked(name: str, value: str) -> str:

@@ -26,6 +26,8 @@ from .functions import FunctionsApi
 TRIAL_S = 5.0
 """Longest trial of Redis and of the store."""
 UNREADABLE_SHOWN = 100
+UNTOLD = "unavailable"
+"""State of Redis for limited keys: its errors name hosts and users."""
 AUDIT_ROWS = 1_000
 AUDIT_ROWS_MAX = 10_000
 
@@ -77,7 +79,9 @@ class SystemApi:
         view, caller = self._view, caller_of(request)
         now_ns = time.monotonic_ns()
         redis_state, store_problem = view.redis, ""
-        if query_flag(request, "probe") and not caller.limited:
+        if caller.limited:
+            redis_state = "ok" if view.redis == "ok" else UNTOLD
+        elif query_flag(request, "probe"):
             redis_state, store_problem = await self._try_backends()
         return json_response(
             SystemStatus(
@@ -86,7 +90,7 @@ class SystemApi:
                 gateway=self._gateway,
                 leader=view.leader,
                 redis=redis_state,
-                store=self._store_url,
+                store=self._store_url if not caller.limited else "",
                 store_problem=store_problem,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 draining=sorted(view.draining) if not caller.limited else [],

@@ -22,10 +22,10 @@ from fleetstart.runtime.contract.errors import NotFound, StartFailed
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 
-from ..auth.request_context import caller_of
+from ..auth.request_context import caller_of, query_function
 from ..billing.archive_format import LedgerEntry
 from ..billing.ledger_reader import LedgerReader
-from ..http.json_api import json_response, query_flag, query_function, query_int
+from ..http.json_api import json_response, query_flag, query_int
 from ..planner import Plan
 from ..planner.accuracy_report import ObservedStart, explain
 from ..planner.latency_model import cost_gib_s

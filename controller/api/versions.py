@@ -102,7 +102,7 @@ class VersionsApi:
         name = request.path_params["name"]
         record = self._view.functions.get(FunctionName(name))
         if record is None:
-            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+            raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
         return record
 
     def _error(self, record: FunctionRecord, version: Version) -> str:

@@ -1,19 +1,22 @@
 """Authentication and authorization decisions. Pure: the access table, a key, a demand and the time in, an error out.
 
 An error names the missing right. A key that may not see a function gets the same answer as if there were none: 404, not
-403.
+403. What a key may see follows from full names alone (`contract.function.names`): a limited key reaches the functions
+of its project, or those that it names, whether they exist or not.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from fleetstart.runtime.contract.errors import Forbidden, NotFound, Unauthorized
+from fleetstart.runtime.contract.function.names import FULL_NAME_MAX, full_name
+from fleetstart.runtime.contract.ids import FunctionName
 
-from ..state.access_records import LOCAL, KeyRecord, Right
+from ..state.access_records import DEFAULT, LOCAL, KeyRecord, Right
 from ..state.access_table import AccessTable
 from .api_key import PREFIX, MalformedKey, ParsedKey, parse_key
 
@@ -25,8 +28,6 @@ KEY_HINT = (
     "send `Authorization: Bearer fs_...`, or set FS_KEY for `fs`; `fs up` writes a key to FS_HOME/key "
     "(~/.fleetstart/key), and `fs key recover` creates another if it is lost"
 )
-ProjectLookup = Callable[[str], str | None]
-"""Function name → its project; None for an unknown function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,6 @@ class Caller:
     name: str
     key: KeyRecord | None
     """None: a local caller, with all rights."""
-    project_of: ProjectLookup
 
     @property
     def limited(self) -> bool:
@@ -47,22 +47,38 @@ class Caller:
         """The project that the key is limited to; empty if it is not."""
         return self.key.project if self.key is not None else ""
 
-    def sees(self, function: str) -> bool:
-        """Whether the key may see the function. A limited key sees no unknown function."""
-        key = self.key
-        if key is None or not key.limited:
-            return True
-        if key.functions and function not in key.functions:
-            return False
-        project = self.project_of(function)
-        return project is not None and key.project in ("", project)
+    @property
+    def home(self) -> str:
+        """The project of names that are written without one: the key's, if it is limited to exactly one."""
+        projects = self.key.projects if self.key is not None else frozenset()
+        return next(iter(projects)) if len(projects) == 1 else DEFAULT
 
-    def require(self, function: str, known: Iterable[str] = ()) -> None:
+    def full_name(self, name: str) -> FunctionName:
+        """The full name of a function as the caller means it."""
+        return full_name(name, self.home)
+
+    def sees(self, function: str) -> bool:
+        """Whether the key may see a function of this full name."""
+        return not self.limited or (self.key is not None and bool(function) and self.key.covers(function))
+
+    def sees_project(self, project: str) -> bool:
+        """Whether the key may see something of the project."""
+        return not self.limited or (self.key is not None and project in self.key.projects)
+
+    def require(self, function: str, known: Iterable[str]) -> None:
         """Demands that the key may see the function. Errors: NotFound, as for a function that does not exist."""
         if not self.sees(function):
-            near = get_close_matches(function[:63], [name for name in known if self.sees(name)], n=1)
-            hint = f"did you mean {near[0]}?" if near else "`fs ls` lists what there is"
-            raise NotFound(f"function {function[:80]} does not exist", hint=hint)
+            raise self._no_such_function(function, known)
+
+    def require_existing(self, function: str, known: Collection[str]) -> None:
+        """Demands that the function exists and that the key may see it. Errors: NotFound, the same for both."""
+        if function not in known or not self.sees(function):
+            raise self._no_such_function(function, known)
+
+    def _no_such_function(self, function: str, known: Iterable[str]) -> NotFound:
+        near = get_close_matches(function[:FULL_NAME_MAX], [name for name in known if self.sees(name)], n=1)
+        hint = f"did you mean {near[0]}?" if near else "`fs ls` lists what there is"
+        return NotFound(f"function {function[:FULL_NAME_MAX]} does not exist", hint=hint)
 
     def require_right(self, right: Right, what: str) -> None:
         """Demands a right of the key. Errors: Forbidden."""
@@ -88,8 +104,8 @@ def project_not_found(project: str, known: Iterable[str]) -> NotFound:
     return NotFound(f"project {project[:80]} does not exist", hint=hint)
 
 
-def local_caller(project_of: ProjectLookup) -> Caller:
-    return Caller(name=LOCAL, key=None, project_of=project_of)
+def local_caller() -> Caller:
+    return Caller(name=LOCAL, key=None)
 
 
 def key_in_headers(authorization: bytes | None, own: bytes | None) -> str | None:

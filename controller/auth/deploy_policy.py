@@ -1,6 +1,6 @@
-"""Deploy policy: resolves a function's project and checks the caller's limits, the project's quotas and its secrets.
+"""Deploy policy: gives a spec its full name, and checks the caller's limits, the project's quotas and its secrets.
 
-A function stays in the project in which it was deployed first. Decisions use the view alone.
+A name in another project is another function. Decisions use the view alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import ceil
 import msgspec
 
 from fleetstart.runtime.contract.errors import Forbidden, InvalidSpec
+from fleetstart.runtime.contract.function.names import full_name, project_of
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.sizes import MIB
@@ -20,10 +21,9 @@ from ..planner.constraints import needs_gpu
 from ..state.access_records import DEFAULT, Quotas
 from ..state.access_table import AccessTable
 from ..state.records import ScaleOverride, VersionKey
-from ..state.unreadable import unreadable
 from ..state.view import View
 from .authorize import Caller
-from .lookups import demands_of, project_of
+from .lookups import demands_of
 from .quotas import ResourceDemand, check_quotas
 
 SECRETS_MAX_BYTES = 48 * 1024
@@ -31,19 +31,34 @@ SECRETS_MAX_BYTES = 48 * 1024
 
 
 def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
-    """Returns the spec with its project filled in. Errors: Forbidden, InvalidSpec, QuotaExceeded."""
-    functions = caller.key.functions if caller.key is not None else []
-    if functions and spec.name not in functions:
-        raise Forbidden(
-            f"key {caller.name} may deploy {', '.join(functions)}, and not {spec.name}",
-            hint=f"an admin makes a key that may: fs key create NAME --scope deploy --function {spec.name}",
-        )
-    project = _project(view, caller, spec)
+    """Returns the spec with its full name and project. Errors: Forbidden, InvalidSpec, QuotaExceeded."""
+    spec = named_spec(view, caller, spec)
     check_kv_memory(view, spec)
-    _check_secrets(view.access, project, spec)
+    _check_secrets(view.access, spec.home, spec)
     wanted = ResourceDemand(function=spec.name, workers=spec.scale.max, memory_bytes=spec.scale.max * spec.memory_bytes)
-    _check_quotas(view, project, wanted)
-    return msgspec.structs.replace(spec, project="" if project == DEFAULT else project)
+    _check_quotas(view, spec.home, wanted)
+    return spec
+
+
+def named_spec(view: View, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
+    """Returns the spec with its full name, and its project by that name. A name without a project is in that of the
+    spec, else in the caller's.
+
+    Errors: Forbidden for what the caller's key does not cover; InvalidSpec if there is no such project.
+    """
+    name = full_name(spec.name, spec.project or caller.home)
+    project = project_of(name)
+    key = caller.key
+    if key is not None and not key.covers(name):
+        may = f"functions {', '.join(key.functions)}" if key.functions else f"project {key.project}"
+        limit = f"--function {name}" if key.functions else f"--project {project}"
+        raise Forbidden(
+            f"key {caller.name} is for {may}, and not for {name}",
+            hint=f"an admin makes a key that may: fs key create NAME --scope deploy {limit}",
+        )
+    if not view.access.has_project(project):
+        raise InvalidSpec(f"project {project} does not exist", hint=_near(caller, project, view.access.projects))
+    return msgspec.structs.replace(spec, name=name, project="" if project == DEFAULT else project)
 
 
 def check_kv_memory(view: View, spec: FunctionSpec) -> None:
@@ -67,7 +82,7 @@ def check_scale(view: View, function: FunctionName, wanted: ScaleOverride | None
     if version is None or wanted is None or wanted.max is None:
         return
     claim = ResourceDemand(function=function, workers=wanted.max, memory_bytes=wanted.max * version.spec.memory_bytes)
-    _check_quotas(view, version.spec.project or DEFAULT, claim)
+    _check_quotas(view, project_of(function), claim)
 
 
 def functions_using_secret(view: View, project: str, secret: str) -> list[FunctionName]:
@@ -75,31 +90,9 @@ def functions_using_secret(view: View, project: str, secret: str) -> list[Functi
     found = []
     for record in view.functions.values():
         version = view.versions.get(VersionKey(record.name, record.live))
-        if version is not None and secret in version.spec.secrets and (version.spec.project or DEFAULT) == project:
+        if version is not None and secret in version.spec.secrets and project_of(record.name) == project:
             found.append(record.name)
     return sorted(found)
-
-
-def _project(view: View, caller: Caller, spec: FunctionSpec) -> str:
-    present = project_of(view, spec.name)
-    if present is None and (spec.name in view.functions or spec.name in view.unreadable.names("function")):
-        raise unreadable(f"function {spec.name}, which exists already,", "its project is not known")
-    wanted = spec.project or present or caller.project or DEFAULT
-    if caller.project and present is not None and present != caller.project:
-        raise InvalidSpec(f"the name {spec.name} is taken", hint="names are one for all projects: choose another")
-    if present is not None and wanted != present:
-        raise InvalidSpec(
-            f"function {spec.name} is in project {present}, and cannot move to {wanted}",
-            hint=f"deploy it with --project {present}, or remove it there first: fs rm {spec.name}",
-        )
-    if caller.project and wanted != caller.project:
-        raise Forbidden(
-            f"key {caller.name} is for project {caller.project}, and not for {wanted}",
-            hint=f"an admin makes a key that may: fs key create NAME --scope deploy --project {wanted}",
-        )
-    if not view.access.has_project(wanted):
-        raise InvalidSpec(f"project {wanted} does not exist", hint=_near(wanted, view.access.projects, "project"))
-    return wanted
 
 
 def _check_secrets(table: AccessTable, project: str, spec: FunctionSpec) -> None:
@@ -132,6 +125,6 @@ def _check_quotas(view: View, project: str, wanted: ResourceDemand) -> None:
     check_quotas(project, record.quotas, claims.values(), wanted, present)
 
 
-def _near(name: str, known: Iterable[str], verb: str) -> str:
-    near = get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else f"make it first: fs {verb} create {name}"
+def _near(caller: Caller, name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, [project for project in known if caller.sees_project(project)], n=1)
+    return f"did you mean {near[0]}?" if near else f"make it first: fs project create {name}"

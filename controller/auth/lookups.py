@@ -1,4 +1,4 @@
-"""Lookups in the view for access control: a function's project, a project's functions, an audited object's record."""
+"""Lookups in the view for access control: a project's functions and their demand, an audited object's record."""
 
 from __future__ import annotations
 
@@ -6,32 +6,28 @@ from collections.abc import Callable
 
 import msgspec
 
+from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.ids import FunctionName
 
-from ..state.access_records import DEFAULT
-from ..state.records import FunctionRecord, VersionKey
+from ..state.records import FunctionRecord
 from ..state.traffic import scale_of
 from ..state.view import View
 from .quotas import ResourceDemand
 from .route_rules import Kind
 
 
-def project_of(view: View, function: str) -> str | None:
-    """The function's project; None for an unknown function."""
-    version = view.live(FunctionName(function))
-    return (version.spec.project or DEFAULT) if version is not None else None
-
-
 def functions_of(view: View, project: str) -> list[FunctionRecord]:
-    return [record for record in view.functions.values() if project_of(view, record.name) == project]
+    return [record for record in view.functions.values() if project_of(record.name) == project]
 
 
 def demands_of(view: View, project: str) -> list[ResourceDemand]:
     """The demand of each function of a project."""
     found = []
     for record in functions_of(view, project):
-        spec = view.versions[VersionKey(record.name, record.live)].spec
-        workers = scale_of(record, spec).max
+        version = view.live(record.name)
+        if version is None:  # of another release, and not understood
+            continue
+        spec, workers = version.spec, scale_of(record, version.spec).max
         found.append(ResourceDemand(function=record.name, workers=workers, memory_bytes=workers * spec.memory_bytes))
     return found
 

@@ -2,8 +2,9 @@
 
 A request needs a key with the right that its route demands. In a system that was started without keys (`fs up --open`),
 requests over loopback pass until there is one. `/healthz` and the dashboard's files, which hold no data, are open.
-Decisions use the view alone: no request waits for Redis here. A change is written to the audit log before its response
-goes out, a rejection a little later.
+Decisions use the view alone: no request waits for Redis here. A function's name in a path becomes its full name, the
+only one that anything behind this knows. A change is written to the audit log before its response goes out, a rejection
+a little later.
 """
 
 from __future__ import annotations
@@ -12,23 +13,25 @@ import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, Unauthorized, Unavailable
+from fleetstart.runtime.contract.function.names import project_of
 
 from ..http.asgi import Message, RawHeaders, Receive, Scope, Send
-from ..http.invoke_url import PREFIX, parse_target
+from ..http.invoke_url import PREFIX, parse_target, with_full_name
 from ..http.json_api import now_unix_ms
 from ..http.request_body import header, reject_unread
 from ..http.scope import API_CALLER, API_KEY_NAME, AUDITED_ACTION, CALLER_IDENTITY, CallerIdentity
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from ..schemas.access import AuditEvent
-from ..state.access_records import LOCAL, digest
+from ..state.access_records import DEFAULT, LOCAL, digest
 from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from .audit_log import AuditLog, RejectedRequest
 from .authorize import Caller, authenticate, is_fleetstart_key, key_in_headers, local_caller
-from .lookups import object_snapshot, project_of
+from .lookups import object_snapshot
 from .quotas import ProjectRateLimiter
 from .request_context import AuditedAction
 from .route_rules import SOCKET, RoutePermission, RouteRules
@@ -66,6 +69,7 @@ class AuthMiddleware:
         table = self._view.access
         unlocked = self._open and self._view.synced and not table.locked
         if invoke and unlocked and not table.rates and self._is_local(scope):
+            _write_full_name(scope, DEFAULT)
             await self._app(scope, receive, send)
             return
         by = ""
@@ -96,11 +100,8 @@ class AuthMiddleware:
         table = self._view.access
         if table.locked:
             text = key_in_headers(header(scope, b"authorization"), header(scope, OWN_HEADER))
-            return Caller(
-                name=(record := authenticate(table, text, now_unix_ms())).name,
-                key=record,
-                project_of=lambda function: project_of(self._view, function),
-            )
+            record = authenticate(table, text, now_unix_ms())
+            return Caller(name=record.name, key=record)
         if not self._view.synced and scope["path"] not in self._rules.before_sync:
             raise Unavailable(f"keys are not known yet, Redis was not read: {self._view.redis}", retry_after_s=1)
         if not self._is_local(scope):
@@ -112,7 +113,7 @@ class AuthMiddleware:
             raise Unavailable("the first key is not created yet", hint="see the controller's log", retry_after_s=1)
         if not scope["path"].startswith(PREFIX):
             _reject_other_sites(scope)
-        return local_caller(lambda function: project_of(self._view, function))
+        return local_caller()
 
     def _is_local(self, scope: Scope) -> bool:
         client = scope.get("client")
@@ -120,15 +121,16 @@ class AuthMiddleware:
 
     def _authorize_call(self, scope: Scope, caller: Caller) -> None:
         """Authorizes a function call. Errors: Forbidden, NotFound, RateLimited."""
+        _write_full_name(scope, caller.home)
         name = parse_target(scope["path"], scope.get("raw_path") or b"", b"").name
         caller.require_right("invoke", "calling functions")
         if caller.limited:
-            caller.require(name, self._view.functions)
-        project = project_of(self._view, name)
+            caller.require_existing(name, self._view.functions)
+        project = project_of(name)
         if caller.key is not None:
-            scope[CALLER_IDENTITY] = CallerIdentity(project=project or "", key=caller.name)
-        rate = self._view.access.rates.get(project) if project is not None else None
-        if project is not None and rate is not None:
+            scope[CALLER_IDENTITY] = CallerIdentity(project=project, key=caller.name)
+        rate = self._view.access.rates.get(project)
+        if rate is not None and name in self._view.functions:
             self.rates.take(project, rate, len(self._view.gateways), time.monotonic_ns())
 
     def _authorize_request(self, scope: Scope, caller: Caller) -> RoutePermission:
@@ -138,8 +140,12 @@ class AuthMiddleware:
             caller.require_right(permission.right, permission.what)
         if permission.unlimited:
             caller.require_unlimited(permission.what)
-        if permission.function and caller.limited:
-            caller.require(permission.function, self._view.functions)
+        if permission.function:
+            full = caller.full_name(permission.function)
+            scope["path"] = permission.path_with(scope["path"], full)
+            permission = replace(permission, name=full)
+            if caller.limited:
+                caller.require_existing(full, self._view.functions)
         return permission
 
     def _rejected(self, scope: Scope, error: FleetError, by: str) -> RejectedRequest:
@@ -184,6 +190,13 @@ class AuthMiddleware:
             await send(message)
 
         await self._app(scope, receive, sending)
+
+
+def _write_full_name(scope: Scope, project: str) -> None:
+    """Writes the full name of the called function into the path; a name without one is in `project`."""
+    scope["path"], scope["raw_path"] = with_full_name(
+        scope["path"], scope.get("raw_path") or scope["path"].encode(), project
+    )
 
 
 def is_loopback(host: str) -> bool:

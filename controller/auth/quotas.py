@@ -1,8 +1,9 @@
-"""Project quotas and rate limits. Pure functions of values and the time.
+"""Project quotas of deploys, and rate limits. Pure functions of values and the time.
 
-A function counts with its maximum: `scale.max` workers with their memory each, whether they run or not. So a deploy or
-a scaling that fits today cannot fail tomorrow for lack of its own project's quota. Calls per second are a token bucket
-of one second's worth in each gateway, which has its share of the quota.
+At a deploy or a scaling a function counts with its maximum: `scale.max` workers with their memory each, whether they
+run or not. So what fits today cannot fail tomorrow for lack of its own project's quota. What runs, of all versions, is
+held to the same quotas by the scheduler (`scheduler.project_quotas`). Calls per second are a token bucket of one
+second's worth in each gateway, which has its share of the quota.
 """
 
 from __future__ import annotations

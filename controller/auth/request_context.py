@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from fleetstart.runtime.contract.ids import FunctionName
+
 from ..http.scope import API_CALLER, AUDITED_ACTION
 from .authorize import Caller, local_caller
 from .route_rules import Kind
@@ -23,7 +25,13 @@ class AuditedAction:
 def caller_of(request: Request) -> Caller:
     """The authenticated caller; a local one where no middleware is, as in a test of one API."""
     found = request.scope.get(API_CALLER)
-    return found if isinstance(found, Caller) else local_caller(lambda function: None)
+    return found if isinstance(found, Caller) else local_caller()
+
+
+def query_function(request: Request) -> FunctionName | None:
+    """The full name of the function that `?function=` names; None if it is absent."""
+    name = request.query_params.get("function")
+    return caller_of(request).full_name(name) if name else None
 
 
 def set_audit_object(request: Request, name: str) -> None:

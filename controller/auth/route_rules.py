@@ -41,6 +41,8 @@ class RoutePermission:
     """Name of the object, as far as the path has it."""
     unlimited: bool = False
     """Whether it is about all functions at once."""
+    span: tuple[int, int] = (0, 0)
+    """Where the function's name is in the path."""
     what: str = ""
     """Method and path, for error messages: "PUT /api/v1/prices"."""
 
@@ -48,6 +50,11 @@ class RoutePermission:
     def function(self) -> str:
         """The function's name, as far as the path has it."""
         return self.name if self.kind in ("function", "budget") else ""
+
+    def path_with(self, path: str, function: str) -> str:
+        """The path with this name of the function."""
+        begin, end = self.span
+        return path[:begin] + function + path[end:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +98,14 @@ class RouteRules:
         for methods, pattern, rule in self._rules:
             if method in methods and (match := pattern.fullmatch(path)) is not None:
                 parts = match.groupdict()
+                named = next((part for part in _NAMES if part in parts), "")
                 return RoutePermission(
                     right=rule.right,
                     verb="" if method in READING else rule.verb,
                     kind=rule.kind,
                     name="/".join(parts[part] for part in _NAMES if part in parts),
                     unlimited=rule.unlimited,
+                    span=match.span(named) if named else (0, 0),
                     what=what,
                 )
         verb = "" if method in READING else "unknown"

@@ -17,7 +17,6 @@ from fleetstart.runtime.contract.errors import FleetError, StartFailed
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.sealed_secrets import INFO, NONCE_BYTES, Sealed, bound_to
 
-from ..state.access_records import DEFAULT
 from ..state.view import View
 from .deploy_policy import SECRETS_MAX_BYTES
 from .secret_encryption import SecretCipher
@@ -44,7 +43,7 @@ class SecretSealer:
         return msgspec.structs.replace(order, sealed=sealed)
 
     def _sealed(self, order: WorkerOrder) -> Sealed:
-        project = order.spec.project or DEFAULT
+        project = order.spec.home
         values = {}
         for name in order.spec.secrets:
             record = self._view.access.secret(project, name)

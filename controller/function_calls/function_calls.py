@@ -11,19 +11,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from urllib.parse import quote, unquote
 
 import aiohttp
 import msgspec
 
 from fleetstart.runtime.contract.errors import CallEnded, FleetError, Unavailable
+from fleetstart.runtime.contract.function.names import full_name
 from fleetstart.runtime.contract.function_calls import BROKEN, COMPLETE, CallRequest
-from fleetstart.runtime.contract.ids import LIVE, FunctionName, InvocationId, WorkerId, new_invocation_id
+from fleetstart.runtime.contract.ids import LIVE, InvocationId, WorkerId, new_invocation_id
 from fleetstart.runtime.contract.worker_headers import DEPTH_HEADER, ERROR_HEADER, AnswerHead
 
 from ..async_invocations.idempotency.response_recorder import replay_receive
-from ..auth.lookups import project_of
 from ..auth.quotas import ProjectRateLimiter
 from ..gateway.dispatch.grants import Grant, Grants
 from ..http.asgi import Message, RawHeaders, Receive, Scope, Send, respond_error
@@ -106,14 +105,14 @@ class FunctionCalls:
         DeadlineExceeded."""
         call, spec = grant.record.call, grant.record.backend.spec
         name = grant.record.backend.key.name
-        callee = FunctionName(request.function)
+        callee = full_name(request.function, spec.home)
         check_request(request)
         check_declared(spec, callee)
         chain = (*call.chain, name)
         check_chain(chain, callee)
-        caller = caller_of(spec, partial(project_of, self._view))
+        caller = caller_of(spec)
         caller.require_right("invoke", "calling functions")
-        caller.require(callee, spec.calls)
+        caller.require_existing(callee, self._view.functions)
         left_s = time_left_s(callee, call.deadline_ns, request.timeout_s, time.monotonic_ns())
         self._take_rate(caller.project)
         headers = _headers(request, grant)

@@ -4,43 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fleetstart.runtime.contract.errors import CallLoop, CallNotDeclared, DeadlineExceeded, InvalidInput
+from fleetstart.runtime.contract.function.names import FULL_NAME_MAX, full_name, project_of
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function_calls import DEPTH_MAX, CallRequest
 from fleetstart.runtime.contract.ids import FunctionName
 
 from ..auth.authorize import Caller
-from ..state.access_records import DEFAULT, KeyRecord
+from ..state.access_records import KeyRecord
 
 _PATH = re.compile(r"/[!-~]*")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 
 
-def caller_of(spec: FunctionSpec, project_of: Callable[[str], str | None]) -> Caller:
+def caller_of(spec: FunctionSpec) -> Caller:
     """The caller that a function is when it calls others: it may invoke those of its `calls`, in its project, and
     nothing else."""
     record = KeyRecord(
         name=f"function {spec.name}",
         rights=["invoke"],
-        functions=list(spec.calls),
-        project=spec.project or DEFAULT,
+        functions=_full_names(spec),
+        project=spec.home,
         credentials=[],
         created_unix_ms=0,
         created_by=spec.name,
     )
-    return Caller(name=record.name, key=record, project_of=project_of)
+    return Caller(name=record.name, key=record)
 
 
 def check_declared(spec: FunctionSpec, callee: str) -> None:
     """Checks that the function names the callee in `calls`. Errors: CallNotDeclared."""
-    if callee not in spec.calls:
+    if callee not in _full_names(spec):
+        declared = ", ".join(repr(name) for name in (*spec.calls, callee[:FULL_NAME_MAX]))
         raise CallNotDeclared(
-            f"function {spec.name} calls {callee[:80]}, which its setting `calls` does not name: it names "
+            f"function {spec.name} calls {callee[:FULL_NAME_MAX]}, which its setting `calls` does not name: it names "
             f"{', '.join(spec.calls) or 'none'}",
-            hint=f"deploy it with @function(calls=[{', '.join(repr(name) for name in (*spec.calls, callee[:80]))}])",
+            hint=f"deploy it with @function(calls=[{declared}])",
         )
 
 
@@ -90,13 +92,17 @@ def repeat_key(caller_key: str, caller: FunctionName, request: CallRequest, body
     return f"call:{digest.hexdigest()}"
 
 
-def missing_callees(spec: FunctionSpec, project_of: Callable[[str], str | None]) -> str:
+def missing_callees(spec: FunctionSpec, known: Collection[str]) -> str:
     """A warning that names the functions in `calls` that its project does not have; "" if it has all."""
-    project = spec.project or DEFAULT
-    missing = [callee for callee in spec.calls if project_of(callee) != project]
+    missing = [name for name in _full_names(spec) if name not in known or project_of(name) != spec.home]
     if not missing:
         return ""
-    return f"function {spec.name} calls {_listed(missing)}, which project {project} does not have yet"
+    return f"function {spec.name} calls {_listed(missing)}, which project {spec.home} does not have yet"
+
+
+def _full_names(spec: FunctionSpec) -> list[str]:
+    """The functions in `calls`, which may leave out their common project."""
+    return [full_name(callee, spec.home) for callee in spec.calls]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
+from fleetstart.runtime.contract.function.names import FULL_NAME_MAX
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from fleetstart.runtime.contract.node.reports import GatewayReport
@@ -61,7 +62,7 @@ class Router:
             )
         key = VersionKey(target.name, number)
         backend = self._backends.get(key)
-        if backend is not None:
+        if backend is not None and number >= record.first:
             return backend
         try:
             version = await self._state.version(key)
@@ -96,16 +97,16 @@ class Router:
 
     async def _read_function(self, name: FunctionName) -> FunctionRecord:
         """Reads a function from Redis that the view lacks: deployed a moment ago, or never."""
-        if len(name) <= 63:
+        if len(name) <= FULL_NAME_MAX:
             try:
                 record = await self._state.function(name)
             except REDIS_ERRORS as error:
                 raise Unavailable(f"function {name} is not known here and Redis is away", retry_after_s=1) from error
             if record is not None:
                 return record
-        near = difflib.get_close_matches(name[:63], self._view.functions, n=1)
+        near = difflib.get_close_matches(name[:FULL_NAME_MAX], self._view.functions, n=1)
         hint = f"did you mean {near[0]}?" if near else "`fs ls` lists what there is"
-        raise NotFound(f"function {name[:80]} does not exist", hint=hint)
+        raise NotFound(f"function {name[:127]} does not exist", hint=hint)
 
     # ── changes of the view ───────────────────────────────────────────────────────────────────────────────────────
 

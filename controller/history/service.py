@@ -12,8 +12,8 @@ from fleetstart.runtime.contract.errors import NotFound
 
 from ..auth.audit_log import AuditLog
 from ..auth.authorize import Caller
-from ..auth.request_context import caller_of
-from ..http.json_api import json_response, now_unix_ms, query_function, query_int
+from ..auth.request_context import caller_of, query_function
+from ..http.json_api import json_response, now_unix_ms, query_int
 from ..state.view import View
 from .events import EventReader, visible_events
 from .series import HOUR_MS, history_of, span_of
@@ -43,7 +43,7 @@ class HistoryApi:
         cells = await self._store.read([function] if function else self._seen(caller), span)
         found = history_of(function or "", span, cells)
         if function is not None and function not in self._view.functions and not found.total.calls:
-            raise NotFound(f"function {function[:80]} does not exist", hint="`fs ls` lists what does")
+            raise NotFound(f"function {function[:127]} does not exist", hint="`fs ls` lists what does")
         return json_response(found)
 
     def _seen(self, caller: Caller) -> Sequence[str]:

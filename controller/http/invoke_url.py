@@ -1,10 +1,11 @@
-"""The invoke URL: `/fn/{name}[@{version|alias}][/path...]`."""
+"""The invoke URL: `/fn/{name}[@{version|alias}][/path...]`, with the function's full name."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
+from fleetstart.runtime.contract.function.names import full_name, is_function_name
 from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version
 
 PREFIX = "/fn/"
@@ -35,3 +36,15 @@ def parse_target(path: str, raw_path: bytes, query: bytes) -> Target:
     if version.isascii() and version.isdecimal() and len(version) <= 9:
         return Target(FunctionName(name), Version(int(version)), rest, root=root)
     return Target(FunctionName(name), None, rest, version, root)
+
+
+def with_full_name(path: str, raw_path: bytes, project: str) -> tuple[str, bytes]:
+    """The path with the function's full name, decoded and as written. A name without a project is in `project`."""
+    segment, slash, below = path.removeprefix(PREFIX).partition("/")
+    name, at, version = unquote(segment).partition("@")
+    full = full_name(name, project)
+    if full == name or not is_function_name(name):
+        return path, raw_path
+    _, raw_slash, raw_below = raw_path.decode("latin-1").removeprefix(PREFIX).partition("/")
+    written = quote(f"{full}{at}{version}", safe="@")
+    return f"{PREFIX}{full}{at}{version}{slash}{below}", f"{PREFIX}{written}{raw_slash}{raw_below}".encode("latin-1")

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, TooLarge
-from fleetstart.runtime.contract.ids import FunctionName
 
 Kind = TypeVar("Kind")
 
@@ -43,12 +42,6 @@ async def json_body(
 
 def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json", headers=headers)
-
-
-def query_function(request: Request) -> FunctionName | None:
-    """The value of `?function=`; None if it is absent."""
-    name = request.query_params.get("function")
-    return FunctionName(name) if name else None
 
 
 def query_int(request: Request, name: str, default: int, most: int) -> int:

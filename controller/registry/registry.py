@@ -1,23 +1,26 @@
 """Registry of functions and their immutable, numbered versions.
 
 A deploy is rejected unless bundle, layer, weights and adapter are complete in the store and fit together. The spec of a
-version in service makes no new version, but clears the failed starts of a broken one. `state.traffic` decides which
+version in service makes no new version, but clears the failed starts of a broken one. A removed function leaves its
+version numbers behind, and nothing that the next function of its name could read. `state.traffic` decides which
 version gets calls. Each change is a compare-and-set in one script, which fails if the weights are being removed
 (`deletion_guard`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import cast
 
 import msgspec
 
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Unavailable
+from fleetstart.runtime.contract.errors import FleetError, InvalidSpec, NotFound, Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
-from fleetstart.runtime.contract.ids import LIVE, CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.ids import LIVE, BundleId, CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.object_keys import bundle_key
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, is_adapter, read_adapter, require_fit
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
@@ -30,8 +33,12 @@ from ..state.unreadable import unreadable
 from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint, require_layer
 from .deletion_guard import DeletionGuard
 
+log = logging.getLogger(__name__)
+
 TRIES = 20
 """Attempts of a compare-and-set. So many concurrent changes of one function are a bug."""
+LATE_LOGS_S = 2 * 86_400
+"""How long log lines of a removed function's workers are kept: longer than any worker drains."""
 NO_VERSION = Version(0)
 """Stands for no version: numbers begin with 1."""
 
@@ -43,6 +50,7 @@ class Registry:
         self._state = state
         self._store = store
         self._script = Script(state.client, "registry")
+        self._remove = Script(state.client, "remove_function")
         self._decoder = RecordDecoder(VersionRecord)
         self._functions = RecordDecoder(FunctionRecord)
         self.deletion_guard = DeletionGuard(state.client)
@@ -56,13 +64,13 @@ class Registry:
         Errors: InvalidSpec, InvalidInput, WeightsMissing, CheckpointInvalid.
         """
         digest = spec_digest(spec)
-        await require_bundle(self._store, spec.name, spec.bundle)
         packages_bytes = 0
         if spec.layer is not None:
             packages_bytes = (await require_layer(self._store, spec.name, spec.layer)).total_bytes
-        needed = checkpoints_of(spec)
+        needed: list[str] = [spec.bundle, *checkpoints_of(spec)]
         for _ in range(TRIES):
             marks = await self.deletion_guard.marks(needed, now_unix_ms)  # before the look into the store
+            await require_bundle(self._store, spec.name, spec.bundle)
             segment_bytes, layout = await self._require_weights(spec)
             raw, function = await self._function(spec.name)
             known = await self._same(function, digest)
@@ -94,7 +102,7 @@ class Registry:
         for _ in range(TRIES):
             raw, function = await self._function(name)
             if function is None:
-                raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+                raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
             new = change(function)
             if await self._run(name, raw, msgspec.json.encode(new), fresh, b""):
                 await self._state.resync()
@@ -106,7 +114,7 @@ class Registry:
         record = await self._state.version(VersionKey(name, version))
         if record is None:
             raise NotFound(
-                f"function {name[:80]} has no version {version}", hint=f"`fs versions {name[:80]}` lists them"
+                f"function {name[:127]} has no version {version}", hint=f"`fs versions {name[:127]}` lists them"
             )
         return record
 
@@ -121,29 +129,65 @@ class Registry:
                 self._state.view.unreadable.note("version", f"{name}@{number.decode(errors='replace')}", error)
         return sorted(found, key=lambda record: -record.version)
 
-    async def delete(self, name: FunctionName) -> None:
-        """Deletes a function. Its name is free at once; the scheduler drains its workers. Version numbers stay."""
+    async def delete(self, name: FunctionName, now_unix_ms: int) -> None:
+        """Deletes a function with its versions, its logs, and bundles that no other function needs.
+
+        Its name is free at once; the scheduler drains its workers. Its version numbers are not given again. Its budget
+        stays: who may deploy cannot get rid of it.
+        """
         for _ in range(TRIES):
             raw, function = await self._function(name)
             if function is None:
                 raise NotFound(f"function {name} does not exist", hint="`fs ls` lists what does")
-            if await self._run(name, raw, b"", function.live, b""):
+            bundles = {one.spec.bundle for one in await self.versions(name)}
+            if await self._removed(name, raw, await self._numbers(name)):
                 await self._state.resync()
+                await self._delete_bundles(bundles, now_unix_ms)
                 return
         raise _busy(name)
+
+    async def _removed(self, name: FunctionName, raw: bytes, versions: Sequence[Version]) -> bool:
+        failures = [keys.failures(name, version) for version in versions]
+        measures = [keys.measures_of_version(name, version) for version in versions]
+        return bool(
+            await self._remove(
+                [keys.FUNCTIONS, keys.versions(name), keys.FUNCTIONS_LAST, keys.logs(name), keys.MEASURES, *failures],
+                [name, raw, max(versions, default=0), keys.EVENTS_FUNCTIONS, LATE_LOGS_S, *measures],
+            )
+        )
+
+    async def _delete_bundles(self, bundles: Iterable[BundleId], now_unix_ms: int) -> None:
+        """Deletes those bundles that no function needs. What fails stays in the store, and is logged."""
+        for bundle in bundles:
+            token = await self.deletion_guard.begin(bundle, now_unix_ms)
+            try:
+                if not any(one.spec.bundle == bundle for one in await self._all_versions(strict=True)):
+                    await self._store.delete(bundle_key(bundle))
+            except FleetError as error:
+                log.warning("a bundle stays in the store", extra={"bundle": bundle[:12], "error": error.message})
+            finally:
+                await self.deletion_guard.end(bundle, token)
 
     async def uses(self, *, strict: bool = True) -> dict[CheckpointId, list[str]]:
         """Maps each checkpoint to the versions (`name@version`) of deployed functions that need it, old ones too.
 
         Versions that cannot be read may need any of them. Errors: Unavailable, if `strict`, because of these.
         """
+        found: dict[CheckpointId, list[str]] = {}
+        for record in await self._all_versions(strict=strict):
+            for checkpoint in checkpoints_of(record.spec):
+                found.setdefault(checkpoint, []).append(str(VersionKey(record.spec.name, record.version)))
+        return found
+
+    async def _all_versions(self, *, strict: bool) -> list[VersionRecord]:
+        """All versions of all functions, by name and number. Errors: Unavailable, if `strict`, for unreadable ones."""
         names = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.FUNCTIONS))
         functions = sorted(FunctionName(name.decode()) for name in names)
         async with self._state.client.pipeline(transaction=False) as pipe:
             for function in functions:
                 pipe.hvals(keys.versions(function))
             answers = await pipe.execute()
-        found: dict[CheckpointId, list[str]] = {}
+        found: list[VersionRecord] = []
         for function, raw_records in zip(functions, answers, strict=True):
             records = []
             for raw in raw_records:
@@ -151,10 +195,8 @@ class Registry:
                     records.append(self._decoder.decode(raw))
                 except UnreadableRecord as error:
                     if strict:
-                        raise unreadable(f"a version of {function}, which may need any weights,", error) from error
-            for record in sorted(records, key=lambda record: record.version):
-                for checkpoint in checkpoints_of(record.spec):
-                    found.setdefault(checkpoint, []).append(str(VersionKey(function, record.version)))
+                        raise unreadable(f"a version of {function}, which may need anything,", error) from error
+            found += sorted(records, key=lambda record: record.version)
         return found
 
     async def _require_weights(self, spec: FunctionSpec) -> tuple[int, LayerLayout | None]:
@@ -187,11 +229,18 @@ class Registry:
         new: bytes,
         version: Version,
         record: bytes,
-        marks: Sequence[tuple[CheckpointId, str]] = (),
+        marks: Sequence[tuple[str, str]] = (),
     ) -> bool:
         return bool(
             await self._script(
-                [keys.FUNCTIONS, keys.versions(name), keys.failures(name, version), keys.REMOVALS],
+                [
+                    keys.FUNCTIONS,
+                    keys.versions(name),
+                    keys.failures(name, version),
+                    keys.REMOVALS,
+                    keys.FUNCTIONS_LAST,
+                    keys.logs(name),
+                ],
                 [name, raw, new, version, record, keys.EVENTS_FUNCTIONS, *chain.from_iterable(marks)],
             )
         )
@@ -216,8 +265,13 @@ class Registry:
         return None
 
     async def _next_version(self, name: FunctionName) -> Version:
+        """The next number: above all of the function, and of earlier ones of its name."""
+        last = await cast(Awaitable[bytes | None], self._state.client.hget(keys.FUNCTIONS_LAST, name))
+        return Version(max(int(last or 0), *await self._numbers(name), 0) + 1)
+
+    async def _numbers(self, name: FunctionName) -> list[Version]:
         taken = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.versions(name)))
-        return Version(max((int(number) for number in taken), default=0) + 1)
+        return [Version(int(number)) for number in taken]
 
 
 def _after(

@@ -1,7 +1,8 @@
 """Reconciliation, one step of the scheduler: the view and `now` in, writes out. Pure.
 
-For every version that is live, ordered or called: `autoscaler` computes the desired workers, `worker_pool` decides
-about the difference, and the planner places new ones, as single workers or pipelines. `loop` carries the writes out.
+For every version that is live, ordered or called: `autoscaler` computes the desired workers, `project_quotas` cuts them
+to what the project may run, `worker_pool` decides about the difference, and the planner places new ones, as single
+workers or pipelines. `loop` carries the writes out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -28,6 +29,7 @@ from ..state.traffic import in_service, scale_of, tracked_versions
 from ..state.view import View
 from .autoscaler import KeepAliveWindow, consolidation_count, workers_needed
 from .pipelines import consolidation_orders, update_pipelines
+from .project_limits import ObservedVersion, ProjectLimits
 from .start_orders import NEW_IDS, IdSource, cluster_of, orders_of, plan_start, request_of, reserve
 from .worker_pool import FAILURES_TO_BREAK, Decision, Member, broken, decide
 
@@ -91,13 +93,24 @@ class Reconciler:
             VersionKey(name, version) for name, record in view.functions.items() for version in tracked_versions(record)
         }
         called = {key for text in loads if (key := parse_version_key(text)) is not None}
+        observed = []
         for key in sorted(keys | called | orders.keys(), key=lambda key: _start_order(key, loads)):
-            load = loads.get(str(key), NO_LOAD)
             part = Step()
             try:
-                self._version(part, view, planning, key, load, orders.get(key, []), now_ns, now_unix_ns)
+                load = loads.get(str(key), NO_LOAD)
+                one = self._observed(part, view, key, load, orders.get(key, []), now_ns, now_unix_ns)
             except Exception as error:  # one version's fault must not stop the others'
-                part = _faulty(view, key, error, now_unix_ns // 1_000_000)
+                one, part = None, _faulty(view, key, error, now_unix_ns // 1_000_000)
+            step.add(part)
+            if one is not None:
+                observed.append(one)
+        limits = ProjectLimits(view, observed)
+        for one in observed:
+            part = Step()
+            try:
+                self._version(part, view, planning, limits, one, now_ns, now_unix_ns)
+            except Exception as error:
+                part = _faulty(view, one.key, error, now_unix_ns // 1_000_000)
             step.add(part)
         for gone in self._windows.keys() - keys - called - orders.keys():
             del self._windows[gone]
@@ -107,43 +120,74 @@ class Reconciler:
             self._first_seen_ns(order, now_ns)
         return step
 
-    def _version(
+    def _observed(
         self,
         step: Step,
         view: View,
-        planning: _PlanningContext,
         key: VersionKey,
         load: FunctionLoad,
         orders: list[WorkerOrder],
         now_ns: int,
         now_unix_ns: int,
-    ) -> None:
+    ) -> ObservedVersion | None:
+        """The version's workers and how many it wants; None if nothing is known of it."""
         record = view.versions.get(key)
         spec = record.spec if record else (orders[0].spec if orders else None)
         if spec is None:
-            return
+            return None
         function = view.functions.get(key.name)
         if function is None and key.name in view.unreadable.names("function"):
-            return  # what is wanted of it is not known: its workers stay as they are
+            return None  # what is wanted of it is not known: its workers stay as they are
         if function is not None and function.scaled is not None:
             spec = msgspec.structs.replace(spec, scale=scale_of(function, spec))
         orders = _leave_draining(step, view, orders, now_unix_ns)
         members = [self._member(view, order, load, now_ns) for order in orders]
-        failure = view.failures.get(key)
-        desired = self._desired(view, key, spec, load, members, failure, now_ns)
-        decision = decide(
-            spec=spec, desired=desired, members=members, failure=failure, now_unix_ms=now_unix_ns // 1_000_000
+        needed, desired = self._desired(view, key, spec, load, members, view.failures.get(key), now_ns)
+        return ObservedVersion(
+            key=key,
+            record=record,
+            spec=spec,
+            load=load,
+            orders=orders,
+            members=members,
+            needed=min(needed, desired),
+            desired=desired,
         )
-        self._write(step, key, orders, decision, now_unix_ns)
-        helped = self._tend_pipelines(step, view, spec, orders, members, decision.start, now_unix_ns)
+
+    def _version(
+        self,
+        step: Step,
+        view: View,
+        planning: _PlanningContext,
+        limits: ProjectLimits,
+        one: ObservedVersion,
+        now_ns: int,
+        now_unix_ns: int,
+    ) -> None:
+        key, spec, record, load, members = one.key, one.spec, one.record, one.load, one.members
+        decision = decide(
+            spec=spec,
+            desired=limits.granted(one),
+            members=members,
+            failure=view.failures.get(key),
+            now_unix_ms=now_unix_ns // 1_000_000,
+        )
+        start = limits.room_for(one, decision.start)
+        decision = replace(decision, start=start)
+        if reason := limits.shortage(one):
+            step.unplaced[key] = reason
+        self._write(step, key, one.orders, decision, now_unix_ns)
+        helped = self._tend_pipelines(step, view, spec, one.orders, members, start, now_unix_ns)
+        limits.started(one, min(helped, start))
         window = self._windows.get(key)
         falls_ns = window.falls_ns(spec.scale) if window is not None else None
         if falls_ns is not None:
             step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
-        if record is not None and decision.start > helped:
+        if record is not None and start > helped:
             waited_s = _waited_s(load, members, now_unix_ns)
             begun = len(step.orders)
-            self._start(step, view, planning, key, record, decision.start - helped, waited_s, now_ns, now_unix_ns)
+            placed = self._start(step, view, planning, key, record, start - helped, waited_s, now_ns, now_unix_ns)
+            limits.started(one, placed)
             step.orders[begun:] = [msgspec.structs.replace(order, cause=load.oldest) for order in step.orders[begun:]]
 
     def _desired(
@@ -155,8 +199,8 @@ class Reconciler:
         members: list[Member],
         failure: Failure | None,
         now_ns: int,
-    ) -> int:
-        """Desired workers of a version.
+    ) -> tuple[int, int]:
+        """Needed and desired workers of a version.
 
         Out of service: current demand, no keep-alive. After failed starts: no more than current demand. In a rollout:
         at least one.
@@ -167,7 +211,7 @@ class Reconciler:
             need = max(need, 1)
         if function is None or key.version not in in_service(function):
             self._windows.pop(key, None)
-            return need
+            return need, need
         window = self._windows.get(key)
         if window is None:
             here = sum(m.wanted == "run" and not m.lost for m in members)
@@ -177,7 +221,7 @@ class Reconciler:
         if failure is not None:
             ready = sum(m.wanted == "run" and m.state == "ready" for m in members)
             desired = min(desired, max(spec.scale.min, need, ready))
-        return desired
+        return need, desired
 
     def _member(self, view: View, order: WorkerOrder, load: FunctionLoad, now_ns: int) -> Member:
         status = view.statuses.get(order.worker) or view.ended.get(order.worker)
@@ -258,25 +302,27 @@ class Reconciler:
         waited_s: float,
         now_ns: int,
         now_unix_ns: int,
-    ) -> None:
+    ) -> int:
         """Orders new workers, single or in groups of which as many become whole as are needed (HydraServe section
-        6.1)."""
-        while count > 0:
-            request = request_of(view, key, record, min(count, SIZE_USUAL), others=planning.others, waited_s=waited_s)
+        6.1). Returns how many were placed."""
+        missing = count
+        while missing > 0:
+            request = request_of(view, key, record, min(missing, SIZE_USUAL), others=planning.others, waited_s=waited_s)
             chosen = plan_start(request, planning.cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
                 if chosen.wait_s:
                     step.soonest(math.ceil(now_unix_ns / 1e6 + chosen.wait_s * 1000))
-                return
+                break
             full = sum(stage.full for stage in chosen.stages)
-            grow = consolidation_count(group=len(chosen.stages), full=full, needed=count, others=0)
+            grow = consolidation_count(group=len(chosen.stages), full=full, needed=missing, others=0)
             orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
             reserve(planning.cluster, chosen, orders, request, now_ns)
             step.orders.extend(orders)
             decided = msgspec.structs.replace(chosen, decided_unix_ms=now_unix_ns // 1_000_000)
             step.plans.update({order.worker: decided for order in orders})
-            count -= grow
+            missing -= grow
+        return count - missing
 
 
 def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> Step:

@@ -31,6 +31,7 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     rights: list[Right]
     functions: list[str] = []
+    """A name without a project is in `project`, or in `default`."""
     project: str = ""
     expires_s: float | None = None
     """Lifetime from now; None: no expiry."""
@@ -67,6 +68,8 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
     info: KeyInfo
     first: bool = False
     """Whether this is the first key: from now on every request needs one."""
+    warning: str = ""
+    """What may be a mistake: a function that it names does not exist."""
 
 
 class ProjectTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +82,7 @@ class ProjectInfo(msgspec.Struct, frozen=True, kw_only=True):
     quotas: Quotas
     functions: list[str]
     workers: int
-    """Sum of its functions' `scale.max`."""
+    """Sum of its functions' `scale.max`. A key that is limited to functions sees these functions and their sums."""
     memory_bytes: int
     secrets: list[str]
 

@@ -148,8 +148,9 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     gateway: str
     leader: str
     redis: str
-    """"ok", or the error."""
+    """"ok", or the error; for limited keys "unavailable"."""
     store: str
+    """Its URL; empty for limited keys."""
     store_problem: str = ""
     """Why the store cannot be used, if it was tried (`probe=1`); empty: it can, or was not tried."""
     nodes: list[NodeReport]
@@ -162,7 +163,8 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: list[UnreadableInfo] = []
     """Records that are skipped, the first hundred: another release wrote them, or they are broken."""
     limited: bool = False
-    """Whether the caller's key is limited: the status then has its functions only, and no nodes."""
+    """Whether the caller's key is limited: the status then has its functions only, no nodes, and no errors of Redis or
+    the store."""
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):

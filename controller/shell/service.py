@@ -149,7 +149,7 @@ class ShellService:
             raise Unavailable(f"functions are not known yet, Redis was not read: {view.redis}", retry_after_s=1)
         function = view.functions.get(name)
         if function is None:
-            raise NotFound(f"function {name[:80]} does not exist", hint="`fs ls` lists what does")
+            raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
         wanted = _query(scope, "version") or LIVE
         is_number = wanted.isascii() and wanted.isdecimal() and len(wanted) < 10
         number = Version(int(wanted)) if is_number else version_of_alias(function, wanted)

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.function.names import DEFAULT_PROJECT, project_of
 
 Right = Literal["invoke", "read", "deploy", "node", "admin"]
 """The permissions of a key. `deploy` includes `read`; `node` is to join as a node; `admin` includes everything."""
@@ -22,7 +23,7 @@ _INCLUDED: dict[Right, frozenset[Right]] = {
 }
 LOCAL = "local"
 """Name of callers without a key where none is needed, and of the owner of the home; no key may have it."""
-DEFAULT = "default"
+DEFAULT = DEFAULT_PROJECT
 """The project of functions that name none. It always exists."""
 FUNCTIONS_MAX = 100
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
@@ -57,7 +58,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     rights: list[Right]
     functions: list[str] = []
-    """Functions that it is limited to; empty: all of its project."""
+    """Full names of the functions that it is limited to; empty: all of its project."""
     project: str = ""
     """Project that it is limited to; empty: all projects."""
     credentials: list[Credential]
@@ -74,6 +75,17 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is limited to some functions."""
         return bool(self.functions or self.project)
 
+    @property
+    def projects(self) -> frozenset[str]:
+        """The projects that it is limited to, by its project or its functions; empty: all."""
+        return frozenset({self.project} if self.project else {project_of(function) for function in self.functions})
+
+    def covers(self, function: str) -> bool:
+        """Whether a function of this full name is among those that it is limited to, existing or not."""
+        if not self.limited:
+            return True
+        return (not self.functions or function in self.functions) and self.project in ("", project_of(function))
+
     def usable(self, now_unix_ms: int) -> bool:
         return not self.revoked_unix_ms and not self.credentials[0].expired(now_unix_ms)
 
@@ -83,7 +95,7 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     functions: int | None = None
     workers: int | None = None
-    """The sum of its functions' `scale.max`."""
+    """Workers that run at a time, of all versions; and the sum of its functions' `scale.max` at a deploy."""
     memory_bytes: int | None = None
     """The sum of what these workers may use."""
     calls_per_s: float | None = None

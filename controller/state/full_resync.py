@@ -102,6 +102,9 @@ class FullResync:
         for what, problems in view.access.unreadable.items():
             view.unreadable.replace(what, problems)
         self._apply(by_node)
+        ordered = {VersionKey(order.spec.name, order.version) for order in view.orders.values()}
+        for key in [key for key in view.versions if not (_exists(key, records) or key in ordered)]:
+            del view.versions[key]
         await self._load_failures()
         view.leader = leader.decode() if leader else ""
         self._apply_measures(measures)
@@ -206,6 +209,12 @@ class FullResync:
                     problems[str(key)] = f"{type(error).__name__}: {error}"
         view.failures = failures
         view.unreadable.replace("failure", problems)
+
+
+def _exists(key: VersionKey, functions: Mapping[FunctionName, FunctionRecord]) -> bool:
+    """Whether the version can be of a function that exists, and not of an earlier one of its name."""
+    record = functions.get(key.name)
+    return record is not None and key.version >= record.first
 
 
 def needed_versions(record: FunctionRecord) -> list[VersionKey]:

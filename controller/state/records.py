@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
@@ -63,6 +64,8 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     name: FunctionName
     live: Version
+    first: Version = Version(1)
+    """Its first version. Lower numbers were of an earlier function of that name, which was removed."""
     deployed_unix_ms: int
     aliases: dict[str, Version] = {}
     """Aliases besides `live`."""
@@ -79,7 +82,10 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Immutable once written; numbers are never used again, also after the function was deleted."""
+    """Immutable once written; numbers are never used again, also after the function was deleted.
+
+    Its function's name and project agree: what is said of a project (access, secrets, quotas, bills) holds by either.
+    """
 
     version: Version
     digest: str
@@ -91,6 +97,13 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of its layers; None if it cannot be cut into stages, or was deployed before there were stages."""
     packages_bytes: int = 0
     """Size of its packages on a node's disk."""
+
+    def __post_init__(self) -> None:
+        if project_of(self.spec.name) != self.spec.home:
+            raise ValueError(
+                f"function {self.spec.name} is in project {self.spec.home} by its setting, and in "
+                f"{project_of(self.spec.name)} by its name: deploy it again, as {self.spec.home}.{self.spec.name}"
+            )
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

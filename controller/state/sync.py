@@ -93,10 +93,13 @@ class StateSync:
         view.changed()
 
     async def version(self, key: VersionKey) -> VersionRecord | None:
-        """Loads any version, live or not. Versions are immutable, so each is read once.
+        """Loads any version, live or not; None if there is none, or only of an earlier function of that name.
 
-        Errors: Unavailable for one that this release cannot read.
+        Versions are immutable, so each is read once. Errors: Unavailable for one that this release cannot read.
         """
+        function = self.view.functions.get(key.name)
+        if function is not None and key.version < function.first:
+            return None
         if key not in self.view.versions:
             await self._full.load_versions([key])
             error = self.view.unreadable.error("version", str(key))

@@ -200,7 +200,9 @@ def created(name: FunctionName, plan: Rollout, *, probe: bool) -> FunctionRecord
     """
     check_rollout(plan)
     plan = replace(plan, percent=100)
-    begun = FunctionRecord(name=name, live=plan.version, deployed_unix_ms=plan.begun_unix_ms, rollout=plan)
+    begun = FunctionRecord(
+        name=name, live=plan.version, first=plan.version, deployed_unix_ms=plan.begun_unix_ms, rollout=plan
+    )
     return begun if probe else promoted(begun, plan.begun_unix_ms)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from .errors import InvalidSpec
+from .function.names import full_name, project_of
 from .ids import LIVE
 
 CALLS_MAX = 32
@@ -31,7 +32,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     grant: str
     """The secret of the call for which it is made (GRANT_HEADER)."""
     function: str
-    """The callee, as it stands in `calls`."""
+    """The callee; without a project, it is in the caller's."""
     version: str = LIVE
     """Version number or alias."""
     method: str
@@ -60,7 +61,7 @@ def check_calls(name: str, calls: list[str]) -> None:
                 f"calls: {callee[:80]!r} names a version",
                 hint=f"write calls=[{split_callee(callee)[0]!r}]; the call itself may name a version",
             )
-        if callee == name:
+        if full_name(callee, project_of(name)) == name:
             raise InvalidSpec(f"calls: function {name} names itself, and a function that calls itself is rejected")
     if len(set(calls)) < len(calls):
         raise InvalidSpec(f"calls names a function twice: {', '.join(calls)}")

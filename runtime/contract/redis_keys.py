@@ -1,8 +1,11 @@
 """Names, contents and writers of all keys in Redis. Nothing of the data path is stored there.
 
+{name} and {function} are full names (`function.names`).
+
 | key | type | holds | written by |
 | --- | --- | --- | --- |
 | fs:functions | hash | name → FunctionRecord (JSON) | controller |
+| fs:functions:last | hash | name → last version number given, also of functions that were removed | controller |
 | fs:versions:{name} | hash | version → VersionRecord (JSON) | controller |
 | fs:nodes | hash | node → 1, every node ever seen and not removed | node |
 | fs:nodes:draining | hash | node → unix ms since which it gets no workers | controller |
@@ -26,7 +29,7 @@
 | fs:budgets | hash | function → Budget | controller |
 | fs:alerts | stream, capped | BudgetEvent: each threshold of each period once | scheduler |
 | fs:alerted:{what} | string, expiring | 1: that event is in fs:alerts | scheduler |
-| fs:removals | hash | checkpoint → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
+| fs:removals | hash | checkpoint or bundle → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
 | fs:plan:{worker} | string, expiring | Plan: why it was started there; one for a whole pipeline | scheduler |
 | fs:measures | hash | node:{node} → NodeMeasures, version:{name}@{version} → VersionMeasures | scheduler |
@@ -64,6 +67,7 @@ from typing import Literal
 from .ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 
 FUNCTIONS = "fs:functions"
+FUNCTIONS_LAST = "fs:functions:last"
 NODES = "fs:nodes"
 NODES_DRAINING = "fs:nodes:draining"
 LEADER = "fs:leader"

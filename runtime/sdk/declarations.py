@@ -122,7 +122,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         schedule: Cron expression of five fields at which the live version is invoked.
         timezone: Time zone of the schedule, for example `"Europe/Berlin"`. Default: UTC.
         keep_requests: Whether requests of synchronous calls are stored for a day, for `fs replay`.
-        project: Project of the function. Default: its present one, or `default`.
+        project: Project of the function. Default: that of the key, or `default`.
         requirements: Packages to install for it, for example `["scikit-learn==1.7"]`, or the name of a file with them.
         calls: Functions that the handler may call with `call` and `acall`, for example `["embed"]`. Default: none.
 

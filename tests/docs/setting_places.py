@@ -34,7 +34,7 @@ FIELD_OF = {"memory": "memory_bytes", "max_body": "max_body_bytes", "max_context
 """Fields of a spec that are named otherwise than their setting."""
 DEFAULTS = {
     "name": "the handler's, in kebab-case",
-    "project": "the function's, or `default`",
+    "project": "that of the key, or `default`",
     "task": "required",
     "max_tokens": "the model's",
     "pooling": '`"mean"`',

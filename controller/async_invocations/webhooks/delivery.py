@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from fleetstart.runtime.contract.function.names import project_of
+
 from ...auth.secret_encryption import SecretCipherError
 from ...schemas.invocations import InvocationInfo
-from ...state.access_records import DEFAULT
 from ..store import lifecycle
 from ..store.invocations import InvocationStore, StoredInvocation
 from . import signing
@@ -36,14 +37,11 @@ class WebhookDelivery:
         http: WebhookClient,
         secrets: WebhookSecrets,
         info: Callable[[StoredInvocation], Awaitable[InvocationInfo]],
-        project_of: Callable[[str], str | None],
     ) -> None:
-        """`project_of`: the project of a function, None for an unknown one."""
         self._invocations = invocations
         self._http = http
         self._secrets = secrets
         self._info = info
-        self._project_of = project_of
 
     async def close(self) -> None:
         await self._http.close()
@@ -63,7 +61,7 @@ class WebhookDelivery:
             )
         )
         try:
-            secret = await self._secrets.get(envelope.project or self._project_of(envelope.function) or DEFAULT)
+            secret = await self._secrets.get(envelope.project or project_of(envelope.function))
         except SecretCipherError as closed:
             status, error = 0, closed.message
         else:

@@ -94,7 +94,7 @@ def setting_flags(function: Decorated) -> Decorated:
             ),
             click.option("--region", multiple=True, help="Region in which it may run, such as eu; may be repeated."),
             click.option("--calls", multiple=True, metavar="NAME", help="Function that it may call; may be repeated."),
-            click.option("--project", help="Its project; default: the one it is in, or `default`."),
+            click.option("--project", help="Its project; default: that of the key, or `default`."),
             click.option(
                 "--env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated."
             ),

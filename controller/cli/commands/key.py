@@ -10,7 +10,6 @@ import click
 
 from ...auth import owner_key_file
 from ...schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
-from ...schemas.functions import FunctionInfo
 from ...state.access_records import RIGHTS, Right
 from .. import output
 from ..api_client import ApiClient, find_server
@@ -32,7 +31,13 @@ def command() -> None:
     "--scope", "scopes", multiple=True, required=True, type=click.Choice(RIGHTS),
     help="What it permits; may be repeated. deploy includes read, admin includes all.",
 )  # fmt: skip
-@click.option("--function", "functions", multiple=True, metavar="NAME", help="Only for this function; may be repeated.")
+@click.option(
+    "--function",
+    "functions",
+    multiple=True,
+    metavar="NAME",
+    help="Only for this function, NAME or PROJECT.NAME; may be repeated.",
+)
 @click.option("--project", default="", metavar="NAME", help="Only for functions of this project.")
 @click.option("--expires", metavar="AGE", help="Valid for this time: 12h, 90d; default: until it is revoked.")
 @verb()
@@ -63,13 +68,12 @@ def create(
     )
     address = find_server(url, home)
     with ApiClient(address) as server:
-        missing = _not_deployed(server, functions)
         created = server.send_once("POST", "/api/v1/keys", new, KeyCreated)
     layout = HomeLayout(home)
     kept = _keep(layout, created, address.url) if created.first else None
     _show(created, as_json=as_json)
-    if missing:
-        output.message(f"not deployed yet: {', '.join(missing)}; the key works for it from then on")
+    if created.warning:
+        output.message(created.warning)
     if created.first:
         output.message("it is the first key: every request needs one from now on, except /healthz")
         output.message(f"the local fs reads it from {kept}" if kept else "give it to `fs` as FS_KEY")
@@ -164,14 +168,6 @@ def table(keys: list[KeyInfo], *, now_s: float) -> str:
         for info in keys
     ]
     return output.table(("KEY", "SCOPE", "FUNCTIONS", "STATE", "EXPIRES", "USED", "BEGINS"), rows)
-
-
-def _not_deployed(server: ApiClient, functions: tuple[str, ...]) -> list[str]:
-    """Those of the functions that the server does not show: perhaps misspelt."""
-    if not functions:
-        return []
-    there = {info.name for info in server.get("/api/v1/functions", list[FunctionInfo])}
-    return [name for name in functions if name not in there]
 
 
 def _show(created: KeyCreated, *, as_json: bool) -> None:

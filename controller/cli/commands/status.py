@@ -33,7 +33,9 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
     if as_json:
         output.json_data(status)
         return
-    output.data(f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store}")
+    output.data(
+        f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store or '–'}"
+    )
     if status.store_problem:
         output.data(f"store    {status.store_problem}")
     output.data(f"access   {access_line(status.access, address)}")

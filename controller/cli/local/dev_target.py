@@ -10,6 +10,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from fleetstart.runtime.contract.errors import InvalidSpec, NotFound, Refused
+from fleetstart.runtime.contract.function.names import NAME_MAX, full_name
 
 from ...schemas.access import ProjectInfo, ProjectTerms, SecretInfo, SecretValue
 from ...schemas.functions import FunctionInfo
@@ -19,14 +20,14 @@ from ..handler.source.declarations import Declaration
 from ..handler.spec import default_name
 
 SUFFIX = "-dev"
-NAME_MAX = 63
 TAG = "fs-dev"
 
 
 def with_dev_name(declaration: Declaration) -> Declaration:
     """The declaration with a name of its own, so that it takes no calls from the deployed function, and the tag."""
-    name = str(declaration.settings.get("name") or default_name(declaration.attribute))
-    settings = {**declaration.settings, "name": name[: NAME_MAX - len(SUFFIX)] + SUFFIX}
+    written = str(declaration.settings.get("name") or default_name(declaration.attribute))
+    project, dot, name = written.rpartition(".")
+    settings = {**declaration.settings, "name": project + dot + name[: NAME_MAX - len(SUFFIX)] + SUFFIX}
     tags = settings.get("tags", {})
     if isinstance(tags, Mapping):  # the deploy rejects anything else
         settings["tags"] = {**tags, TAG: "yes"}
@@ -34,7 +35,9 @@ def with_dev_name(declaration: Declaration) -> Declaration:
 
 
 def dev_name(declaration: Declaration) -> str:
-    return str(declaration.settings["name"])
+    """Its name with the project, if it names one; else the server finds the project by the key."""
+    name, project = str(declaration.settings["name"]), declaration.settings.get("project")
+    return full_name(name, str(project)) if project else name
 
 
 def belongs_to_others(server: ApiClient, name: str) -> bool:

@@ -13,13 +13,11 @@ from ..function_calls import check_calls
 from ..ids import BundleId, CheckpointId, FunctionName, LayerId
 from ..sizes import GIB, MIB
 from .interface import Interface
-
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+from .names import DEFAULT_PROJECT, is_function_name, is_project_name, project_of
 
 _TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~\[\]:-]{1,253}")
 ORIGINS_MAX = 100
-_PROJECT = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _REGION = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 REGIONS_MAX = 16
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -107,6 +105,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Everything that the platform must know to run one version. Equal specs are one version."""
 
     name: FunctionName
+    """Its full name (`names`). A deploy may leave the project in it to `project`, or to the caller's key."""
     bundle: BundleId
     entry: str
     """`module:attribute` inside the bundle, for example `handler:Embed`."""
@@ -155,7 +154,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tags: dict[str, str] = {}
     """Tags for cost allocation: each row of the ledger carries them, so usage can be summed by them."""
     project: str = ""
-    """The function's project; empty: unchanged, and `default` for a new function."""
+    """The function's project; empty: `default`, or in a deploy that of the caller's key."""
     secrets: list[str] = []
     """Names of the project's secrets that workers get as environment variables."""
     calls: list[str] = []
@@ -174,10 +173,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether requests and answers of synchronous calls are stored for a day, so that they can be replayed."""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not is_function_name(self.name):
             raise InvalidSpec(
-                f"function name {self.name!r} is not allowed",
-                hint="use 1 to 63 of a-z, 0-9 and -, not - at either end",
+                f"function name {self.name[:200]!r} is not allowed",
+                hint="use 1 to 63 of a-z, 0-9 and -, not - at either end; with its project: PROJECT.NAME",
             )
         module, _, attribute = self.entry.partition(":")
         if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
@@ -225,8 +224,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(f"region has {REGIONS_MAX} names at most, got {len(self.region)}")
         for region in self.region:
             check_region(region)
-        if self.project and not _PROJECT.fullmatch(self.project):
+        if self.project and not is_project_name(self.project):
             raise InvalidSpec(f"project {self.project[:80]!r} is no name that a project could have")
+        if self.project and "." in self.name and project_of(self.name) != self.project:
+            raise InvalidSpec(
+                f"function {self.name} is in project {project_of(self.name)}, and its setting names {self.project}",
+                hint="name the project once: in the name, or as project",
+            )
         if self.adapter is not None and self.weights is None:
             raise InvalidSpec(
                 f"function {self.name}: an adapter needs the weights that it adapts",
@@ -238,7 +242,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def _check_calls(self) -> None:
         check_calls(self.name, self.calls)
         for callee in self.calls:
-            if not _NAME.fullmatch(callee):
+            if not is_function_name(callee):
                 raise InvalidSpec(f"calls: {callee[:80]!r} is no name that a function could have")
         if self.llm is not None or self.layered:
             kind = "an LLM" if self.llm is not None else "a Layered model"
@@ -246,6 +250,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"function {self.name}: {kind} calls no other functions",
                 hint="leave out calls, or call both from a function of its own",
             )
+
+    @property
+    def home(self) -> str:
+        """The function's project, `default` if it names none."""
+        return self.project or DEFAULT_PROJECT
 
     @property
     def egress(self) -> list[str]:

@@ -16,7 +16,7 @@ from fleetstart.controller.state.access_table import EMPTY, AccessTable, read_ta
 from fleetstart.runtime.contract.errors import Forbidden, NotFound, Unauthorized
 
 NOW = 1_800_000_000_000
-PROJECTS = {"chat": "ml", "embed": "ml", "hello": "default"}
+FUNCTIONS = ("ml.chat", "ml.embed", "hello")
 
 
 def record(text_hash: tuple[str, str, str], *, rights: list[Right] | None = None, ends: int = 0) -> KeyRecord:
@@ -32,7 +32,7 @@ def table(*records: KeyRecord) -> AccessTable:
 
 def caller(rights: list[Right], *, functions: list[str] | None = None, project: str = "") -> Caller:
     key = msgspec.structs.replace(record(new_key_text(), rights=rights), functions=functions or [], project=project)
-    return Caller(name="ci", key=key, project_of=PROJECTS.get)
+    return Caller(name="ci", key=key)
 
 
 def test_a_key_is_known_by_its_text_and_by_nothing_less() -> None:
@@ -89,21 +89,34 @@ def test_rights_and_what_they_include(own: Right, may: set[str]) -> None:
 
 
 def test_a_limited_key_sees_its_functions_and_hears_nothing_of_others() -> None:
-    of_functions = caller(["read"], functions=["chat", "later"])
+    of_functions = caller(["read"], functions=["ml.chat", "ml.later"])
     of_project = caller(["read"], project="ml")
-    assert [name for name in PROJECTS if of_functions.sees(name)] == ["chat"]
-    assert [name for name in PROJECTS if of_project.sees(name)] == ["chat", "embed"]
-    assert not caller(["read"], functions=["chat"], project="default").sees("chat")
+    assert [name for name in FUNCTIONS if of_functions.sees(name)] == ["ml.chat"]
+    assert [name for name in FUNCTIONS if of_project.sees(name)] == ["ml.chat", "ml.embed"]
+    assert not caller(["read"], functions=["ml.chat"], project="default").sees("ml.chat")
+    assert not caller(["read"], project="default").sees(""), "what is of no function is about the system"
     for name in ("hello", "hellp"):  # one exists, the other does not
         with pytest.raises(NotFound) as caught:
-            of_project.require(name, PROJECTS)
+            of_project.require(name, FUNCTIONS)
         assert caught.value.message == f"function {name} does not exist"
         assert "hello" not in caught.value.hint
     with pytest.raises(NotFound) as caught:
-        of_project.require("embeds", PROJECTS)
-    assert caught.value.hint == "did you mean embed?"
+        of_project.require("ml.embeds", FUNCTIONS)
+    assert caught.value.hint == "did you mean ml.embed?"
     with pytest.raises(Forbidden, match="project ml"):
         of_project.require_unlimited("GET /api/v1/keys")
+
+
+def test_a_name_without_a_project_is_in_the_one_of_the_key() -> None:
+    of_project, of_functions = caller(["invoke"], project="ml"), caller(["invoke"], functions=["ml.chat", "ml.embed"])
+    for one in (of_project, of_functions):
+        assert one.full_name("chat") == "ml.chat"
+        assert one.full_name("default.chat") == "chat"
+        assert not one.sees("chat")
+    for several in (caller(["invoke"]), caller(["invoke"], functions=["ml.chat", "hello"])):
+        assert several.full_name("chat") == "chat"
+        assert several.sees(several.full_name("ml.chat"))
+    assert not caller(["deploy"], functions=["tool"]).sees("payments.tool")
 
 
 def test_where_a_key_is_looked_for() -> None:

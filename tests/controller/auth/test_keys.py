@@ -114,16 +114,16 @@ def test_what_keys_are_good_for(controller: ControllerProcess, node: HandNode) -
 
 def test_a_limited_key_reads_what_is_about_its_own_functions(controller: ControllerProcess, node: HandNode) -> None:
     assert controller.http.put("/api/v1/projects/ml", json={}).status_code == 200
-    for name, terms in (("hello", {}), ("other", {}), ("learn", {"project": "ml"})):
-        controller.deploy(name, schedule="0 0 1 1 *", **terms)
+    for name in ("hello", "other", "ml.learn"):
+        controller.deploy(name, schedule="0 0 1 1 *")
         assert controller.http.post(f"/fn/{name}", headers={"prefer": "respond-async, wait=20"}).status_code == 200
     lock(controller)
     readers = {
         make(controller, "one", ["read"], functions=["other"]): {"other"},
-        make(controller, "ours", ["read"], project="ml"): {"learn"},
-        make(controller, "all", ["read"]): {"hello", "other", "learn"},
+        make(controller, "ours", ["read"], project="ml"): {"ml.learn"},
+        make(controller, "all", ["read"]): {"hello", "other", "ml.learn"},
     }
-    wait_until(lambda: all(len(controller.rows(name)) == 1 for name in ("hello", "other", "learn")))
+    wait_until(lambda: all(len(controller.rows(name)) == 1 for name in ("hello", "other", "ml.learn")))
     with anybody(controller) as client:
         for key, names in readers.items():
             client.headers.update(bearer(key))

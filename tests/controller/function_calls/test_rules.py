@@ -26,16 +26,18 @@ from fleetstart.runtime.contract.errors import (
     InvalidInput,
     NotFound,
 )
+from fleetstart.runtime.contract.function.names import DEFAULT_PROJECT, full_name
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function_calls import DEPTH_MAX, CallRequest
 from fleetstart.runtime.contract.ids import BundleId, FunctionName
 
-PROJECTS = {"ask": "search", "embed": "search", "index": "search", "chat": "ml"}
+FUNCTIONS = ("search.ask", "search.embed", "search.index", "ml.chat", "chat")
 SECOND_NS = 1_000_000_000
 
 
 def spec(**settings: Any) -> FunctionSpec:
-    return FunctionSpec(name=FunctionName("ask"), bundle=BundleId("b"), entry="handler:ask", **settings)
+    name = full_name("ask", settings.get("project", DEFAULT_PROJECT))
+    return FunctionSpec(name=name, bundle=BundleId("b"), entry="handler:ask", **settings)
 
 
 def request(**changes: Any) -> CallRequest:
@@ -44,12 +46,12 @@ def request(**changes: Any) -> CallRequest:
 
 
 def test_a_function_may_call_what_it_declares_in_its_project_and_do_nothing_else() -> None:
-    caller = caller_of(spec(project="search", calls=["embed", "chat"]), PROJECTS.get)
+    caller = caller_of(spec(project="search", calls=["embed", "ml.chat"]))
     caller.require_right("invoke", "calling functions")
-    caller.require("embed")
-    for hidden in ("chat", "index", "absent"):  # of another project, not declared, not there
+    caller.require_existing("search.embed", FUNCTIONS)
+    for hidden in ("ml.chat", "chat", "embed", "search.index", "search.absent"):  # of others, not declared, not there
         with pytest.raises(NotFound):
-            caller.require(hidden)
+            caller.require_existing(hidden, FUNCTIONS)
     for right in ("read", "deploy", "node", "admin"):
         with pytest.raises(Forbidden):
             caller.require_right(right, "it")
@@ -139,6 +141,6 @@ def test_a_request_that_http_does_not_have_is_rejected(broken: dict[str, Any]) -
 
 
 def test_a_deploy_is_warned_of_callees_that_are_not_there() -> None:
-    assert missing_callees(spec(project="search", calls=["embed"]), PROJECTS.get) == ""
-    warning = missing_callees(spec(project="search", calls=["embed", "chat", "absent"]), PROJECTS.get)
-    assert warning == "function ask calls chat, absent, which project search does not have yet"
+    assert missing_callees(spec(project="search", calls=["embed"]), FUNCTIONS) == ""
+    warning = missing_callees(spec(project="search", calls=["search.embed", "ml.chat", "absent"]), FUNCTIONS)
+    assert warning == "function search.ask calls ml.chat, search.absent, which project search does not have yet"

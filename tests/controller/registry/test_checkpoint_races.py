@@ -134,7 +134,7 @@ def test_deploys_and_removals_at_once_never_leave_a_function_without_weights(red
             whole = (tmp_path / "checkpoints" / checkpoint / "manifest.json").exists()
             assert whole == (checkpoint in await room.registry.uses())
             with contextlib.suppress(NotFound):
-                await room.registry.delete(FunctionName(f"f{turn}"))
+                await room.registry.delete(FunctionName(f"f{turn}"), NOW_MS)
         assert "done" in outcomes
         await room.client.aclose()
 

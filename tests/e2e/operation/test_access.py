@@ -122,12 +122,12 @@ def test_projects_have_quotas_and_their_own_bill(system: System) -> None:
     fs(system, "project", "quota", "ml", "--workers", "2", "--functions", "1")
     refused = fs(system, "deploy", str(plain), "--project", "ml", "--max", "4")
     assert (refused["code"], "may have 2 workers" in refused["message"]) == ("quota_exceeded", True)
-    fs(system, "deploy", str(plain), "--project", "ml", "--max", "2")
-    assert fs(system, "scale", "plain", "--max", "3")["code"] == "quota_exceeded"
-    refused = fs(system, "deploy", str(plain), "--project", "default", "--max", "2")
-    assert "is in project ml, and cannot move" in refused["message"]
-    assert system.ok("plain") == {"ok": True}
-    assert "has functions: plain" in fs(system, "project", "rm", "ml")["message"]
+    (deployed,) = fs(system, "deploy", str(plain), "--project", "ml", "--max", "2")
+    assert (deployed["name"], deployed["url"]) == ("ml.plain", f"{system.url}/fn/ml.plain")
+    assert fs(system, "scale", "ml.plain", "--max", "3")["code"] == "quota_exceeded"
+    assert system.ok("ml.plain") == {"ok": True}
+    assert system.failed("plain")[0] == 404, "the name is the project's own"
+    assert "has functions: ml.plain" in fs(system, "project", "rm", "ml")["message"]
 
     def of_ml() -> int:
         lines = fs(system, "usage", "--by", "project,phase")["lines"]
@@ -135,7 +135,7 @@ def test_projects_have_quotas_and_their_own_bill(system: System) -> None:
 
     wait_until(lambda: of_ml() == 1, what="a row of the project's")
     fs(system, "project", "quota", "ml", "--calls-per-s", "1", "--workers", "none")
-    answers = [system.call("plain") for _ in range(20)]
+    answers = [system.call("ml.plain") for _ in range(20)]
     limited = [answer for answer in answers if answer.status_code == 429]
     assert limited
     assert limited[0].json()["error"]["code"] == "rate_limited"
@@ -148,19 +148,21 @@ def test_the_first_key_is_kept_for_this_machine_and_others_show_theirs(system: S
     kept = system.home / "key"
     assert kept.read_text().strip() == made["key"]
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert system.call("plain").status_code == 401
-    assert {one["name"] for one in fs(system, "ls")} == {"uses", "plain"}
-    app = fs(system, "key", "create", "app", "--scope", "invoke", "--function", "plain")["key"]
+    assert system.call("ml.plain").status_code == 401
+    assert {one["name"] for one in fs(system, "ls")} == {"uses", "ml.plain"}
+    app = fs(system, "key", "create", "app", "--scope", "invoke", "--function", "ml.plain")["key"]
     ml = fs(system, "key", "create", "ci", "--scope", "deploy", "--scope", "invoke", "--project", "ml")["key"]
     assert system.ok("plain", authorization=f"Bearer {app}") == {"ok": True}
     assert system.failed("uses", {}, authorization=f"Bearer {app}")[0] == 404
-    assert [one["name"] for one in fs(system, "ls", key=ml)] == ["plain"]
+    assert [one["name"] for one in fs(system, "ls", key=ml)] == ["ml.plain"]
     assert [one["name"] for one in fs(system, "project", "ls", key=ml)] == ["ml"]
     assert fs(system, "secret", "ls", key=ml) == []
     assert fs(system, "secret", "set", "HF_TOKEN", key=ml, text="stolen")["code"] == "not_found"
     assert fs(system, "logs", "uses", key=ml)["code"] == "not_found"
     assert fs(system, "deploy", str(system.root / "src/plain/handler.py"), "--max", "2", key=ml)[0]["created"] is False
-    assert fs(system, "deploy", str(system.root / "src/uses/handler.py"), key=ml)["message"] == "the name uses is taken"
+    told = fs(system, "deploy", str(system.root / "src/uses/handler.py"), key=ml)["message"]
+    assert told == "function ml.uses: project ml has no secret HF_TOKEN", "not that there is a function uses"
+    assert fs(system, "invoke", "plain", key=ml)["body"] == {"ok": True}
     assert fs(system, "audit", key=ml)["code"] == "forbidden"
     assert "without --function and --project" in fs(system, "nodes", key=ml)["hint"]
     client = openai.OpenAI(base_url=f"{system.url}/fn/plain/v1", api_key=app, max_retries=0)
@@ -214,7 +216,7 @@ def test_a_key_is_entered_on_the_dashboard(system: System, tmp_path: Path) -> No
         page.open(f"{system.url}/ui/")
         page.shows("none was sent")  # it was kept nowhere
         page.type(ml)
-        page.shows("plain")
+        page.shows("ml.plain")
         page.shows("live")
         assert "uses" not in page.text
         assert "No node" not in page.text, "there is one, which is none of this key's business"
@@ -230,7 +232,7 @@ def test_the_audit_log_names_who_did_what(system: System) -> None:
     assert {
         ("local", "secret.set", "secret default/HF_TOKEN"), ("local", "function.deploy", "function uses"),
         ("local", "project.set", "project ml"), ("admin", "key.rotate", "key admin"),
-        ("admin", "key.revoke", "key app"), ("ci", "function.deploy", "function plain"),
+        ("admin", "key.revoke", "key app"), ("ci", "function.deploy", "function ml.plain"),
     } <= told  # fmt: skip
     refused = {(one["by"], one["status"]) for one in events if one["status"] in (401, 403, 404)}
     assert {("", 401), ("ci", 403), ("app", 404)} <= refused
