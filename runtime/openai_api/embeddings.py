@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from ..contract.errors import FleetError, InvalidInput
+from ..contract.function.names import means
 from ..worker_io.asgi import JSON, App, ClientDisconnected, Receive, Scope, Send, read_body, respond
 from .call_reader import CallReader
 from .invalid_parameter import InvalidParameter, ModelNotFound
@@ -96,7 +97,7 @@ class EmbeddingsApp:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._embed, call)
 
     def _check_model(self, name: str | None) -> None:
-        if name and name.partition("@")[0] != self._name:
+        if name and not means(name.partition("@")[0], self._name):
             raise ModelNotFound(f"the model {name!r} is not served here", hint=f"ask for {self._name!r}")
 
     def _embed(self, call: EmbeddingCall) -> Json:

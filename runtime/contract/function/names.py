@@ -41,3 +41,8 @@ def full_name(name: str, project: str) -> FunctionName:
     if not dot:
         own = project
     return FunctionName(bare if own == DEFAULT_PROJECT else f"{own}.{bare}")
+
+
+def means(written: str, function: str) -> bool:
+    """Whether a name means the function of this full name: itself, or its name without the project."""
+    return written in (function, function.rpartition(".")[2])

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from ...contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
+from ...contract.function.names import means
 from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
 from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
@@ -174,7 +175,7 @@ class LLMApp:
         await respond(send, 200, msgspec.json.encode(body), JSON)
 
     def _check_model(self, model: str | None) -> None:
-        if model and model.partition("@")[0] != self._name:
+        if model and not means(model.partition("@")[0], self._name):
             raise ModelNotFound(f"the model {model!r} is not served here", hint=f"ask for {self._name!r}")
 
     def _texts(self, call: StreamableCall) -> TokenTexts | None:

@@ -15,6 +15,7 @@ from fleetstart.runtime.contract.function.names import (
     full_name,
     is_function_name,
     is_project_name,
+    means,
     project_of,
 )
 from fleetstart.runtime.contract.function.spec import FunctionSpec
@@ -47,6 +48,11 @@ def test_names_that_are_refused(name: str) -> None:
     assert not is_function_name(name)
     with pytest.raises(InvalidSpec, match="is not allowed"):
         FunctionSpec(name=FunctionName(name), bundle=BundleId("0" * 64), entry="handler:run")
+
+
+def test_a_model_may_be_asked_for_without_its_project() -> None:
+    assert all(means(written, "ml.chat") for written in ("ml.chat", "chat"))
+    assert not any(means(written, "ml.chat") for written in ("other.chat", "ml", "", "chat.ml"))
 
 
 def test_a_spec_whose_name_and_project_differ_is_refused() -> None:
