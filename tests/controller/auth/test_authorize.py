@@ -97,11 +97,11 @@ def test_a_limited_key_sees_its_functions_and_hears_nothing_of_others() -> None:
     assert not caller(["read"], project="default").sees(""), "what is of no function is about the system"
     for name in ("hello", "hellp"):  # one exists, the other does not
         with pytest.raises(NotFound) as caught:
-            of_project.require(name, FUNCTIONS)
+            of_project.require_existing(name, FUNCTIONS)
         assert caught.value.message == f"function {name} does not exist"
         assert "hello" not in caught.value.hint
     with pytest.raises(NotFound) as caught:
-        of_project.require("ml.embeds", FUNCTIONS)
+        of_project.require_existing("ml.embeds", FUNCTIONS)
     assert caught.value.hint == "did you mean ml.embed?"
     with pytest.raises(Forbidden, match="project ml"):
         of_project.require_unlimited("GET /api/v1/keys")
