@@ -55,6 +55,8 @@ def ask(text: str, how: str = "value"):
             return call("count", text=text)
         except FleetError as error:
             return [type(error).__name__, error.code, error.status, error.message]
+    if how == "headers":
+        return [name for name in context.headers if name.startswith("fs-")]
     if how == "undeclared":
         return call("private", text=text)
     if how == "many":
@@ -193,6 +195,7 @@ def test_a_callee_that_is_not_there_is_a_warning_at_deploy_and_an_error_at_the_c
 
 def test_a_callee_sees_how_deep_it_is(system: System) -> None:
     assert ask(system, "value", "depth").json()[0] == 1
+    assert not {"fs-call-grant", "fs-worker-token", "fs-call-link"} & set(ask(system, "headers").json())
 
 
 def test_a_circle_is_rejected(system: System) -> None:
