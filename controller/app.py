@@ -136,8 +136,8 @@ class Controller:
     async def _first_read(self) -> None:
         """Waits for the first read of Redis. Connections queue in the socket's backlog: better than an answer from an
         empty view."""
-        read = asyncio.Event()
-        self._core.view.on_change(read.set)
+        read, view = asyncio.Event(), self._core.view
+        view.on_change(lambda: read.set() if view.synced else None)  # own reports change it, too
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_READ_S):
                 await read.wait()
