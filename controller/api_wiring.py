@@ -26,6 +26,7 @@ from .api.secrets import SecretsApi
 from .api.system import SystemApi
 from .api.traces import History, TracesApi
 from .api.versions import VersionsApi
+from .api.volumes import VolumesApi
 from .async_invocations.webhooks.secrets import WebhookSecrets
 from .async_wiring import AsyncInvocations, build_async_invocations
 from .auth.audit_log import AuditLog
@@ -45,6 +46,7 @@ from .observability.process_metrics import LoopLag, ProcessMetrics
 from .registry.checkpoints import Checkpoints
 from .registry.registry import Registry
 from .registry.rollouts import RolloutController
+from .registry.volumes import Volumes
 from .schemas.functions import BudgetInfo
 from .shell.service import ShellService
 from .state import readiness
@@ -74,6 +76,7 @@ def build_management(
     store = open_store(config.store)
     registry = Registry(core.state, store)
     checkpoints = Checkpoints(store, registry)
+    volumes = Volumes(core.state, store)
     archive = LedgerArchive(store)
     reader = LedgerReader(core.client, archive)
     compactor = Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows)
@@ -124,6 +127,7 @@ def build_management(
         ProjectsApi(core.state, webhook_secrets),
         NodesApi(core.state, redis_url=config.redis_url, store_url=config.store),
         SecretsApi(core.state, cipher, webhook_secrets),
+        VolumesApi(core.view, volumes),
     )
     return Management(
         api=build_app(apis),
@@ -135,6 +139,7 @@ def build_management(
         parts=(
             rollouts,
             checkpoints,
+            volumes,
             compactor,
             lag,
             audit,

@@ -47,6 +47,8 @@ DISK_CACHE_BYTES = 50 * GIB
 
 LAYER_CACHE_BYTES = 20 * GIB
 """Default budget of layers on the disk: a few with torch, dozens without."""
+VOLUME_CACHE_BYTES = 20 * GIB
+"""Default budget of volumes on the disk."""
 
 WORKER_ENV = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
@@ -92,6 +94,8 @@ class Config:
     """Budget of the disk cache; 0 where the store is a folder, which is on a disk already."""
     layer_cache_bytes: int = LAYER_CACHE_BYTES
     """Budget of the packages of functions on the disk."""
+    volume_cache_bytes: int = VOLUME_CACHE_BYTES
+    """Budget of volumes on the disk."""
     fetch_threads: int = FETCH_THREADS
     """Concurrent connections to the object store."""
     region: str = ""
@@ -122,6 +126,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         keep_idle=read_choice(env, "FS_KEEP_WEIGHTS", ("0", "1")) != "0",
         disk_cache_bytes=read_size(env, "FS_DISK_CACHE", DISK_CACHE_BYTES) if is_s3(env["FS_STORE"]) else 0,
         layer_cache_bytes=read_size(env, "FS_LAYER_CACHE", LAYER_CACHE_BYTES),
+        volume_cache_bytes=read_size(env, "FS_VOLUME_CACHE", VOLUME_CACHE_BYTES),
         pool_size=read_int(env, "FS_POOL_SIZE", 1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS)),
         cpus=cpus,

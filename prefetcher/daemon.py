@@ -33,6 +33,7 @@ from .control.redis_state import REDIS_ERRORS, NodeState
 from .control.status_publisher import StatusPublisher
 from .diagnostics.startup import measure_link, measure_machine
 from .layers.cache import LayerCache
+from .layers.kinds import VOLUME
 from .network.egress_proxy import NodeEgress, egress_limits
 from .network.ingress_proxy import NodeIngress
 from .node_report import report_of
@@ -47,6 +48,8 @@ from .segments.disk_cache import DiskCache
 from .segments.store import SegmentStore
 from .sources.base import Source
 from .stage_links.relay import open_relays
+from .volumes.session import VolumeNode
+from .volumes.store_writer import open_writer
 from .workers.bundles import BundleCache
 from .workers.call_latency import CallLatencies
 from .workers.layer_spares import LayerSpares
@@ -137,6 +140,17 @@ class Daemon:
             bundles=bundles,
             layers=self._layers,
             layer_spares=self._layer_spares,
+            volumes=VolumeNode(
+                cache=LayerCache(
+                    folder=config.state_dir / "volumes",
+                    source=source,
+                    budget_bytes=config.volume_cache_bytes,
+                    kind=VOLUME,
+                ),
+                writer=open_writer(config.store),
+                publish=self._state.publish_volume,
+                find=self._state.volume,
+            ),
             segments=self._segments,
             prefork_pool=self._prefork_pool,
             logs=self._logs,

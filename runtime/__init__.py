@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .sdk.decorators import batched, on_exit
     from .sdk.files import File
     from .sdk.responses import Response
+    from .sdk.volumes import VolumeConflict, VolumeError, volume
 
 __all__ = [
     "LLM",
@@ -35,12 +36,15 @@ __all__ = [
     "Response",
     "Scale",
     "Transformers",
+    "VolumeConflict",
+    "VolumeError",
     "acall",
     "batched",
     "call",
     "context",
     "function",
     "on_exit",
+    "volume",
 ]
 
 _LAZY = {
@@ -55,12 +59,15 @@ _LAZY = {
     "Response": "sdk.responses",
     "Scale": "contract.function.spec",
     "Transformers": "sdk.declarations",
+    "VolumeConflict": "sdk.volumes",
+    "VolumeError": "sdk.volumes",
     "acall": "sdk.calls",
     "batched": "sdk.decorators",
     "call": "sdk.calls",
     "context": "sdk.context",
     "function": "sdk.declarations",
     "on_exit": "sdk.decorators",
+    "volume": "sdk.volumes",
 }
 
 

@@ -55,6 +55,7 @@ from ..schemas.history import CallHistory, SystemEvent
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
 from ..schemas.nodes import JoinTerms, NodeJoin, NodeState
 from ..schemas.planning import Forecast, InvocationPlan, Proposal
+from ..schemas.volumes import NewVolumeVersion, Pruned, PruneTerms, VolumeInfo
 from ..shell.service import ShellService
 from ..state.access_records import DEFAULT
 from ..state.records import ScaleOverride
@@ -72,6 +73,7 @@ from .secrets import SecretsApi
 from .system import AUDIT_ROWS, SystemApi
 from .traces import LIMIT, TracesApi
 from .versions import VersionsApi
+from .volumes import VolumesApi
 
 NDJSON = "application/x-ndjson"
 OBJECT = "/api/v1/objects/{key:path}"
@@ -84,6 +86,7 @@ BUDGET = "/api/v1/budgets/{function}"
 NODE = "/api/v1/nodes/{name}"
 PROJECT = "/api/v1/projects/{name}"
 SECRET = "/api/v1/secrets/{project}/{name}"
+VOLUME = "/api/v1/volumes/{project}/{name}"
 SPAN: dict[str, str | int | type[int]] = {"since_unix_ms": 0, "until_unix_ms": int}
 
 # fmt: off
@@ -268,6 +271,22 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
         Endpoint("POST", "/api/v1/secrets/rekey", "admin", SecretsApi.rekey,
                  "Encrypt all secrets with a new master key", audit="secret.rekey", kind="secret", unlimited=True,
                  answer=Rekeyed),
+    ),
+    VolumesApi: (
+        Endpoint("GET", "/api/v1/volumes", "read", VolumesApi.volumes, "List volumes with their versions",
+                 answer=list[VolumeInfo]),
+        Endpoint("GET", VOLUME, "read", VolumesApi.volume, "A volume with its versions", kind="volume",
+                 answer=VolumeInfo),
+        Endpoint("PUT", VOLUME, "deploy", VolumesApi.create, "Create a volume; one that exists stays as it is",
+                 audit="volume.create", kind="volume", answer=VolumeInfo),
+        Endpoint("DELETE", VOLUME, "deploy", VolumesApi.remove, "Remove a volume, unless a function uses it",
+                 audit="volume.rm", kind="volume", answer=VolumeInfo),
+        Endpoint("POST", f"{VOLUME}/versions", "deploy", VolumesApi.publish,
+                 "Add a version, unless another one came after the one that it is based on", audit="volume.put",
+                 kind="volume", body=NewVolumeVersion, answer=VolumeInfo, status=201),
+        Endpoint("POST", f"{VOLUME}/prune", "deploy", VolumesApi.prune,
+                 "Remove old versions, but those that functions name", audit="volume.prune", kind="volume",
+                 body=PruneTerms, answer=Pruned),
     ),
 }
 # fmt: on

@@ -10,14 +10,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
-from fleetstart.runtime.contract.object_keys import LayerKey, parse_key
+from fleetstart.runtime.contract.object_keys import LayerKey, VolumeKey, parse_key
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
 
 from ..http.asgi import error_json
 from ..http.byte_range import NotSatisfiable, parse_range
 from ..http.json_api import json_response, query_flag
 from ..registry.checkpoints import Checkpoints
-from ..storage.object_store import ObjectStore, Upload, check_checkpoint, check_key, not_found, require_layer_parts
+from ..storage.object_store import (
+    ObjectStore,
+    Upload,
+    check_checkpoint,
+    check_key,
+    not_found,
+    require_layer_parts,
+    require_volume_parts,
+)
 
 BYTES = "application/octet-stream"
 
@@ -54,6 +62,8 @@ class ObjectsApi:
                 data = await _small(key, chunks)
                 if isinstance(named := parse_key(key), LayerKey):
                     await require_layer_parts(self._store, named.layer, data)
+                elif isinstance(named, VolumeKey):
+                    await require_volume_parts(self._store, named.tree, data)
                 else:
                     await self._checkpoints.check_parts(check_checkpoint(key.split("/")[1]), data)
                 chunks = _once(data)

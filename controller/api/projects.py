@@ -67,6 +67,7 @@ class ProjectsApi:
         for what, names, advice in (
             ("functions", info.functions, "fs rm"),
             ("secrets", info.secrets, "fs secret rm"),
+            ("volumes", table.volume_names(name), "fs volume rm"),
             ("keys", keys_of, "fs key revoke"),
         ):
             if names:

@@ -1,4 +1,4 @@
-"""Deploy policy: gives a spec its full name, and checks the caller's limits, the project's quotas and its secrets.
+"""Deploy policy: gives a spec its full name, and checks the caller's limits, the project's quotas, secrets and volumes.
 
 A name in another project is another function. Decisions use the view alone.
 """
@@ -14,6 +14,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import Forbidden, InvalidSpec
 from fleetstart.runtime.contract.function.names import full_name, project_of
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, FunctionSpec
+from fleetstart.runtime.contract.function.volume import parse_volume
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.sizes import MIB
 
@@ -35,6 +36,7 @@ def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> Funct
     spec = named_spec(view, caller, spec)
     check_kv_memory(view, spec)
     _check_secrets(view.access, spec.home, spec)
+    _check_volumes(view.access, spec.home, spec)
     wanted = ResourceDemand(function=spec.name, workers=spec.scale.max, memory_bytes=spec.scale.max * spec.memory_bytes)
     _check_quotas(view, spec.home, wanted)
     return spec
@@ -113,6 +115,28 @@ def _check_secrets(table: AccessTable, project: str, spec: FunctionSpec) -> None
             f"function {spec.name}: its secrets have {total_bytes} bytes, {SECRETS_MAX_BYTES} at most",
             hint="large files belong into the bundle or the weights, encrypted if need be",
         )
+
+
+def _check_volumes(table: AccessTable, project: str, spec: FunctionSpec) -> None:
+    of = "" if project == DEFAULT else f" --project {project}"
+    for ref in map(parse_volume, spec.volumes):
+        record = table.volume(project, ref.name)
+        if record is None:
+            near = get_close_matches(ref.name, table.volume_names(project), n=1)
+            raise InvalidSpec(
+                f"function {spec.name}: project {project} has no volume {ref.name}",
+                hint=f"did you mean {near[0]}?" if near else f"make it first: fs volume create {ref.name}{of}",
+            )
+        if record.latest is None and not ref.write:
+            raise InvalidSpec(
+                f"function {spec.name}: volume {ref.name} has no version yet",
+                hint=f"put a folder into it: fs volume put {ref.name} FOLDER{of}",
+            )
+        if ref.version is not None and all(version.number != ref.version for version in record.versions):
+            raise InvalidSpec(
+                f"function {spec.name}: volume {ref.name} has no version {ref.version}",
+                hint=f"`fs volume versions {ref.name}{of}` lists them",
+            )
 
 
 def _check_quotas(view: View, project: str, wanted: ResourceDemand) -> None:

@@ -43,6 +43,8 @@ def object_snapshot(view: View) -> Callable[[Kind, str], msgspec.Struct | None]:
             return table.keys.get(name)
         if kind == "project":
             return table.projects.get(name)
+        if kind == "volume":
+            return table.volumes.get(name)
         return table.secrets.get(name) if kind == "secret" else None
 
     return seen

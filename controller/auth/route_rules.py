@@ -16,7 +16,18 @@ from typing import Literal
 from ..state.access_records import Right
 
 Kind = Literal[
-    "", "function", "object", "checkpoint", "budget", "price", "key", "project", "secret", "invocation", "node"
+    "",
+    "function",
+    "object",
+    "checkpoint",
+    "budget",
+    "price",
+    "key",
+    "project",
+    "secret",
+    "invocation",
+    "node",
+    "volume",
 ]
 Permission = Right | Literal["open", "key"]
 """Permission of a route: none (`open`), any valid key (`key`), or a key with that right."""

@@ -21,6 +21,7 @@ from ..state.records import VersionKey
 from ..state.redis_client import REDIS_ERRORS
 from .leader import LeaderLease
 from .reconcile import Reconciler, Step
+from .volume_mounts import with_mounts
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Scheduler:
 
     async def _step(self) -> int | None:
         step = self._reconciler.step(self._view, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns())
-        step.orders = [self._seal(order) for order in step.orders]
+        step.orders = [with_mounts(self._view, self._seal(order)) for order in step.orders]
         if not await self._lease.write(step, self.fence):
             log.warning("orders were rejected: another controller schedules", extra={"fence": self.fence})
             self.fence = 0

@@ -48,6 +48,7 @@ from ..http.request_body import header
 from ..http.scope import API_CALLER
 from ..http.websocket import reject_handshake
 from ..planner.constraints import admits, constraints_of, unmet_constraint
+from ..scheduler.volume_mounts import with_mounts
 from ..state.records import VersionKey, VersionRecord
 from ..state.redis_client import REDIS_ERRORS
 from ..state.sync import StateSync
@@ -166,18 +167,17 @@ class ShellService:
         now_ns, unix_ns = time.monotonic_ns(), time.time_ns()
         nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
         node = select_node(record.spec, nodes)
-        return self._seal(
-            WorkerOrder(
-                worker=new_worker_id(),
-                node=node.node,
-                epoch=node.epoch,
-                version=record.version,
-                spec=record.spec,
-                ordered_unix_ns=unix_ns,
-                decided_unix_ns=unix_ns,
-                shell=True,
-            )
+        order = WorkerOrder(
+            worker=new_worker_id(),
+            node=node.node,
+            epoch=node.epoch,
+            version=record.version,
+            spec=record.spec,
+            ordered_unix_ns=unix_ns,
+            decided_unix_ns=unix_ns,
+            shell=True,
         )
+        return with_mounts(self._view, self._seal(order))
 
     @asynccontextmanager
     async def _ordered(self, order: WorkerOrder) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""The access table: keys, projects and secrets as last read from Redis, for decisions without a round trip.
+"""The access table: keys, projects, secrets and volumes as last read from Redis, for decisions without a round trip.
 
 A table is immutable; a reading that differs makes another. Entries that cannot be decoded (a later version wrote them)
 are left out, but still count as keys: an unreadable key does not open access.
@@ -12,10 +12,12 @@ from typing import TypeVar
 
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
+from fleetstart.runtime.contract.function.volume import VolumeRecord, volume_field
+
 from .access_records import DEFAULT, Credential, KeyRecord, ProjectRecord, SecretRecord, secret_field
 
 Raw = Mapping[bytes, bytes]
-Record = TypeVar("Record", KeyRecord, ProjectRecord, SecretRecord)
+Record = TypeVar("Record", KeyRecord, ProjectRecord, SecretRecord, VolumeRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +30,13 @@ class AccessTable:
     """Projects that were created or have quotas."""
     secrets: Mapping[str, SecretRecord] = field(default_factory=dict)
     """Secrets by {project}/{name}."""
+    volumes: Mapping[str, VolumeRecord] = field(default_factory=dict)
+    """Volumes by {project}/{name}."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Calls a second by project, where there is such a quota."""
     unreadable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Errors of the records that cannot be read, by kind and name."""
-    raw: tuple[Raw, Raw, Raw] = field(default=({}, {}, {}), repr=False)
+    raw: tuple[Raw, Raw, Raw, Raw] = field(default=({}, {}, {}, {}), repr=False)
 
     def has_project(self, name: str) -> bool:
         return name == DEFAULT or name in self.projects
@@ -43,16 +47,24 @@ class AccessTable:
     def secret_names(self, project: str) -> list[str]:
         return sorted(record.name for record in self.secrets.values() if record.project == project)
 
+    def volume(self, project: str, name: str) -> VolumeRecord | None:
+        return self.volumes.get(volume_field(project, name))
+
+    def volume_names(self, project: str) -> list[str]:
+        return sorted(record.name for record in self.volumes.values() if record.project == project)
+
 
 EMPTY = AccessTable()
 
 
-def read_table(raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, last: AccessTable = EMPTY) -> AccessTable:
+def read_table(
+    raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, raw_volumes: Raw, last: AccessTable = EMPTY
+) -> AccessTable:
     """Decodes the hashes; returns `last` itself if nothing has changed."""
-    raw = (raw_keys, raw_projects, raw_secrets)
+    raw = (raw_keys, raw_projects, raw_secrets, raw_volumes)
     if raw == last.raw:
         return last
-    unreadable: dict[str, dict[str, str]] = {"key": {}, "project": {}, "secret": {}}
+    unreadable: dict[str, dict[str, str]] = {"key": {}, "project": {}, "secret": {}, "volume": {}}
     keys = {record.name: record for record in _decoded(raw_keys, _KEY, unreadable["key"])}
     projects = {record.name: record for record in _decoded(raw_projects, _PROJECT, unreadable["project"])}
     return AccessTable(
@@ -61,6 +73,7 @@ def read_table(raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, last: AccessT
         by_id={credential.id: (record, credential) for record in keys.values() for credential in record.credentials},
         projects=projects,
         secrets={record.field: record for record in _decoded(raw_secrets, _SECRET, unreadable["secret"])},
+        volumes={record.field: record for record in _decoded(raw_volumes, _VOLUME, unreadable["volume"])},
         rates={
             record.name: record.quotas.calls_per_s
             for record in projects.values()
@@ -71,7 +84,8 @@ def read_table(raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, last: AccessT
     )
 
 
-_KEY, _PROJECT, _SECRET = RecordDecoder(KeyRecord), RecordDecoder(ProjectRecord), RecordDecoder(SecretRecord)
+_KEY, _PROJECT = RecordDecoder(KeyRecord), RecordDecoder(ProjectRecord)
+_SECRET, _VOLUME = RecordDecoder(SecretRecord), RecordDecoder(VolumeRecord)
 
 
 def _decoded(raw: Raw, decoder: RecordDecoder[Record], problems: dict[str, str]) -> list[Record]:

@@ -1,6 +1,6 @@
-"""A hash in Redis (of keys, projects or secrets) that is changed by compare-and-set, with a publication of each change.
+"""A hash in Redis (of keys, projects, secrets or volumes) that is changed by compare-and-set, each change published.
 
-Gateways read all three again when a change is published, and once a second anyway: a revoked key stays valid for that
+Gateways read all of them again when a change is published, and once a second anyway: a revoked key stays valid for that
 long where a publication was lost.
 """
 

@@ -84,6 +84,7 @@ class FullResync:
             pipe.hgetall(keys.KEYS)
             pipe.hgetall(keys.PROJECTS)
             pipe.hgetall(keys.SECRETS)
+            pipe.hgetall(keys.VOLUMES)
             functions, node_names, draining, leader, measures, *access = await pipe.execute()
         nodes = [NodeId(name.decode()) for name in node_names]
         async with self._client.pipeline(transaction=False) as pipe:
@@ -98,7 +99,7 @@ class FullResync:
         view.functions = records
         view.node_names = frozenset(nodes)
         view.draining = frozenset(NodeId(name.decode()) for name in draining)
-        view.access = read_table(access[0], access[1], access[2], view.access)
+        view.access = read_table(access[0], access[1], access[2], access[3], view.access)
         for what, problems in view.access.unreadable.items():
             view.unreadable.replace(what, problems)
         self._apply(by_node)

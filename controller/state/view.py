@@ -70,7 +70,7 @@ class View:
         self.version_measures: dict[VersionKey, VersionMeasures] = {}
         """The planner's estimates of nodes and versions."""
         self.access: AccessTable = EMPTY
-        """Keys, projects and secrets."""
+        """Keys, projects, secrets and volumes."""
         self.was_ready: set[WorkerId] = set()
         self.ended: OrderedDict[WorkerId, WorkerStatus] = OrderedDict()
         self.touched: set[WorkerId] = set()

@@ -26,11 +26,13 @@ from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
 from fleetstart.runtime.contract.object_keys import (
     CheckpointKey,
     LayerKey,
+    VolumeKey,
     bundle_key,
     checkpoint_key,
     is_digest,
     layer_key,
     parse_key,
+    volume_key,
 )
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT, Manifest, read_manifest
 
@@ -114,7 +116,7 @@ class Upload:
                 hint="the upload was cut or changed on its way: deploy again",
             )
         if self._manifest is not None and self._expected is not None:
-            if isinstance(parse_key(self._key), LayerKey):
+            if isinstance(parse_key(self._key), LayerKey | VolumeKey):
                 layers.read_layer(bytes(self._manifest), LayerId(self._expected))
             else:
                 read_manifest(bytes(self._manifest), CheckpointId(self._expected))
@@ -125,7 +127,7 @@ def check_key(key: str) -> str:
     if parse_key(key) is None:
         raise InvalidInput(
             f"object key {key[:200]!r} is not allowed",
-            hint="bundles/SHA256, checkpoints/ID/OBJECT and layers/ID/OBJECT are",
+            hint="bundles/SHA256, checkpoints/ID/OBJECT, layers/ID/OBJECT, volumes/ID/manifest.json, parts/SHA256 are",
         )
     return key
 
@@ -146,7 +148,7 @@ def expected_digest(key: str) -> str | None:
         return named.checkpoint if named.object == MANIFEST_OBJECT else None
     if isinstance(named, LayerKey):
         return named.layer if named.object == MANIFEST_OBJECT else None
-    return named
+    return named.tree if isinstance(named, VolumeKey) else named
 
 
 async def require_bundle(store: ObjectStore, name: FunctionName, bundle: BundleId) -> None:
@@ -175,13 +177,39 @@ async def require_layer_parts(store: ObjectStore, layer: LayerId, data: bytes) -
     """Checks that the parts of a layer's manifest are in the store. Errors: LayerInvalid, naming the first one."""
     manifest = layers.read_layer(data, layer)
     for part in manifest.parts:
-        found = await store.size(layer_key(layer, part.object))
-        if found != part.size_bytes:
-            state = "is not in the store" if found is None else f"has {found:,} bytes, {part.size_bytes:,} expected"
-            raise LayerInvalid(f"{part.object} of layer {layer[:12]} {state}", hint=_DEPLOY_LAYER)
+        await _require_part(store, f"layer {layer[:12]}", part, layer_key(layer, part.object), _DEPLOY_LAYER)
     return manifest
 
 
+async def require_volume(store: ObjectStore, tree: LayerId) -> layers.LayerManifest:
+    """Reads the manifest of a version of a volume that is in the store whole. Errors: InvalidInput, LayerInvalid."""
+    if not is_digest(tree):
+        raise InvalidInput(f"{tree[:80]!r} is not the id of a volume's manifest")
+    data = await store.read(volume_key(tree, MANIFEST_OBJECT), layers.MANIFEST_MAX_BYTES)
+    if data is None:
+        raise LayerInvalid(f"the manifest {tree[:12]} is not in the store", hint=_PUT_VOLUME)
+    return await require_volume_parts(store, tree, data)
+
+
+async def require_volume_parts(store: ObjectStore, tree: LayerId, data: bytes) -> layers.LayerManifest:
+    """Checks that the parts of a volume's manifest are in the store. Errors: LayerInvalid, naming the first one."""
+    manifest = layers.read_layer(data, tree)
+    sizes = {part.object: part for part in manifest.parts}
+    for part in sizes.values():
+        if not is_digest(part.object):
+            raise LayerInvalid(f"volume {tree[:12]}: {part.object} is not named by its digest", hint=_PUT_VOLUME)
+        await _require_part(store, f"volume {tree[:12]}", part, volume_key(tree, part.object), _PUT_VOLUME)
+    return manifest
+
+
+async def _require_part(store: ObjectStore, what: str, part: layers.LayerPart, key: str, hint: str) -> None:
+    found = await store.size(key)
+    if found != part.size_bytes:
+        state = "is not in the store" if found is None else f"has {found:,} bytes, {part.size_bytes:,} expected"
+        raise LayerInvalid(f"{part.object} of {what} {state}", hint=hint)
+
+
+_PUT_VOLUME = "`fs volume put` sends what the store lacks: run it again"
 _DEPLOY_LAYER = "`fs deploy` sends what the store lacks: run it again"
 
 

@@ -14,11 +14,13 @@ import msgspec
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError, WatchError
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
 from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
+from fleetstart.runtime.contract.errors import NotFound, Unavailable
+from fleetstart.runtime.contract.function.volume import VolumeRecord, VolumeVersion, volume_field, with_version
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
@@ -33,6 +35,9 @@ FSYNC_WAIT_MS = 2500
 """Longest wait for Redis to sync its log to disk, which it does once a second."""
 LOG_LINES_KEPT = 10_000
 """Approximate number of log lines kept of one function."""
+
+PUBLISH_TRIES = 20
+"""Attempts to publish a version of a volume, each of which another change can spoil."""
 
 REDIS_ERRORS = (RedisError, OSError)
 """Errors of a Redis that is down, restarting or loading."""
@@ -152,6 +157,36 @@ class NodeState:
             log.error("cannot decode a price sheet", extra={"error": str(error)})
             sheets = []
         return in_force(sheets, now_unix_ms), frozenset(WorkerId(name.decode(errors="replace")) for name in kept)
+
+    async def volume(self, project: str, name: str) -> VolumeRecord | None:
+        data = await self._redis.hget(keys.VOLUMES, volume_field(project, name))
+        return msgspec.json.decode(data, type=VolumeRecord) if data else None
+
+    async def publish_volume(self, project: str, name: str, base: int, version: VolumeVersion) -> VolumeRecord:
+        """Adds a version to a volume's record; returns the record. Files that the newest version has make none.
+
+        Errors: NotFound, Conflict, InvalidInput, Unavailable.
+        """
+        field = volume_field(project, name)
+        for _ in range(PUBLISH_TRIES):
+            async with self._redis.pipeline(transaction=True) as pipe:
+                await pipe.watch(keys.VOLUMES)
+                data = await pipe.hget(keys.VOLUMES, field)
+                if not data:
+                    raise NotFound(f"volume {name} of project {project} was removed")
+                known = msgspec.json.decode(data, type=VolumeRecord)
+                if known.latest is not None and known.latest.tree == version.tree:
+                    return known
+                new = with_version(known, base, version)
+                pipe.multi()
+                pipe.hset(keys.VOLUMES, field, msgspec.json.encode(new))
+                pipe.publish(keys.EVENTS_FUNCTIONS, field)
+                try:
+                    await pipe.execute()
+                    return new
+                except WatchError:
+                    continue  # another change of some volume came between
+        raise Unavailable(f"volume {name}: other changes kept coming first", retry_after_s=1)
 
     async def release_lease(self, epoch: str) -> None:
         """Deletes the lease and the statuses, unless a successor has taken the lease."""

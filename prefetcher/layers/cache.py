@@ -1,8 +1,10 @@
-"""The layers on the node's disk: each is fetched once, shared by all workers that use it, kept while there is room.
+"""The layers, or the versions of volumes, on the node's disk.
 
-A layer is a folder named by its id, with the manifest and `files/`, which workers see read-only. It appears by one
-rename when all its bytes are verified, or not at all. Before another one is fetched, layers that no worker uses leave
-as the policy for weights decides (`segments.eviction`).
+Each is fetched once, shared by all workers that use it, kept while there is room. A layer is a folder named by its id,
+with the manifest and `files/`, which workers see read-only. It appears by one rename when all its bytes are verified,
+or not at all. Before another one is fetched, layers that no worker uses leave as the policy for weights decides
+(`segments.eviction`). A version of a volume is kept in the same way, in another folder; one that a worker commits comes
+about here (`stage`, `adopt`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from fleetstart.runtime.contract.function.layer import (
     read_layer,
 )
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, LayerId, WorkerId
-from fleetstart.runtime.contract.object_keys import is_digest, layer_key
+from fleetstart.runtime.contract.object_keys import is_digest
 
 from ..concurrency.threads import in_thread
 from ..fetch.bandwidth import Bandwidths
@@ -38,6 +40,7 @@ from ..sources.base import Source
 from ..sources.errors import ObjectMissing
 from .download import download
 from .imports import learn_imports, read_imports
+from .kinds import LAYER, TreeKind
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +76,14 @@ class LayerCache:
         folder: Path,
         source: Source,
         budget_bytes: int,
+        kind: TreeKind = LAYER,
         give_up: Callable[[], None] = lambda: None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`give_up` releases what is only kept ahead of calls, where a layer has no room otherwise; `changed` is called
         when a layer came."""
         self.bandwidths = Bandwidths()
+        self._kind = kind
         self._folder = folder
         self._give_up = give_up
         self._changed = changed
@@ -86,6 +91,8 @@ class LayerCache:
         self._budget_bytes = budget_bytes
         self._layers: dict[LayerId, _CachedLayer] = {}
         self._under_way: dict[LayerId, asyncio.Task[None]] = {}
+        self._staged: dict[Path, int] = {}
+        """Folders in which a new version of a volume comes about, with the room that each may take."""
         self._waiting: defaultdict[LayerId, set[WorkerId]] = defaultdict(set)
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
@@ -93,7 +100,7 @@ class LayerCache:
 
     @property
     def used_bytes(self) -> int:
-        return sum(layer.size_bytes for layer in self._layers.values())
+        return sum(layer.size_bytes for layer in self._layers.values()) + sum(self._staged.values())
 
     def has(self, layer: LayerId) -> bool:
         return layer in self._layers
@@ -105,7 +112,7 @@ class LayerCache:
         room), OSError.
         """
         if not is_digest(layer):
-            raise InvalidSpec(f"{layer!r} is not the id of a layer")
+            raise InvalidSpec(f"{layer!r} is not the id of a {self._kind.name}")
         if layer not in self._layers:
             self._waiting[layer].add(worker)
             try:
@@ -135,6 +142,48 @@ class LayerCache:
         """Keeps, beside the layer, which of its modules a function imports."""
         if layer in self._layers:
             learn_imports(self._folder / layer, function, modules)
+    # ── trees that come about on this node ─────────────────────────────────────────────────────────
+
+    async def stage(self, size_bytes: int) -> Path:
+        """A new folder for files of so many bytes; the caller ends it with `unstage`. Errors: Unavailable, OSError."""
+        await self._make_room(size_bytes, "the new version")
+        staging = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        self.files_of(staging).mkdir(parents=True, mode=0o755)
+        self._staged[staging] = size_bytes
+        return staging
+
+    def files_of(self, staging: Path) -> Path:
+        return staging / FILES
+
+    async def adopt(
+        self, staging: Path, layer: LayerId, manifest: LayerManifest, data: bytes, worker: WorkerId
+    ) -> None:
+        """Keeps staged files under their id, for a worker to use. What cannot be kept is fetched when it is needed."""
+        if layer in self._layers:
+            self._layers[layer].pins.add(worker)
+            return
+        try:
+            (staging / MANIFEST_OBJECT).write_bytes(data)
+            (staging / BOOT).write_text(_boot_id())
+            staging.rename(self._folder / layer)
+        except OSError as error:
+            log.warning(f"a new {self._kind.name} is not kept", extra={"layer": layer, "error": str(error)})
+            return
+        del self._staged[staging]
+        self._layers[layer] = _CachedLayer(
+            manifest.total_bytes, uses=1, pins={worker}, last_used_s=time.time()
+        )
+
+    async def unstage(self, staging: Path) -> None:
+        """Removes a staged folder, unless it was adopted."""
+        if self._staged.pop(staging, None) is not None:
+            await in_thread(lambda: shutil.rmtree(staging, ignore_errors=True), f"{self._kind.name}-unstage")
+
+    def manifest(self, layer: LayerId) -> LayerManifest:
+        """The manifest of one that is on the disk. Errors: LayerInvalid, OSError."""
+        return read_layer((self._folder / layer / MANIFEST_OBJECT).read_bytes(), layer)
+
+    # ── fetching ───────────────────────────────────────────────────────────────────────────────────
 
     def _fetch_once(self, layer: LayerId) -> asyncio.Task[None]:
         task = self._under_way.get(layer)
@@ -150,24 +199,29 @@ class LayerCache:
 
     async def _fetch(self, layer: LayerId) -> None:
         began_s = time.monotonic()
-        data = await in_thread(lambda: self._read_manifest(layer), f"layer-{layer[:8]}")
+        name = f"{self._kind.name}-{layer[:8]}"
+        data = await in_thread(lambda: self._read_manifest(layer), name)
         manifest = read_layer(data, layer)
         _require_own_python(layer, manifest)
-        await self._make_room(layer, manifest.total_bytes)
+        await self._make_room(manifest.total_bytes, f"{self._kind.name} {layer[:12]}")
         written_s = time.monotonic()
-        await in_thread(lambda: self._write(layer, manifest, data), f"layer-{layer[:8]}")
+        await in_thread(lambda: self._write(layer, manifest, data), name)
         self._layers[layer] = _CachedLayer(manifest.total_bytes, last_used_s=time.time())
         self.bandwidths.note("layers", manifest.total_bytes, time.monotonic() - written_s)
         self._changed()
         extra = {"layer": layer, "size_bytes": manifest.total_bytes, "took_s": round(time.monotonic() - began_s, 3)}
-        log.info("layer fetched", extra=extra)
+        log.info(f"{self._kind.name} fetched", extra=extra)
 
     def _read_manifest(self, layer: LayerId) -> bytes:
-        key = layer_key(layer, MANIFEST_OBJECT)
+        key = self._kind.key(layer, MANIFEST_OBJECT)
         try:
-            return with_retries(lambda: self._source.read_object(key, MANIFEST_MAX_BYTES), f"layer {layer[:12]}")
+            return with_retries(
+                lambda: self._source.read_object(key, MANIFEST_MAX_BYTES), f"{self._kind.name} {layer[:12]}"
+            )
         except ObjectMissing as error:
-            raise LayerInvalid(f"layer {layer[:12]} is not in the store", hint="deploy the function again") from error
+            raise LayerInvalid(
+                f"{self._kind.name} {layer[:12]} is not in the store", hint=self._kind.send_again
+            ) from error
         except ValueError as error:
             raise LayerInvalid(str(error)) from error
 
@@ -175,14 +229,14 @@ class LayerCache:
         temporary = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
         try:
             (temporary / FILES).mkdir(parents=True, mode=0o755)
-            download(self._source, layer, manifest, temporary / FILES, THREADS)
+            download(self._source, self._kind, layer, manifest, temporary / FILES, THREADS)
             (temporary / MANIFEST_OBJECT).write_bytes(data)
             (temporary / BOOT).write_text(_boot_id())
             temporary.rename(self._folder / layer)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    async def _make_room(self, layer: LayerId, needed_bytes: int) -> None:
+    async def _make_room(self, needed_bytes: int, what: str) -> None:
         free_bytes = min(self._budget_bytes - self.used_bytes, shutil.disk_usage(self._folder).free - RESERVE_BYTES)
         chosen = choose_evictions(needed_bytes, free_bytes, self._candidates(), time.time())
         if chosen is None:
@@ -190,13 +244,15 @@ class LayerCache:
             chosen = choose_evictions(needed_bytes, free_bytes, self._candidates(), time.time())
         if chosen is None:
             raise Unavailable(
-                f"layer {layer[:12]} has {needed_bytes:,} bytes, and this node has {max(0, free_bytes):,} for layers "
-                "beside those in use",
-                hint="raise FS_LAYER_CACHE on the node, free its disk, or need fewer packages",
+                f"{what} has {needed_bytes:,} bytes, and this node has "
+                f"{max(0, free_bytes):,} for {self._kind.name}s beside those in use",
+                hint=f"raise {self._kind.setting} on the node, free its disk, or {self._kind.smaller}",
                 retry_after_s=1,
             )
         for other in map(LayerId, chosen):
-            log.info("layer evicted", extra={"layer": other, "size_bytes": self._layers.pop(other).size_bytes})
+            log.info(
+                f"{self._kind.name} evicted", extra={"layer": other, "size_bytes": self._layers.pop(other).size_bytes}
+            )
             # The rename is at once, the removal of thousands of files is not.
             gone = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
             (self._folder / other).rename(gone)
@@ -220,7 +276,7 @@ class LayerCache:
         try:
             os.utime(self._folder / layer / MANIFEST_OBJECT)
         except OSError as error:
-            log.warning("cannot mark a layer as used", extra={"layer": layer, "error": str(error)})
+            log.warning(f"cannot mark a {self._kind.name} as used", extra={"layer": layer, "error": str(error)})
 
     def _load(self, path: Path) -> None:
         """Takes over a layer of an earlier daemon; removes anything else."""
@@ -256,7 +312,7 @@ def _check_after_boot(path: Path, manifest: LayerManifest) -> None:
 
 
 def _require_own_python(layer: LayerId, manifest: LayerManifest) -> None:
-    if (manifest.python, manifest.platform) != (own_python(), own_platform()):
+    if manifest.python and (manifest.python, manifest.platform) != (own_python(), own_platform()):
         raise StartFailed(
             f"layer {layer[:12]} was built for {manifest.python} on {manifest.platform}, and this node runs "
             f"{own_python()} on {own_platform()}",

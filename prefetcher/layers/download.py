@@ -1,4 +1,4 @@
-"""Writes the files of a layer into a folder, from its parts in the store.
+"""Writes the files of a layer, or of a version of a volume, into a folder, from its parts in the store.
 
 Several threads read runs of chunks and verify each chunk; the calling thread writes them to the files that they cover.
 It is one, because a layer is mostly thousands of small files, and threads that create files wait for each other. A
@@ -22,17 +22,19 @@ from pathlib import Path
 from fleetstart.runtime.contract.errors import ChecksumMismatch, LayerInvalid
 from fleetstart.runtime.contract.function.layer import LayerManifest, LayerRange, layer_ranges
 from fleetstart.runtime.contract.ids import LayerId
-from fleetstart.runtime.contract.object_keys import layer_key
 
 from ..fetch.errors import with_retries
 from ..sources.base import PAGE_BYTES, ObjectRange, Piece, Source
 from ..sources.errors import ObjectMissing, ObjectSizeMismatch
+from .kinds import TreeKind
 
 RUN_BYTES = 16 * 1024 * 1024
 """Bytes of one read, and memory of each thread."""
 
 
-def download(source: Source, layer: LayerId, manifest: LayerManifest, folder: Path, threads: int) -> None:
+def download(
+    source: Source, kind: TreeKind, layer: LayerId, manifest: LayerManifest, folder: Path, threads: int
+) -> None:
     """Writes all files below the folder, which is empty. Blocks.
 
     Errors: LayerInvalid, ChecksumMismatch, StoreFailed, OSError.
@@ -46,7 +48,7 @@ def download(source: Source, layer: LayerId, manifest: LayerManifest, folder: Pa
 
         def read_next() -> None:
             for run in islice(waiting, 1):
-                reading.append((run, pool.submit(read_run, source, layer, run, stopped)))
+                reading.append((run, pool.submit(read_run, source, kind, layer, run, stopped)))
 
         try:
             for _ in range(threads + 1):  # one is ready when the writer comes to it
@@ -62,15 +64,23 @@ def download(source: Source, layer: LayerId, manifest: LayerManifest, folder: Pa
 
 def runs_of(ranges: Sequence[LayerRange], run_bytes: int) -> list[list[LayerRange]]:
     """Groups chunks that lie one after the other in one object into reads of about `run_bytes`."""
-    return [list(group) for _, group in groupby(ranges, lambda chunk: (chunk.object, chunk.object_offset // run_bytes))]
+    # Two equal parts, one after the other, are one object twice: its begin in the stream tells them apart.
+    return [
+        list(group)
+        for _, group in groupby(
+            ranges, lambda chunk: (chunk.offset - chunk.object_offset, chunk.object_offset // run_bytes)
+        )
+    ]
 
 
-def read_run(source: Source, layer: LayerId, run: Sequence[LayerRange], stopped: threading.Event) -> mmap.mmap:
+def read_run(
+    source: Source, kind: TreeKind, layer: LayerId, run: Sequence[LayerRange], stopped: threading.Event
+) -> mmap.mmap:
     """Memory with the chunks of a run, each at a page. Errors: as of `download`, ReadCancelled."""
     memory = mmap.mmap(-1, sum(_pages(chunk.size_bytes) for chunk in run))
     try:
         with memoryview(memory) as room:
-            _read_verified(source, layer, run, room, stopped)
+            _read_verified(source, kind, layer, run, room, stopped)
     except BaseException:
         memory.close()
         raise
@@ -78,22 +88,29 @@ def read_run(source: Source, layer: LayerId, run: Sequence[LayerRange], stopped:
 
 
 def _read_verified(
-    source: Source, layer: LayerId, run: Sequence[LayerRange], room: memoryview, stopped: threading.Event
+    source: Source,
+    kind: TreeKind,
+    layer: LayerId,
+    run: Sequence[LayerRange],
+    room: memoryview,
+    stopped: threading.Event,
 ) -> None:
     try:
-        found = _checksums(source, layer, run, room, stopped)
+        found = _checksums(source, kind, layer, run, room, stopped)
         if found != [chunk.checksum for chunk in run]:
-            found = _checksums(source, layer, run, room, stopped)
+            found = _checksums(source, kind, layer, run, room, stopped)
     except ObjectMissing as error:
-        raise LayerInvalid(f"layer {layer[:12]}: {run[0].object} is not in the store", hint=_AGAIN) from error
+        raise LayerInvalid(
+            f"{kind.name} {layer[:12]}: {run[0].object} is not in the store", hint=kind.send_again
+        ) from error
     except ObjectSizeMismatch as error:
-        raise LayerInvalid(f"layer {layer[:12]}: {error}", hint=_AGAIN) from error
+        raise LayerInvalid(f"{kind.name} {layer[:12]}: {error}", hint=kind.send_again) from error
     for chunk, checksum in zip(run, found, strict=True):
         if checksum != chunk.checksum:
             raise ChecksumMismatch(
-                f"chunk {chunk.index} of layer {layer[:12]} ({chunk.object}): checksum {checksum:016x}, expected "
+                f"chunk {chunk.index} of {kind.name} {layer[:12]} ({chunk.object}): checksum {checksum:016x}, expected "
                 f"{chunk.checksum:016x}",
-                hint=f"the object in the store is damaged; {_AGAIN}",
+                hint=f"the object in the store is damaged; {kind.send_again}",
             )
     _check_digests(layer, run, room)
 
@@ -112,11 +129,13 @@ def _check_digests(layer: LayerId, run: Sequence[LayerRange], room: memoryview) 
         begin += _pages(chunk.size_bytes)
 
 
-_AGAIN = "deploy the function again: it sends what the store lacks"
-
-
 def _checksums(
-    source: Source, layer: LayerId, run: Sequence[LayerRange], room: memoryview, stopped: threading.Event
+    source: Source,
+    kind: TreeKind,
+    layer: LayerId,
+    run: Sequence[LayerRange],
+    room: memoryview,
+    stopped: threading.Event,
 ) -> list[int]:
     pieces: list[Piece] = []
     begin = 0
@@ -124,7 +143,7 @@ def _checksums(
         size = _pages(chunk.size_bytes)
         pieces.append(Piece(chunk.size_bytes, room[begin : begin + size]))
         begin += size
-    key = layer_key(layer, run[0].object)
+    key = kind.key(layer, run[0].object)
     asked = ObjectRange(key, run[0].object_bytes, run[0].object_offset, pieces)
     found: list[int] = []
 
@@ -133,7 +152,7 @@ def _checksums(
         return b""
 
     try:
-        with_retries(read, f"{run[0].object} of layer {layer[:12]}")
+        with_retries(read, f"{run[0].object} of {kind.name} {layer[:12]}")
     finally:
         for piece in pieces:
             piece.room.release()

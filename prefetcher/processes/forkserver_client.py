@@ -114,7 +114,13 @@ class ForkServer:
             await self._stop()
 
     async def fork(
-        self, worker: WorkerId, group: Cgroup | None, *, pool: str, network: bool, layer_dir: str = ""
+        self,
+        worker: WorkerId,
+        group: Cgroup | None,
+        *,
+        pool: str,
+        network: bool,
+        folders: Mapping[str, str] | None = None,
     ) -> ForkedProcess:
         """Forks a worker, waiting for a server that is restarting. Callers set the deadline.
 
@@ -133,7 +139,9 @@ class ForkServer:
             procs = group.procs if group is not None else []
             descriptors = (its_control.fileno(), log_write)
             profile = pool.partition("+")[0]
-            message = Fork(worker=worker, cgroup_procs=procs, network=network, layer_dir=layer_dir, profile=profile)
+            message = Fork(
+                worker=worker, cgroup_procs=procs, network=network, folders=dict(folders or {}), profile=profile
+            )
             self._channel.send(message, descriptors)
             its_control.close()
             os.close(log_write)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
@@ -70,8 +70,8 @@ class PreforkPool:
         waiting = self._waiting.get(self._serving(pool))
         return waiting.pop(0) if waiting else None
 
-    async def fork(self, pool: str, *, network: bool, layer_dir: str = "") -> ForkedProcess:
-        """Forks a fresh worker; `layer_dir` is for sandboxes, which get no folder later.
+    async def fork(self, pool: str, *, network: bool, folders: Mapping[str, str] | None = None) -> ForkedProcess:
+        """Forks a fresh worker; `folders` are for sandboxes, which get none later: source by path.
 
         Errors: Unavailable, with the reason.
         """
@@ -86,7 +86,7 @@ class PreforkPool:
         worker = new_worker_id()
         group = self._create_group(worker)
         try:
-            return await server.fork(worker, group, pool=pool, network=network, layer_dir=layer_dir)
+            return await server.fork(worker, group, pool=pool, network=network, folders=folders)
         except BaseException:
             self.remove_group(group)
             raise

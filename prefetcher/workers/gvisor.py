@@ -48,13 +48,18 @@ class GVisorSandbox:
         self._bundle = await in_thread(lambda: pack_tar(bundle), f"bundle-{bundle.name[:8]}")
 
     def send(
-        self, process: ForkedProcess, assign: Assign, listener: socket.socket, ring: int, memory: Iterable[int]
+        self,
+        process: ForkedProcess,
+        assign: Assign,
+        listener: socket.socket,
+        streams: Iterable[int],
+        memory: Iterable[int],
     ) -> None:
         """Sends the assignment with bundle and segments, and starts to accept connections. Errors: ChannelClosed,
         OSError."""
         os.lseek(self._bundle, 0, os.SEEK_SET)
         with contextlib.ExitStack() as opened:
-            descriptors = [self._bundle, ring]
+            descriptors = [self._bundle, *streams]
             for descriptor in memory:
                 # gVisor maps with the rights of the descriptor when it copies (weights written to a socket), and the
                 # seals of the memory forbid a writable mapping.

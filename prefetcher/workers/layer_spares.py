@@ -93,7 +93,7 @@ class LayerSpares:
         """Keeps which modules of its packages a worker has imported; a spare with them is made when no start is under
         way."""
         spec = order.spec
-        if spec.layer is None or order.shell or spec.isolation != "namespaces":
+        if spec.layer is None or order.shell or spec.isolation != "namespaces" or spec.volumes:
             return
         self._layers.learn_imports(spec.layer, spec.name, modules)
         version = _version(order)

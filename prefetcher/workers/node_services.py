@@ -15,6 +15,7 @@ from ..processes.prefork_pool import PreforkPool
 from ..processes.worker_logs import LogBuffer
 from ..segments.store import SegmentStore
 from ..stage_links.relay import Relays
+from ..volumes.session import VolumeNode
 from .bundles import BundleCache
 from .call_latency import CallLatencies
 from .layer_spares import LayerSpares
@@ -32,6 +33,7 @@ class NodeServices:
     bundles: BundleCache
     layers: LayerCache
     layer_spares: LayerSpares
+    volumes: VolumeNode
     segments: SegmentStore
     prefork_pool: PreforkPool
     logs: LogBuffer

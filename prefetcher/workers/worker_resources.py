@@ -12,10 +12,15 @@ import secrets
 import socket
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
+from typing import Any
+
+import msgspec
 
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.function.volume import DEFAULT_PROJECT, MountedVolume, Mounts, volume_path
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign
@@ -24,6 +29,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from ..processes.forked_process import ForkedProcess
 from ..segments.store import Segment
 from ..stage_links.stage_links import PipelineMembership
+from ..volumes.session import VolumeSession
 from .entered_calls import EnteredCallRing
 from .exit_reasons import out_of_memory
 from .gvisor import SANDBOX_BYTES, GVisorSandbox
@@ -48,6 +54,10 @@ class WorkerResources:
         """Segments of its weights, then of their adapter."""
         self.cold = False
         """True if some of its weights had to be fetched."""
+        self._volumes: list[MountedVolume] = []
+        """Its volumes, each with its folder on this node."""
+        self._session: VolumeSession | None = None
+        """Its stream for commits, if it may write a volume."""
         self._layer: LayerId | None = None
         self._layer_dir = ""
         self._layer_fetch_ns: tuple[int, int] | None = None
@@ -86,24 +96,26 @@ class WorkerResources:
         network = spec.network is True
         layer = asyncio.ensure_future(self._acquire_layer(spec, order.worker))
         # A sandbox sees the folders that it was started with.
-        sealed = self._sandbox is not None and spec.layer is not None
-        fresh = spare is None and (network or sealed or not services.prefork_pool.has(spec.preloaded_pool))
-        fork = asyncio.ensure_future(self._fork(spec, layer if sealed else None)) if fresh else None
+        volumes = asyncio.ensure_future(self._acquire_volumes(order))
+        folders = (layer, volumes) if self._sandbox is not None and (spec.layer or spec.volumes) else ()
+        fresh = spare is None and (network or folders or not services.prefork_pool.has(spec.preloaded_pool))
+        fork = asyncio.ensure_future(self._fork(spec, folders)) if fresh else None
         weights = asyncio.ensure_future(
             services.segments.acquire_all(self._checkpoints, order.worker, self._membership.layers)
         )
         try:
             bundle = services.bundles.ready(spec.bundle) or await services.bundles.get(spec.bundle)
             await layer
+            await volumes
             self.segments = await weights
             if not self.prepared:
                 self._process.attach(await self._forked(fork, spec))
             if self._sandbox is not None:
                 await self._sandbox.prepare(bundle, self.segments)
         finally:
-            if not layer.done():
-                layer.cancel()
-                await asyncio.gather(layer, return_exceptions=True)
+            for fetch in (layer, volumes):
+                fetch.cancel()  # does nothing to one that is done
+            await asyncio.gather(layer, volumes, return_exceptions=True)
             await self._release_unused(fork, weights)
         return str(bundle)
 
@@ -119,11 +131,27 @@ class WorkerResources:
             self._layer_fetch_ns = began_ns, time.monotonic_ns()
         return self._layer_dir
 
-    async def _fork(self, spec: FunctionSpec, layer: asyncio.Future[str] | None) -> ForkedProcess:
-        """Forks a fresh process; with `layer`, once that is there."""
-        layer_dir = "" if layer is None else await asyncio.shield(layer)
+    async def _acquire_volumes(self, order: WorkerOrder) -> None:
+        """Pins the volumes of the function on the node's disk."""
+        mounts = order.mounts or Mounts()
+        if mounts.error:
+            raise StartFailed(mounts.error)
+        began_ns, cache = time.monotonic_ns(), self._services.volumes.cache
+        fetched = not all(cache.has(one.tree) for one in mounts.volumes if one.number)
+        for one in mounts.volumes:
+            folder = await cache.acquire(one.tree, order.worker) if one.number else ""
+            self._volumes.append(msgspec.structs.replace(one, folder=folder))
+        if fetched:
+            begun_ns = min(began_ns, self._layer_fetch_ns[0]) if self._layer_fetch_ns is not None else began_ns
+            self._layer_fetch_ns = begun_ns, time.monotonic_ns()
+
+    async def _fork(self, spec: FunctionSpec, folders: Sequence[asyncio.Future[Any]]) -> ForkedProcess:
+        """Forks a fresh process; a sandbox once the folders that it must see are there."""
+        await asyncio.shield(asyncio.gather(*folders))
+        seen = {self._layer_dir: self._layer_dir} if self._layer_dir else {}
+        seen |= {volume_path(one): one.folder for one in self._volumes if one.folder}
         return await self._services.prefork_pool.fork(
-            spec.preloaded_pool, network=spec.network is True, layer_dir=layer_dir
+            spec.preloaded_pool, network=spec.network is True, folders=seen if folders else {}
         )
 
     async def _forked(self, fork: asyncio.Future[ForkedProcess] | None, spec: FunctionSpec) -> ForkedProcess:
@@ -189,21 +217,38 @@ class WorkerResources:
                 secret=order.secret,
                 bundle_dir=bundle_dir,
                 layer_dir=self._layer_dir,
+                volumes=self._volumes,
                 token=self.token,
                 threads=threads or self._services.cpus,
                 secrets=self.secrets,
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
                 shell=order.shell,
             )
+            self._close_session()
+            session = self._session = self._open_session(order)
+            streams = (ring.descriptor, *((session.descriptor(),) if session is not None else ()))
+            memory = chain.from_iterable(of_segments)
             if self._sandbox is not None:
-                memory = chain.from_iterable(of_segments)
-                self._sandbox.send(process, message, listener, ring.descriptor, memory)
+                self._sandbox.send(process, message, listener, streams, memory)
             else:
-                links = self._membership.descriptors()
-                descriptors = (listener.fileno(), ring.descriptor, *links, *chain.from_iterable(of_segments))
-                process.send(message, descriptors)
+                process.send(message, (listener.fileno(), *streams, *self._membership.descriptors(), *memory))
+            if session is not None:
+                session.begin()
         self.assigned_ns = time.monotonic_ns()
         self._membership.assigned(process)
+
+    def _open_session(self, order: WorkerOrder) -> VolumeSession | None:
+        """The stream for commits, if there is a volume to write."""
+        spec = order.spec
+        if not any(one.write for one in self._volumes):
+            return None
+        project = spec.project or DEFAULT_PROJECT
+        return VolumeSession(self._services.volumes, order.worker, spec.name, project, self._volumes)
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def on_forked(self, started_ns: int) -> None:
         """A process that was forked for this worker counts as assigned once it has begun to run."""
@@ -257,6 +302,11 @@ class WorkerResources:
         if self._layer is not None:
             self._services.layers.release(self._layer, worker)
             self._layer = None
+        self._close_session()
+        for one in self._volumes:
+            if one.folder:
+                self._services.volumes.cache.release(one.tree, worker)
+        self._volumes = []
         for segment in self.segments:
             self._services.segments.release(segment, worker)
         self.segments = []

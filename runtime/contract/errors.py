@@ -17,6 +17,7 @@ FleetError
 │   │   └── CallNotDeclared      403  call_not_declared      a function called one that its `calls` does not name
 │   ├── QuotaExceeded            403  quota_exceeded         of a project
 │   ├── NotFound                 404  not_found
+│   ├── Conflict                 409  conflict               a change was based on what is no longer the newest
 │   ├── TooLarge                 413  too_large
 │   ├── QueueFull                429  queue_full             all workers of scale.max are busy; carries retry_after_s
 │   ├── RateLimited              429  rate_limited           the function's or project's limits; carries retry_after_s
@@ -201,6 +202,11 @@ class BudgetSpent(Refused):
 class NotFound(Refused):
     code = "not_found"
     status = 404
+
+
+class Conflict(Refused):
+    code = "conflict"
+    status = 409
 
 
 class TooLarge(Refused):

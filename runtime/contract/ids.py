@@ -17,6 +17,8 @@ BundleId = NewType("BundleId", str)
 """sha256 (hex) of a bundle's tar bytes."""
 LayerId = NewType("LayerId", str)
 """sha256 (hex) of a layer's manifest."""
+PartId = NewType("PartId", str)
+"""sha256 (hex) of the bytes of a part that volumes share."""
 
 
 def new_worker_id() -> WorkerId:

@@ -5,6 +5,8 @@
 | bundles/{sha256} | a function's code, as a tar | a deploy |
 | checkpoints/{id}/{object} | a manifest, or a part of the weights | a deploy |
 | layers/{id}/{object} | a layer's manifest, or a part of its packages | a deploy |
+| volumes/{id}/manifest.json | the manifest of a volume's version | `fs volume put`, nodes |
+| parts/{sha256} | a part of volumes' files | `fs volume put`, nodes |
 | ledger/{number} | a segment of the ledger | the scheduler |
 | audit/{name} | a segment of the audit log | the scheduler |
 | invocations/{id}/{object} | the request of a stored invocation, and its answers | gateways |
@@ -12,7 +14,7 @@
 | probe/link | bytes by which nodes measure their links | controllers |
 | relay/{pipeline}/{link}/{number} | activations between stages that cannot connect | nodes |
 
-Callers of the API may name the first three and no others.
+Callers of the API may name the first five and no others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .ids import BundleId, CheckpointId, LayerId
+from .ids import BundleId, CheckpointId, LayerId, PartId
 from .sizes import MIB
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -29,10 +31,13 @@ _OBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 BUNDLES = "bundles/"
 CHECKPOINTS = "checkpoints/"
 LAYERS = "layers/"
+VOLUMES = "volumes/"
+PARTS = "parts/"
 RELAY = "relay/"
 LINK_PROBE = "probe/link"
 LINK_PROBE_BYTES = 8 * MIB
 """What a node reads when it comes up: a third of a second at 200 Mbit/s."""
+VOLUME_MANIFEST = "manifest.json"
 
 
 class CheckpointKey(NamedTuple):
@@ -46,6 +51,13 @@ class LayerKey(NamedTuple):
     """An object of a layer: its manifest, or a part."""
 
     layer: LayerId
+    object: str
+
+
+class VolumeKey(NamedTuple):
+    """The manifest of a volume's version."""
+
+    tree: LayerId
     object: str
 
 
@@ -79,11 +91,17 @@ def layer_key(layer: LayerId, name: str) -> str:
     return f"{LAYERS}{layer}/{name}"
 
 
-def parse_key(key: str) -> BundleId | CheckpointKey | LayerKey | None:
-    """Parses the key of a bundle, or of an object of a checkpoint or a layer; None for every other text."""
+def volume_key(tree: LayerId, name: str) -> str:
+    """The key of the manifest of a volume's version, or of one of its parts, which is no object below it."""
+    return f"{PARTS}{name}" if is_digest(name) else f"{VOLUMES}{tree}/{name}"
+
+
+def parse_key(key: str) -> BundleId | PartId | CheckpointKey | LayerKey | VolumeKey | None:
+    """Parses the key of a bundle, a part of a volume, or an object of a checkpoint, a layer or a volume; None for every
+    other text."""
     folder, _, rest = key.partition("/")
-    if f"{folder}/" == BUNDLES:
-        return BundleId(rest) if is_digest(rest) else None
+    if f"{folder}/" in (BUNDLES, PARTS):
+        return (BundleId(rest) if f"{folder}/" == BUNDLES else PartId(rest)) if is_digest(rest) else None
     digest, _, name = rest.partition("/")
     if not is_digest(digest) or not is_object_name(name):
         return None
@@ -91,4 +109,6 @@ def parse_key(key: str) -> BundleId | CheckpointKey | LayerKey | None:
         return CheckpointKey(CheckpointId(digest), name)
     if f"{folder}/" == LAYERS:
         return LayerKey(LayerId(digest), name)
+    if f"{folder}/" == VOLUMES and name == VOLUME_MANIFEST:
+        return VolumeKey(LayerId(digest), name)
     return None

@@ -54,6 +54,7 @@
 | fs:keys:used | hash | name → unix ms at which it was last good for something, some seconds late | gateway |
 | fs:projects | hash | name → ProjectRecord: its quotas | controller |
 | fs:secrets | hash | {project}/{name} → SecretRecord: encrypted | controller |
+| fs:volumes | hash | {project}/{name} → VolumeRecord: its versions | controller, node |
 | fs:audit | stream | AuditEvent, in the field `event`; the oldest go to the object store | controller |
 
 Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,
@@ -90,6 +91,7 @@ KEYS = "fs:keys"
 KEYS_USED = "fs:keys:used"
 PROJECTS = "fs:projects"
 SECRETS = "fs:secrets"
+VOLUMES = "fs:volumes"
 AUDIT = "fs:audit"
 HISTORY_FAILURES = "fs:history:failures"
 

@@ -33,9 +33,10 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from . import linux, seccomp
@@ -161,12 +162,13 @@ def confine(
     writable_bytes: int,
     terminals: bool = False,
     layer_dir: str = "",
+    volumes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Confines a worker that has its namespaces: mounts, read-only tree, bundle. Call it in a single-threaded process.
 
     `writable_bytes` limits /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR. With `terminals`,
-    the worker gets its own instance of devpts. `layer_dir` stays visible at its path, and
-    nothing beside it.
+    the worker gets its own instance of devpts. `layer_dir` stays visible at its path, and nothing beside it. `volumes`
+    are folders of the node by their path below /tmp.
     """
     if layer_dir:
         steps = (*steps, MountStep("keep", layer_dir))
@@ -175,6 +177,7 @@ def confine(
     trees = {step.path: linux.open_tree(step.path) for step in steps if step.kind == "keep" and _exists(step.path)}
     folders = {path: os.path.isdir(path) for path in trees}
     bundle = linux.open_tree(bundle_dir)
+    mounted = {path: linux.open_tree(folder) for path, folder in volumes.items()}
 
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     for step in steps:
@@ -184,6 +187,8 @@ def confine(
             _mask(step.path, writable_bytes)
     _make_device_links()
     _move_mount(bundle, FUNCTION_DIR, folder=True)
+    for path, tree in mounted.items():
+        _move_mount(tree, path, folder=True)
     os.mkdir("/dev/shm")
     if terminals:
         os.mkdir("/dev/pts")

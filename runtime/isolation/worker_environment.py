@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from socket import socket
 from typing import Protocol
 
+from ..contract.function.volume import MountedVolume, volume_path
 from ..contract.node.messages import Assign, Prepare
 from . import namespaces
 
@@ -28,6 +29,9 @@ class WorkerEnvironment(Protocol):
     def prepare(self, message: Prepare) -> str:
         """Confines the process ahead of its assignment; returns the bundle's folder. Errors: OSError."""
 
+    def volume_folder(self, volume: MountedVolume) -> str:
+        """Where the worker sees a volume; empty if it has no version yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnvironment:
@@ -46,15 +50,21 @@ class NodeEnvironment:
     def _confine(self, message: Assign | Prepare, *, terminals: bool) -> str:
         bundle_dir = message.bundle_dir
         if self.confined:
+            shown = message.volumes if isinstance(message, Assign) else []  # functions with volumes are not prepared
+            volumes = {self.volume_folder(volume): volume.folder for volume in shown if volume.folder}
             namespaces.confine(
                 bundle_dir,
                 self.steps,
                 writable_bytes=message.spec.memory_bytes // 2,
                 terminals=terminals,
                 layer_dir=message.layer_dir,
+                volumes=volumes,
             )
             bundle_dir = namespaces.FUNCTION_DIR
         else:
             os.chdir(bundle_dir)
         namespaces.drop_privileges()
         return bundle_dir
+
+    def volume_folder(self, volume: MountedVolume) -> str:
+        return volume_path(volume) if self.confined else volume.folder

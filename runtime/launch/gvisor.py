@@ -146,7 +146,7 @@ class GVisorLauncher:
         arguments += ["--origin", str(machine_origin_ns())]
         own_pidfd = os.pidfd_open(os.getpid())
         try:
-            command = self._command(fork.worker, arguments, network=fork.network, layer_dir=fork.layer_dir)
+            command = self._command(fork.worker, arguments, network=fork.network, folders=fork.folders)
             pid = os.fork()
             if pid == 0:
                 self._become_sandbox(command, fork, own_pidfd, control_fd, log_fd)
@@ -186,13 +186,15 @@ class GVisorLauncher:
             said = " ".join(done.stderr.split())[-300:]
             raise OSError(f"{self._program} ended with {done.returncode}: {said}")
 
-    def _command(self, name: str, arguments: list[str], *, network: bool, layer_dir: str = "") -> list[str]:
+    def _command(
+        self, name: str, arguments: list[str], *, network: bool, folders: Mapping[str, str] | None = None
+    ) -> list[str]:
         bundle = self._bundles / name
         bundle.mkdir(mode=0o700)
         config = oci_config(
             [self._python, *arguments],
             self._environment,
-            (*self._shown, *([Mount(layer_dir, layer_dir)] if layer_dir else [])),
+            (*self._shown, *(Mount(path, source) for path, source in (folders or {}).items())),
             root=str(self._root),
             hostname=name,
             network=network,

@@ -16,6 +16,7 @@ from socket import socket
 
 from fleetstart import native
 
+from ..contract.function.volume import MountedVolume, volume_path
 from ..contract.node.messages import Assign, Prepare
 from ..contract.timeline import machine_origin_ns
 from ..isolation.namespaces import FUNCTION_DIR
@@ -39,6 +40,9 @@ class GVisorEnvironment:
 
     def prepare(self, message: Prepare) -> str:
         raise OSError("a sandbox gets its bundle with its assignment, and cannot be prepared")
+
+    def volume_folder(self, volume: MountedVolume) -> str:
+        return volume_path(volume)
 
 
 def main(arguments: list[str] | None = None) -> None:

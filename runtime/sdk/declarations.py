@@ -23,7 +23,7 @@ GENERAL = (
     "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
 """Settings of every declaration."""
-OF_CODE = ("requirements", "calls")
+OF_CODE = ("requirements", "calls", "volumes")
 """Settings of functions with code of their own, which an `LLM` has not."""
 OF_LAYERED = ("layers",)
 """Settings of a `Layered` class only."""
@@ -75,6 +75,7 @@ def function(
     secrets: Iterable[str] = ...,
     requirements: str | Iterable[str] = ...,
     calls: str | Iterable[str] = ...,
+    volumes: Iterable[str] = ...,
 ) -> Callable[[Target], Target]: ...
 
 
@@ -125,6 +126,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         project: Project of the function. Default: that of the key, or `default`.
         requirements: Packages to install for it, for example `["scikit-learn==1.7"]`, or the name of a file with them.
         calls: Functions that the handler may call with `call` and `acall`, for example `["embed"]`. Default: none.
+        volumes: Folders of the store that workers see, for example `["index", "models@2", "cache:rw"]`, see `volume`.
 
     Raises:
         TypeError: For an unknown setting, and for a target that cannot be called.

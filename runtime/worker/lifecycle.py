@@ -139,6 +139,7 @@ class AssignedWorker:
         try:
             bundle_dir, listening = self._confine(environment, descriptors.pop(0))
             self._entered = EnteredCallWriter(descriptors.pop(0))
+            self._provide_volumes(environment, descriptors)
             watchdog.watch(self._channel.fileno(), self._meter)
             if self._assign.shell:
                 from .shell import ShellApp  # late: calls need none of it
@@ -166,6 +167,15 @@ class AssignedWorker:
             watchdog.end_process(exit_codes.ORPHANED)
         _flush()
         watchdog.end_process(exit_codes.DRAINED)
+
+    def _provide_volumes(self, environment: WorkerEnvironment, descriptors: list[int]) -> None:
+        """Takes the stream for commits from the descriptors, if there is a volume to write."""
+        volumes = self._assign.volumes
+        if volumes:
+            from ..sdk.volumes import provide_volumes  # late: most functions have none
+
+            stream = socket(fileno=descriptors.pop(0)) if any(one.write for one in volumes) else None
+            provide_volumes([(one, environment.volume_folder(one)) for one in volumes], stream)
 
     def _receive_stage_messages(self, descriptors: list[int]) -> NodeMessages | None:
         """For a pipeline stage, receives messages in a thread; takes the links' listener from the descriptors."""

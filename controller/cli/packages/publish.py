@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from fleetstart.runtime.contract.errors import BuildFailed
+from fleetstart.runtime.contract.errors import BuildFailed, InvalidInput
 from fleetstart.runtime.contract.function.layer import (
     CHUNK_BYTES,
     LAYER_MAX_BYTES,
@@ -33,6 +33,7 @@ from fleetstart.runtime.contract.function.layer import (
     read_layer,
     top_level,
 )
+from fleetstart.runtime.contract.function.tree import in_chunks, list_files, stream_of
 from fleetstart.runtime.contract.ids import LayerId
 from fleetstart.runtime.contract.object_keys import layer_key
 
@@ -45,7 +46,6 @@ Log = Callable[[str], object]
 Progress = Callable[[str, int, int], None]
 FORMAT = "2"
 """Changes with the way in which layers are built, so that what was built otherwise is not taken for it."""
-_BLOCK_BYTES = 1024 * 1024
 
 
 class BuiltLayer(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,8 @@ def publish_layer(
 
 def _build(folder: Path, lock: str, store: UploadTarget, progress: Progress) -> tuple[BuiltLayer, int]:
     """Publishes an installed folder; returns the layer and the bytes sent."""
-    files = list_files(folder)
+    files = _list_files(folder)
+    stream = stream_of(folder, files)
     manifest = manifest_of(folder, files, lock, progress)
     data = layer_bytes(manifest)
     layer = layer_id(data)
@@ -117,7 +118,7 @@ def _build(folder: Path, lock: str, store: UploadTarget, progress: Progress) -> 
     offset = 0
     for part in manifest.parts:
         key = layer_key(layer, part.object)
-        items.append(UploadObject(key, part.size_bytes, _range(folder, files, offset, part.size_bytes)))
+        items.append(UploadObject(key, part.size_bytes, partial(stream, offset, part.size_bytes)))
         offset += part.size_bytes
     sent = upload(items, UploadObject.of(layer_key(layer, MANIFEST_OBJECT), data), store, progress)
     modules = sorted(top_level({file.path.partition("/")[0] for file in files}))
@@ -127,27 +128,16 @@ def _build(folder: Path, lock: str, store: UploadTarget, progress: Progress) -> 
     return built, sent
 
 
-def list_files(folder: Path) -> list[LayerFile]:
-    """The files of a folder in the order of their paths. Links are followed where they stay inside the folder.
-
-    Errors: BuildFailed.
-    """
-    root = folder.resolve()
-    found: list[LayerFile] = []
-    for parent, folders, names in os.walk(folder):
-        folders.sort()
-        for name in names:
-            path = Path(parent, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise BuildFailed(f"{path.relative_to(folder)} is a link out of the packages' folder")
-            state = path.stat()
-            if stat.S_ISREG(state.st_mode):
-                relative = path.relative_to(folder).as_posix()
-                found.append(LayerFile(relative, state.st_size, bool(state.st_mode & 0o100)))
+def _list_files(folder: Path) -> list[LayerFile]:
+    """The files of the packages. Errors: BuildFailed."""
+    try:
+        found = list_files(folder)
+    except InvalidInput as error:
+        raise BuildFailed(f"the installed packages: {error.message}") from error
     total = sum(file.size_bytes for file in found)
     if total > LAYER_MAX_BYTES:
         raise BuildFailed(f"the packages have {total:,} bytes, {LAYER_MAX_BYTES:,} at most")
-    return sorted(found, key=lambda file: file.path.split("/"))
+    return found
 
 
 def manifest_of(folder: Path, files: list[LayerFile], lock: str, progress: Progress) -> LayerManifest:
@@ -156,7 +146,7 @@ def manifest_of(folder: Path, files: list[LayerFile], lock: str, progress: Progr
     parts = parts_of(total)
     chunks: list[int] = []
     digests: list[str] = []
-    for chunk in _chunks(_stream(folder, files, 0, total), CHUNK_BYTES):
+    for chunk in in_chunks(stream_of(folder, files)(0, total), CHUNK_BYTES):
         chunks.append(xxhash.xxh3_64_intdigest(chunk))
         digests.append(sha256(chunk).hexdigest())
         progress("checksums", min(total, len(chunks) * CHUNK_BYTES), total)
@@ -169,36 +159,6 @@ def manifest_of(folder: Path, files: list[LayerFile], lock: str, progress: Progr
         chunks=chunks,
         digests=digests,
     )
-
-
-def _chunks(blocks: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
-    held = bytearray()
-    for block in blocks:
-        held += block
-        while len(held) >= size_bytes:
-            yield bytes(held[:size_bytes])
-            del held[:size_bytes]
-    if held:
-        yield bytes(held)
-
-
-def _range(folder: Path, files: list[LayerFile], offset: int, size_bytes: int) -> Callable[[], Iterator[bytes]]:
-    return lambda: _stream(folder, files, offset, size_bytes)
-
-
-def _stream(folder: Path, files: list[LayerFile], offset: int, size_bytes: int) -> Iterator[bytes]:
-    """The bytes of the files, one after the other, from an offset on."""
-    begin, end = 0, offset + size_bytes
-    for file in files:
-        first, last = max(offset, begin), min(end, begin + file.size_bytes)
-        if first < last:
-            with (folder / file.path).open("rb") as opened:
-                opened.seek(first - begin)
-                left = last - first
-                while left and (block := opened.read(min(_BLOCK_BYTES, left))):
-                    left -= len(block)
-                    yield block
-        begin += file.size_bytes
 
 
 def _has(store: UploadTarget, layer: LayerId) -> bool:

@@ -1,5 +1,7 @@
 """The manifest of a layer: installed Python packages that a deploy built, and where their bytes lie in the store.
 
+A version of a volume (`volume`) is stored in the same way, built for no Python.
+
 The files of a layer, one after the other in the order of their paths, are a stream. The stream is cut into *parts*,
 which are objects of the store, and into *chunks*, each with a checksum, as the weights of a checkpoint are, and with a
 digest. The digest of the manifest's bytes is the layer's id: equal packages are one layer, stored and sent once,
@@ -11,7 +13,6 @@ A manifest is untrusted: `read_layer` refuses every path that could lead out of 
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -35,7 +36,6 @@ FILES_MAX = 200_000
 """Ten times the files of torch and all that it needs."""
 LAYER_MAX_BYTES = 32 * GIB
 PATH_MAX_BYTES = 1024
-_PART = re.compile(r"part-[0-9]{5}")
 
 
 class LayerFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -50,15 +50,16 @@ class LayerPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """One object of the store: the next `size_bytes` of the stream."""
 
     object: str
+    """Its name below the layer; or its digest, for an object of its own that others may share."""
     size_bytes: int
 
 
 class LayerManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str = FORMAT
     python: str
-    """The Python that it was built for, such as "cpython-311"."""
+    """The Python that it was built for, such as "cpython-311"; empty: none, for files of a volume."""
     platform: str
-    """The platform that it was built for, such as "linux-x86_64"."""
+    """The platform that it was built for, such as "linux-x86_64"; empty: any."""
     lock: str
     """Exact versions and hashes of its packages, as they were installed."""
     chunk_bytes: int = CHUNK_BYTES
@@ -173,9 +174,10 @@ def _problems(manifest: LayerManifest) -> Iterator[str]:
             yield f"file {file.path[:200]!r} has {file.size_bytes} bytes"
     yield from _clashes([file.path for file in manifest.files])
     for number, part in enumerate(manifest.parts):
-        if not _PART.fullmatch(part.object) or int(part.object.removeprefix("part-")) != number:
+        shared = is_digest(part.object)
+        if not shared and part.object != f"part-{number:05}":
             yield f"part {number} is called {part.object[:80]!r}"
-        whole = part.size_bytes % manifest.chunk_bytes == 0 or number == len(manifest.parts) - 1
+        whole = shared or part.size_bytes % manifest.chunk_bytes == 0 or number == len(manifest.parts) - 1
         if part.size_bytes <= 0 or not whole:
             yield f"{part.object} has {part.size_bytes} bytes, which is no number of whole chunks"
     if manifest.total_bytes > LAYER_MAX_BYTES:
@@ -191,6 +193,12 @@ def _problems(manifest: LayerManifest) -> Iterator[str]:
         yield f"{len(manifest.digests)} digests for {wanted} chunks"
     if not all(map(is_digest, manifest.digests)):
         yield "a digest is no SHA-256 in hex"
+
+
+def check_path(path: str) -> None:
+    """Checks the path of a file. Errors: LayerInvalid."""
+    if not _is_inside(path):
+        raise LayerInvalid(f"file {path[:200]!r} has a path that is not allowed")
 
 
 def _is_inside(path: str) -> bool:

@@ -14,6 +14,7 @@ from ..ids import BundleId, CheckpointId, FunctionName, LayerId
 from ..sizes import GIB, MIB
 from .interface import Interface
 from .names import DEFAULT_PROJECT, is_function_name, is_project_name, project_of
+from .volume import check_volumes
 
 _TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~\[\]:-]{1,253}")
@@ -159,6 +160,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Names of the project's secrets that workers get as environment variables."""
     calls: list[str] = []
     """Names of the functions that its handler may call through the platform; empty: none."""
+    volumes: list[str] = []
+    """The project's volumes that workers see: "index", "index@2" for one version, "index:rw" to commit new ones."""
     probe: str = ""
     """Path that must answer with 2xx before a new version gets calls, for example "/healthz"; empty: the worker must be
     ready, and an LLM must list its model."""
@@ -215,6 +218,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_network(self.network)
         if self.calls:
             self._check_calls()
+        check_volumes(self.volumes, has_code=self.llm is None)
         if self.isolation == "gvisor" and self.egress:
             raise InvalidSpec(
                 f"function {self.name}: a list of what it may reach needs namespaces, and isolation is gvisor",

@@ -5,12 +5,12 @@ answered by `Forked` or `ForkFailed`; later comes `Exited`. A launcher that cann
 says `LauncherUnavailable`.
 
 *Daemon and worker* share the worker's control socket. A pooled worker says `Pooled` and waits for `Assign`
-(descriptors: the listening socket, a stage's second one for its links, then control block and slabs of each segment
-if there are weights). If its function's egress is limited to a list, it says `EgressListener` before it runs any code
-of the function, with one descriptor: a listening socket on its own loopback, where the node accepts requests for
-connections out. It may say `WantChunks` when it waits for weights out of order, answers `Ready` or `StartError`, sends
-`Usage` about once a second, and on `Drain` finishes its calls, says `Drained` and exits. The end of the socket is the
-end of the worker, from either side.
+(descriptors: the listening socket, the stream for commits if it may write a volume (`volume_stream`), a stage's socket
+for its links, then control block and slabs of each segment if there are weights). If its function's egress is limited
+to a list, it says `EgressListener` before it runs any code of the function, with one descriptor: a listening socket on
+its own loopback, where the node accepts requests for connections out. It may say `WantChunks` when it waits for weights
+out of order, answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain` finishes its calls,
+says `Drained` and exits. The end of the socket is the end of the worker, from either side.
 
 A waiting worker may be told to `Prepare` for a version that has packages of its own: it is confined, imports what the
 version imported before, says `Prepared` and waits for the `Assign` of that version. A worker with packages tells which
@@ -27,6 +27,7 @@ import msgspec
 
 from ..errors import ErrorInfo
 from ..function.spec import FunctionSpec
+from ..function.volume import MountedVolume
 from ..ids import Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
@@ -40,8 +41,9 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     cgroup_procs: list[str] = []
     """Files into which the child writes itself before it runs anything."""
     network: bool = False
-    layer_dir: str = ""
-    """Folder of packages that a sandbox must see from its beginning; others get it with their assignment."""
+    folders: dict[str, str] = {}
+    """Folders of the node by their path in the sandbox, which must see them from its beginning; others get them with
+    their assignment."""
     profile: str = ""
     """Profile to import first, where the launcher does not serve one profile only."""
 
@@ -90,8 +92,9 @@ class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
-    """Assigns a function to a pooled worker. Descriptors: the listening socket (inside gVisor, the bundle), the ring
-    of entered calls, a stage's socket for its links, and each segment's control block and slabs."""
+    """Assigns a function to a pooled worker. Descriptors: the listening socket (inside gVisor, the bundle), the ring of
+    entered calls, the stream for commits if it may write a volume, a stage's socket for its links, and each segment's
+    control block and slabs."""
 
     worker: WorkerId
     version: Version
@@ -100,6 +103,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Folder of the unpacked bundle, read-only to the worker."""
     layer_dir: str = ""
     """Folder of its installed packages, read-only to the worker at the same path; empty: it has none."""
+    volumes: list[MountedVolume] = []
+    """Volumes, each with its folder on the node, read-only to the worker."""
     token: str
     threads: int
     """Cores that the worker may use."""

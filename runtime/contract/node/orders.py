@@ -21,6 +21,7 @@ import msgspec
 
 from ..errors import ErrorInfo
 from ..function.spec import FunctionSpec
+from ..function.volume import Mounts
 from ..ids import FunctionName, NodeId, Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
@@ -57,6 +58,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the stage is to become a whole worker."""
     sealed: Sealed | None = None
     """The secrets that its function declares, which only its node can decrypt."""
+    mounts: Mounts | None = None
+    """The volumes that its function names, in the versions that its worker gets."""
     shell: bool = False
     """Whether it is a shell worker, which serves a terminal (`node.shell`) and no calls. The controller that serves the
     session writes and takes back its order; schedulers leave it alone."""

@@ -31,7 +31,7 @@ _GENERAL = (
     "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
     "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
 )  # fmt: skip
-FUNCTION_SETTINGS = (*_GENERAL, "requirements", "calls")
+FUNCTION_SETTINGS = (*_GENERAL, "requirements", "calls", "volumes")
 LLM_SETTINGS = (*_GENERAL, "dtype", "max_batch", "max_context", "kv_memory", "threads")
 LAYERED_SETTINGS = (*FUNCTION_SETTINGS, "layers")
 TRANSFORMERS_SETTINGS = (*FUNCTION_SETTINGS, "task", "max_tokens", "pooling", "normalize")

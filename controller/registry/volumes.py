@@ -1,0 +1,224 @@
+"""Volumes: their records in Redis, who uses them, and the sweep of what no version refers to any more.
+
+A version that is removed leaves the record at once, and its files the store about a day later: a put or a commit that
+found parts of it in the store may still refer to them, and is over by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Collection, Iterable
+from typing import TypeVar, cast
+
+import msgspec
+
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, LayerInvalid, NotFound, Refused
+from fleetstart.runtime.contract.function.layer import MANIFEST_MAX_BYTES, MANIFEST_OBJECT, read_layer
+from fleetstart.runtime.contract.function.volume import (
+    VOLUMES_MAX,
+    VolumeRecord,
+    VolumeVersion,
+    parse_volume,
+    volume_field,
+    with_version,
+)
+from fleetstart.runtime.contract.ids import LayerId
+from fleetstart.runtime.contract.object_keys import PARTS, VOLUMES, volume_key
+
+from ..schemas.volumes import NewVolumeVersion
+from ..state.access_records import DEFAULT
+from ..state.cas_hash import CasHash
+from ..state.redis_client import REDIS_ERRORS
+from ..state.sync import StateSync
+from ..state.traffic import tracked_versions
+from ..state.view import View
+from ..storage.object_store import ObjectStore, StoredObject, require_volume
+from .checkpoints import SWEEP_EVERY_S, UNFINISHED_S
+
+Name = TypeVar("Name", bound=str)
+
+log = logging.getLogger(__name__)
+
+
+class Volumes:
+    """Creates, publishes, prunes, removes and sweeps volumes. Errors: REDIS_ERRORS."""
+
+    def __init__(self, state: StateSync, store: ObjectStore) -> None:
+        self._state = state
+        self._view = state.view
+        self._store = store
+        self._hash = CasHash(state, keys.VOLUMES, VolumeRecord)
+        self._parts: dict[LayerId, frozenset[str]] = {}
+        """Parts of each manifest in the store. Cache: the id is the manifest's digest."""
+
+    def find(self, project: str, name: str) -> VolumeRecord:
+        """Errors: NotFound."""
+        record = self._view.access.volume(project, name)
+        if record is None:
+            raise _unknown(project, name)
+        return record
+
+    async def create(self, project: str, name: str, by: str, now_unix_ms: int) -> VolumeRecord:
+        """Creates an empty volume; one that exists stays as it is. Errors: InvalidInput."""
+        if len(self._view.access.volumes) >= VOLUMES_MAX and self._view.access.volume(project, name) is None:
+            raise InvalidInput(f"there are {VOLUMES_MAX} volumes already, and cannot be more")
+        made = VolumeRecord(name=name, project=project, created_unix_ms=now_unix_ms, created_by=by)
+        record = await self._hash.change(made.field, lambda known: known or made)
+        assert record is not None
+        return record
+
+    async def publish(
+        self, project: str, name: str, new: NewVolumeVersion, by: str, now_unix_ms: int
+    ) -> tuple[VolumeRecord, bool]:
+        """Adds a version; also returns whether it is new: files that the newest version has already make none.
+
+        Errors: NotFound, Conflict, LayerInvalid, InvalidInput.
+        """
+        manifest = await require_volume(self._store, new.tree)
+        version = VolumeVersion(
+            number=0,
+            tree=new.tree,
+            size_bytes=manifest.total_bytes,
+            files=len(manifest.files),
+            new_bytes=new.new_bytes,
+            created_unix_ms=now_unix_ms,
+            created_by=by,
+        )
+        added = False
+
+        def changed(known: VolumeRecord | None) -> VolumeRecord:
+            nonlocal added
+            if known is None:
+                raise _unknown(project, name)
+            added = known.latest is None or known.latest.tree != new.tree
+            return with_version(known, new.base, version) if added else known
+
+        record = await self._hash.change(volume_field(project, name), changed)
+        assert record is not None
+        return record, added
+
+    async def prune(self, project: str, name: str, keep: int) -> tuple[VolumeRecord, list[VolumeVersion]]:
+        """Removes all but the newest versions; those that functions name stay. Returns what was removed."""
+        pinned = pinned_versions(self._view, project, name)
+        removed: list[VolumeVersion] = []
+
+        def changed(known: VolumeRecord | None) -> VolumeRecord:
+            nonlocal removed
+            if known is None:
+                raise _unknown(project, name)
+            kept, removed = split_pruned(known.versions, keep, pinned)
+            return msgspec.structs.replace(known, versions=kept)
+
+        record = await self._hash.change(volume_field(project, name), changed)
+        assert record is not None
+        return record, removed
+
+    async def remove(self, project: str, name: str) -> VolumeRecord:
+        """Removes a volume. Errors: NotFound; Refused while a function names it."""
+        record = self.find(project, name)
+        users = functions_using_volume(self._view, project, name)
+        if users:
+            raise Refused(
+                f"volume {name} is used by {', '.join(users)}",
+                hint=f"deploy without it, or remove what uses it first: fs rm {users[0]}",
+            )
+        await self._hash.change(record.field, lambda known: None)
+        return record
+
+    async def run(self) -> None:
+        """Sweeps at once and every hour."""
+        while True:
+            try:
+                await self.sweep(time.time_ns() // 1_000_000)
+            except FleetError as error:
+                log.warning("the store was not swept of volumes", extra={"error": error.message})
+            except REDIS_ERRORS as error:
+                log.warning("the store was not swept of volumes", extra={"error": str(error)})
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def sweep(self, now_unix_ms: int) -> int:
+        """Deletes manifests and parts that nothing refers to, and that are older than a day; returns their number.
+
+        Errors: StoreFailed; LayerInvalid for a manifest that cannot be read, whose parts nobody knows.
+        """
+        oldest_unix_ms = now_unix_ms - UNFINISHED_S * 1000
+        parts = await self._store.list(PARTS)  # before the manifests, so that a part's manifest is seen
+        manifests = {_tree_of(stored): stored for stored in await self._store.list(VOLUMES)}
+        used = await self._trees()
+        gone = orphans(manifests, used, oldest_unix_ms)
+        kept = manifests.keys() - set(gone)
+        needed = {name for tree in kept for name in await self._parts_of(tree)}
+        self._parts = {tree: found for tree, found in self._parts.items() if tree in kept}
+        stale = [manifests[tree] for tree in gone]
+        names = {stored.key.removeprefix(PARTS): stored for stored in parts}
+        stale += [names[name] for name in orphans(names, needed, oldest_unix_ms)]
+        for stored in stale:
+            await self._store.delete(stored.key)
+        if stale:
+            log.info("volumes swept", extra={"objects": len(stale), "bytes": sum(one.size_bytes for one in stale)})
+        return len(stale)
+
+    async def _trees(self) -> frozenset[LayerId]:
+        """All trees that records name. Errors: LayerInvalid for a record that cannot be read."""
+        raw = await cast(Awaitable[list[bytes]], self._state.client.hvals(keys.VOLUMES))
+        try:
+            records = [msgspec.json.decode(one, type=VolumeRecord) for one in raw]
+        except msgspec.DecodeError as error:
+            raise LayerInvalid(f"the record of a volume cannot be read: {error}") from error
+        return frozenset(version.tree for record in records for version in record.versions)
+
+    async def _parts_of(self, tree: LayerId) -> frozenset[str]:
+        if tree not in self._parts:
+            data = await self._store.read(volume_key(tree, MANIFEST_OBJECT), MANIFEST_MAX_BYTES)
+            manifest = read_layer(data or b"", tree)
+            self._parts[tree] = frozenset(part.object for part in manifest.parts)
+        return self._parts[tree]
+
+
+def orphans(objects: dict[Name, StoredObject], used: Collection[str], oldest_unix_ms: float) -> list[Name]:
+    """Objects that nothing refers to, and that were written before a time."""
+    return [name for name, stored in objects.items() if name not in used and stored.modified_unix_ms < oldest_unix_ms]
+
+
+def split_pruned(
+    versions: list[VolumeVersion], keep: int, pinned: Collection[int]
+) -> tuple[list[VolumeVersion], list[VolumeVersion]]:
+    """(kept, removed): the newest `keep` stay, and those that are pinned. Versions are in order, the oldest first."""
+    newest = {version.number for version in versions[-keep:]} if keep else set()
+    kept = [version for version in versions if version.number in newest or version.number in pinned]
+    return kept, [version for version in versions if version not in kept]
+
+
+def functions_using_volume(view: View, project: str, name: str) -> list[str]:
+    """Functions of which a version in service names the volume."""
+    return sorted({function for function, _ in _uses(view, project, name)})
+
+
+def pinned_versions(view: View, project: str, name: str) -> dict[int, str]:
+    """Versions of a volume that functions name by number, and one of these functions for each."""
+    return {number: function for function, number in _uses(view, project, name) if number is not None}
+
+
+def _uses(view: View, project: str, name: str) -> Iterable[tuple[str, int | None]]:
+    """(function, version that it names) of each version in service."""
+    for key, version in view.versions.items():
+        record = view.functions.get(key.name)
+        if record is None or key.version not in tracked_versions(record):
+            continue
+        if (version.spec.project or DEFAULT) == project:
+            for ref in map(parse_volume, version.spec.volumes):
+                if ref.name == name:
+                    yield str(key.name), ref.version
+
+
+def _tree_of(stored: StoredObject) -> LayerId:
+    return LayerId(stored.key.removeprefix(VOLUMES).partition("/")[0])
+
+
+def _unknown(project: str, name: str) -> NotFound:
+    return NotFound(
+        f"project {project[:80]} has no volume {name[:80]}", hint=f"make it first: fs volume create {name[:63]}"
+    )

@@ -1,0 +1,1 @@
+"""Commits of volumes: files that a worker sends, checked, stored and published as the next version."""
