@@ -55,6 +55,7 @@ VERBS = {
     "key": "Create, list, rotate and revoke API keys.",
     "project": "Group functions into projects with quotas.",
     "secret": "Set, list and remove secrets for workers' environments.",
+    "volume": "Put folders into the store for functions to read or write; list, get, prune and remove them.",
     "audit": "Show the audit log: changes and rejected requests.",
     "rm": "Remove a function.",
     "completion": "Print the completion script for bash, zsh or fish.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -48,7 +49,8 @@ class FolderWriter:
         except OSError as error:
             raise SourceError(f"{key} cannot be written: {error.strerror or error}") from error
         finally:
-            incoming.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                incoming.unlink()
 
 
 class BucketWriter:

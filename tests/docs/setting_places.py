@@ -118,6 +118,7 @@ EXAMPLES = (
     Example("start_timeout_s", 60.0),
     Example("env", {"MODE": "fast"}),
     Example("secrets", ["TOKEN"]),
+    Example("volumes", ["index", "cache:rw"]),
     Example("include", ["data/*.json"]),
     Example("requirements", ["regex==2024.11.6"]),
     Example("network", ["api.example.com"]),

@@ -1,0 +1,330 @@
+"""Commits and reloads: the handler's API on one end of the stream, the node with its store and Redis on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from fleetstart.prefetcher.control.redis_state import NodeState
+from fleetstart.prefetcher.layers.cache import LayerCache
+from fleetstart.prefetcher.layers.kinds import VOLUME
+from fleetstart.prefetcher.sources.base import Source
+from fleetstart.prefetcher.sources.folder import FolderSource
+from fleetstart.prefetcher.volumes.session import VolumeNode, VolumeSession
+from fleetstart.prefetcher.volumes.store_writer import BucketWriter, FolderWriter, StoreWriter
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.function.volume import MountedVolume, VolumeRecord
+from fleetstart.runtime.contract.ids import LayerId, NodeId, WorkerId
+from fleetstart.runtime.contract.node.volume_stream import Commit, Done, End, FileHead, VolumeStream
+from fleetstart.runtime.sdk import volumes as sdk
+from fleetstart.runtime.sdk.volumes import Volume, VolumeConflict, VolumeError, volume
+from tests.prefetcher.nodes import Store
+from tests.servers import RedisServer
+
+Result = TypeVar("Result")
+ONE, TWO = WorkerId("w-1"), WorkerId("w-2")
+
+
+class Bench:
+    """One node with its cache and state, and a volume `index` in Redis."""
+
+    def __init__(self, source: Source, writer: StoreWriter, redis_server: RedisServer, folder: Path) -> None:
+        self.state = NodeState(redis_server.url, NodeId("node-1"))
+        self.client = redis_server.client()
+        self.folder = folder / "volumes"
+        self.cache = LayerCache(folder=self.folder, source=source, budget_bytes=1 << 30, kind=VOLUME)
+        self.node = VolumeNode(
+            cache=self.cache, writer=writer, publish=self.state.publish_volume, find=self.state.volume
+        )
+        record = VolumeRecord(name="index", project="default", created_unix_ms=1, created_by="local")
+        self.client.delete(keys.VOLUMES)
+        self.client.hset(keys.VOLUMES, record.field, msgspec.json.encode(record))
+
+    @property
+    def record(self) -> VolumeRecord:
+        return msgspec.json.decode(self.client.hget(keys.VOLUMES, "default/index"), type=VolumeRecord)
+
+    @asynccontextmanager
+    async def stream(self, worker: WorkerId = ONE) -> AsyncIterator[socket.socket]:
+        """The worker's end of a session, for a worker that starts now."""
+        newest = self.record.latest
+        mounted = MountedVolume(
+            name="index",
+            number=newest.number if newest else 0,
+            tree=newest.tree if newest else LayerId(""),
+            write=True,
+        )
+        if newest is not None:
+            mounted = msgspec.structs.replace(mounted, folder=await self.cache.acquire(newest.tree, worker))
+        session = VolumeSession(self.node, worker, "writes", "default", [mounted])
+        sock = socket.socket(fileno=os.dup(session.descriptor()))
+        session.begin()
+        sdk.provide_volumes([(mounted, mounted.folder)], sock)
+        try:
+            yield sock
+        finally:
+            sock.close()
+            session.close()
+
+    @asynccontextmanager
+    async def worker(self, worker: WorkerId = ONE) -> AsyncIterator[Volume]:
+        async with self.stream(worker):
+            yield volume("index")
+
+    def staged(self) -> list[str]:
+        return [path.name for path in self.folder.iterdir() if path.name.startswith(".new-")]
+
+
+def run(bench: Bench, scenario: Callable[[], object]) -> None:
+    async def whole() -> None:
+        try:
+            await scenario()  # type: ignore[misc]
+        finally:
+            await bench.state.close()
+
+    asyncio.run(whole())
+
+
+@pytest.fixture
+def bench(source: Source, store: Store, redis_server: RedisServer, tmp_path: Path) -> Bench:
+    writer = FolderWriter(store.folder) if isinstance(source, FolderSource) else BucketWriter("weights", "")
+    return Bench(source, writer, redis_server, tmp_path)
+
+
+@pytest.fixture
+def folder_bench(store: Store, redis_server: RedisServer, tmp_path: Path) -> Bench:
+    return Bench(FolderSource(store.folder), FolderWriter(store.folder), redis_server, tmp_path)
+
+
+def write(one: Volume, files: dict[str, bytes | None]) -> int:
+    """Commits a change of files; None removes one."""
+    with one.writable() as folder:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                (folder / name).unlink()
+            else:
+                (folder / name).write_bytes(content)
+        return one.commit()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_commits_are_versions_that_any_node_can_fetch_and_only_what_is_new_is_stored(
+    bench: Bench, source: Source, tmp_path: Path
+) -> None:
+    large = os.urandom(5 << 20)
+
+    async def scenario() -> None:
+        async with bench.worker() as one:
+            assert contents(one.path) == {}
+            assert await asyncio.to_thread(write, one, {"a/large": large, "b": b"1"}) == 1
+            assert await asyncio.to_thread(write, one, {"b": b"2", "c": b""}) == 2
+            assert contents(one.path) == {"a/large": large, "b": b"2", "c": b""}
+        async with bench.worker(TWO) as two:
+            assert two.version == 2
+            assert contents(two.path) == {"a/large": large, "b": b"2", "c": b""}
+        fresh = LayerCache(folder=tmp_path / "other", source=source, budget_bytes=1 << 30, kind=VOLUME)
+        versions = bench.record.versions
+        assert contents(Path(await fresh.acquire(versions[0].tree, ONE))) == {"a/large": large, "b": b"1"}
+        assert contents(Path(await fresh.acquire(versions[1].tree, ONE))) == {"a/large": large, "b": b"2", "c": b""}
+
+    run(bench, scenario)
+    first, second = bench.record.versions
+    assert (first.new_bytes, second.new_bytes) == (len(large) + 1, 1)
+    assert (first.created_by, first.files, second.files) == ("writes", 2, 3)
+    assert bench.staged() == []
+
+
+def test_the_same_files_again_make_no_version(folder_bench: Bench) -> None:
+    async def scenario() -> None:
+        async with folder_bench.worker() as one:
+            assert await asyncio.to_thread(write, one, {"a": b"1"}) == 1
+            assert await asyncio.to_thread(write, one, {"a": b"1"}) == 1
+
+    run(folder_bench, scenario)
+    assert len(folder_bench.record.versions) == 1
+    assert folder_bench.staged() == []
+
+
+def test_two_workers_conflict_and_a_reload_solves_it(folder_bench: Bench) -> None:
+    async def scenario() -> None:
+        async with folder_bench.worker(ONE) as one, folder_bench.worker(TWO) as two:
+            assert await asyncio.to_thread(write, one, {"one": b"1"}) == 1
+            with pytest.raises(VolumeConflict, match="version 1 is the newest"):
+                await asyncio.to_thread(write, two, {"two": b"2"})
+            assert contents(two.path) == {}
+            assert await asyncio.to_thread(two.reload) == 1
+            assert contents(two.path) == {"one": b"1"}
+            assert await asyncio.to_thread(write, two, {"two": b"2"}) == 2
+            assert await asyncio.to_thread(two.reload) == 2
+
+    run(folder_bench, scenario)
+    assert folder_bench.staged() == []
+
+
+def test_a_worker_that_ends_in_the_middle_changes_nothing(folder_bench: Bench, store: Store) -> None:
+    async def scenario() -> None:
+        async with folder_bench.stream() as sock:
+            stream = VolumeStream(sock)
+            stream.send(Commit("index", 2, 1000))
+            stream.send(FileHead("a", 500))
+            stream.send_data(b"x" * 100)
+            while not folder_bench.staged():
+                await asyncio.sleep(0.01)
+        while folder_bench.staged():
+            await asyncio.sleep(0.01)
+
+    run(folder_bench, scenario)
+    assert folder_bench.record.versions == []
+    assert not store.path("parts").exists()
+
+
+def test_a_worker_that_ends_before_its_version_is_published_changes_nothing(folder_bench: Bench) -> None:
+    """It has sent everything, and is gone while its files are stored."""
+    writing, gone = asyncio.Event(), asyncio.Event()
+    loop: list[asyncio.AbstractEventLoop] = []
+
+    class Slow(FolderWriter):
+        def put(self, key: str, data: bytes) -> None:
+            loop[0].call_soon_threadsafe(writing.set)
+            asyncio.run_coroutine_threadsafe(gone.wait(), loop[0]).result(20)
+            super().put(key, data)
+
+    slow = Slow(folder_bench.folder.parent / "buckets" / "weights")
+    folder_bench.node = VolumeNode(
+        cache=folder_bench.cache,
+        writer=slow,
+        publish=folder_bench.state.publish_volume,
+        find=folder_bench.state.volume,
+    )
+
+    async def scenario() -> None:
+        loop.append(asyncio.get_running_loop())
+        async with folder_bench.stream() as sock:
+            stream = VolumeStream(sock)
+            stream.send(Commit("index", 1, 3))
+            stream.send(FileHead("a", 3))
+            stream.send_data(b"abc")
+            stream.send(End())
+            await writing.wait()
+            stream.close()  # as a killed process does
+            gone.set()
+            while folder_bench.staged():
+                await asyncio.sleep(0.01)
+
+    run(folder_bench, scenario)
+    assert folder_bench.record.versions == []
+
+
+HOSTILE = {
+    "out": ("index", 1, 1, [FileHead("../x", 1), b"x"], "not allowed"),
+    "absolute": ("index", 1, 1, [FileHead("/etc/x", 1), b"x"], "not allowed"),
+    "twice": ("index", 2, 2, [FileHead("a", 1), b"x", FileHead("a", 1), b"y"], "named twice"),
+    "huge": ("index", 1, 1 << 50, [], "at most"),
+    "many": ("index", 1 << 30, 1, [], "at most"),
+    "more": ("index", 1, 1, [FileHead("a", 1 << 40), b"x"], "more came"),
+    "other": ("secret", 1, 1, [FileHead("a", 1), b"x"], "not among those"),
+    "no room": ("index", 1, 2 << 30, [], "FS_VOLUME_CACHE"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_commit_is_refused_and_the_next_one_is_taken(folder_bench: Bench, case: str, tmp_path: Path) -> None:
+    name, files, size_bytes, frames, said = HOSTILE[case]
+
+    async def scenario() -> None:
+        async with folder_bench.stream() as sock:
+            stream = VolumeStream(sock)
+            stream.send(Commit(name, files, size_bytes))
+            for frame in frames:
+                stream.send_data(frame) if isinstance(frame, bytes) else stream.send(frame)
+            stream.send(End())
+            answer = await asyncio.to_thread(stream.receive)
+            assert isinstance(answer, Done)
+            assert answer.error is not None
+            assert said in f"{answer.error.message} {answer.error.hint}"
+            assert await asyncio.to_thread(write, volume("index"), {"fine": b"1"}) == 1
+
+    run(folder_bench, scenario)
+    assert folder_bench.staged() == []
+    assert not list(tmp_path.rglob("x"))
+    assert [one.number for one in folder_bench.record.versions] == [1]
+
+
+def test_links_out_of_the_copy_and_pipes_are_refused_where_they_are(folder_bench: Bench) -> None:
+    async def scenario() -> None:
+        async with folder_bench.worker() as one:
+            with one.writable() as folder:
+                (folder / "link").symlink_to("/etc/passwd")
+                with pytest.raises(VolumeError, match="link is a link out of the folder"):
+                    await asyncio.to_thread(one.commit)
+                (folder / "link").unlink()
+                os.mkfifo(folder / "pipe")
+                with pytest.raises(VolumeError, match="pipe is no file"):
+                    await asyncio.to_thread(one.commit)
+                (folder / "pipe").unlink()
+                with (folder / "sparse").open("wb") as sparse:
+                    sparse.truncate(1 << 40)
+                with pytest.raises(VolumeError, match="at most"):
+                    await asyncio.to_thread(one.commit)
+            assert await asyncio.to_thread(write, one, {"fine": b"1"}) == 1
+
+    run(folder_bench, scenario)
+
+
+def test_a_volume_is_written_by_one_call_at_a_time_and_a_commit_belongs_inside(folder_bench: Bench) -> None:
+    async def scenario() -> None:
+        async with folder_bench.worker() as one:
+            with pytest.raises(VolumeError, match="belongs inside"):
+                one.commit()
+            with one.writable() as folder:
+                (folder / "dropped").write_bytes(b"x")
+                with pytest.raises(VolumeError, match="concurrency=1"), one.writable():
+                    pass
+            assert contents(one.path) == {}
+
+    run(folder_bench, scenario)
+    assert folder_bench.record.versions == []
+
+
+def test_a_removed_volume_takes_no_commit(folder_bench: Bench) -> None:
+    async def scenario() -> None:
+        async with folder_bench.worker() as one:
+            folder_bench.client.delete(keys.VOLUMES)
+            with pytest.raises(VolumeError, match="was removed"):
+                await asyncio.to_thread(write, one, {"a": b"1"})
+
+    run(folder_bench, scenario)
+    assert folder_bench.staged() == []
+
+
+def test_a_store_that_fails_fails_the_commit(folder_bench: Bench, store: Store) -> None:
+    async def scenario() -> None:
+        async with folder_bench.worker() as one:
+            shutil.rmtree(store.folder)
+            store.folder.write_text("no folder")
+            with pytest.raises(VolumeError, match="the store failed"):
+                await asyncio.to_thread(write, one, {"a": b"1"})
+
+    run(folder_bench, scenario)
+    assert folder_bench.record.versions == []
+
+
+def test_a_function_that_does_not_name_a_volume_is_told_how(folder_bench: Bench) -> None:
+    sdk.provide_volumes([(MountedVolume(name="index", number=1), "/nowhere")], None)
+    with pytest.raises(VolumeError, match=r"has no volume 'other' \(it has index\)"):
+        volume("other")
+    with pytest.raises(VolumeError, match='volumes=\\["index:rw"\\]'), volume("index").writable():
+        pass
