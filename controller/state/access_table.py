@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
-
 from fleetstart.runtime.contract.function.volume import VolumeRecord, volume_field
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from .access_records import DEFAULT, Credential, KeyRecord, ProjectRecord, SecretRecord, secret_field
 

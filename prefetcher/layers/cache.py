@@ -142,6 +142,7 @@ class LayerCache:
         """Keeps, beside the layer, which of its modules a function imports."""
         if layer in self._layers:
             learn_imports(self._folder / layer, function, modules)
+
     # ── trees that come about on this node ─────────────────────────────────────────────────────────
 
     async def stage(self, size_bytes: int) -> Path:

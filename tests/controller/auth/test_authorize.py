@@ -27,7 +27,7 @@ def record(text_hash: tuple[str, str, str], *, rights: list[Right] | None = None
 
 
 def table(*records: KeyRecord) -> AccessTable:
-    return read_table({one.name.encode(): msgspec.json.encode(one) for one in records}, {}, {})
+    return read_table({one.name.encode(): msgspec.json.encode(one) for one in records}, {}, {}, {})
 
 
 def caller(rights: list[Right], *, functions: list[str] | None = None, project: str = "") -> Caller:
@@ -62,11 +62,11 @@ def test_what_has_ended_says_so_to_whoever_has_it() -> None:
 
 
 def test_keys_that_are_not_understood_keep_the_door_shut() -> None:
-    later = read_table({b"ci": b'{"name": 1}'}, {}, {})
+    later = read_table({b"ci": b'{"name": 1}'}, {}, {}, {})
     assert later.locked
     assert not later.keys
     assert not EMPTY.locked
-    assert read_table({b"ci": b'{"name": 1}'}, {}, {}, later) is later
+    assert read_table({b"ci": b'{"name": 1}'}, {}, {}, {}, later) is later
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from fleetstart.prefetcher.volumes.store_writer import BucketWriter, FolderWrite
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.function.volume import MountedVolume, VolumeRecord
 from fleetstart.runtime.contract.ids import LayerId, NodeId, WorkerId
-from fleetstart.runtime.contract.node.volume_stream import Commit, Done, End, FileHead, VolumeStream
+from fleetstart.runtime.contract.node.volume_stream import Commit, Done, End, FileHead, Message, VolumeStream
 from fleetstart.runtime.sdk import volumes as sdk
 from fleetstart.runtime.sdk.volumes import Volume, VolumeConflict, VolumeError, volume
 from tests.prefetcher.nodes import Store
@@ -51,7 +51,9 @@ class Bench:
 
     @property
     def record(self) -> VolumeRecord:
-        return msgspec.json.decode(self.client.hget(keys.VOLUMES, "default/index"), type=VolumeRecord)
+        data = self.client.hget(keys.VOLUMES, "default/index")
+        assert data is not None
+        return msgspec.json.decode(data, type=VolumeRecord)
 
     @asynccontextmanager
     async def stream(self, worker: WorkerId = ONE) -> AsyncIterator[socket.socket]:
@@ -228,7 +230,7 @@ def test_a_worker_that_ends_before_its_version_is_published_changes_nothing(fold
     assert folder_bench.record.versions == []
 
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[str, int, int, list[Message | bytes], str]] = {
     "out": ("index", 1, 1, [FileHead("../x", 1), b"x"], "not allowed"),
     "absolute": ("index", 1, 1, [FileHead("/etc/x", 1), b"x"], "not allowed"),
     "twice": ("index", 2, 2, [FileHead("a", 1), b"x", FileHead("a", 1), b"y"], "named twice"),
