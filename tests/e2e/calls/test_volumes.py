@@ -91,10 +91,11 @@ def versions(system: System, name: str) -> list[dict[str, Any]]:
 
 
 def restart_workers(system: System, name: str) -> None:
-    """Ends the workers of a function, so that the next call starts one."""
+    """Ends the workers of a function, so that the next call has another one."""
+    ended = {one.worker for one in system.live_workers() if one.function == name}
     for process in system.worker_processes(name):
         system.kill(process)
-    wait_until(lambda: not [one for one in system.live_workers() if one.function == name], 20, what="no worker")
+    wait_until(lambda: not ended & {one.worker for one in system.live_workers()}, 20, what="other workers")
 
 
 def test_a_folder_that_was_put_is_read_by_a_function_and_its_next_version_by_new_workers(volumes: System) -> None:
