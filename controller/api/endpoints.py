@@ -86,7 +86,7 @@ BUDGET = "/api/v1/budgets/{function}"
 NODE = "/api/v1/nodes/{name}"
 PROJECT = "/api/v1/projects/{name}"
 SECRET = "/api/v1/secrets/{project}/{name}"
-VOLUME = "/api/v1/volumes/{project}/{name}"
+VOLUME = "/api/v1/volumes/{name}"
 SPAN: dict[str, str | int | type[int]] = {"since_unix_ms": 0, "until_unix_ms": int}
 
 # fmt: off

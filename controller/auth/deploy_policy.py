@@ -14,7 +14,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import Forbidden, InvalidSpec
 from fleetstart.runtime.contract.function.names import full_name, project_of
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, FunctionSpec
-from fleetstart.runtime.contract.function.volume import parse_volume
+from fleetstart.runtime.contract.function.volume import parse_volume, volume_name
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.sizes import MIB
 
@@ -118,24 +118,25 @@ def _check_secrets(table: AccessTable, project: str, spec: FunctionSpec) -> None
 
 
 def _check_volumes(table: AccessTable, project: str, spec: FunctionSpec) -> None:
-    of = "" if project == DEFAULT else f" --project {project}"
     for ref in map(parse_volume, spec.volumes):
+        full = volume_name(project, ref.name)
         record = table.volume(project, ref.name)
         if record is None:
-            near = get_close_matches(ref.name, table.volume_names(project), n=1)
+            there = [one.rpartition(".")[2] for one in table.volume_names(project)]
+            near = get_close_matches(ref.name, there, n=1)
             raise InvalidSpec(
                 f"function {spec.name}: project {project} has no volume {ref.name}",
-                hint=f"did you mean {near[0]}?" if near else f"make it first: fs volume create {ref.name}{of}",
+                hint=f"did you mean {near[0]}?" if near else f"make it first: fs volume create {full}",
             )
         if record.latest is None and not ref.write:
             raise InvalidSpec(
                 f"function {spec.name}: volume {ref.name} has no version yet",
-                hint=f"put a folder into it: fs volume put {ref.name} FOLDER{of}",
+                hint=f"put a folder into it: fs volume put {full} FOLDER",
             )
         if ref.version is not None and all(version.number != ref.version for version in record.versions):
             raise InvalidSpec(
                 f"function {spec.name}: volume {ref.name} has no version {ref.version}",
-                hint=f"`fs volume versions {ref.name}{of}` lists them",
+                hint=f"`fs volume versions {full}` lists them",
             )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Collection, Iterable
+from difflib import get_close_matches
 from typing import TypeVar, cast
 
 import msgspec
@@ -17,19 +18,19 @@ import msgspec
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, LayerInvalid, NotFound, Refused
 from fleetstart.runtime.contract.function.layer import MANIFEST_MAX_BYTES, MANIFEST_OBJECT, read_layer
+from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.volume import (
     VOLUMES_MAX,
     VolumeRecord,
     VolumeVersion,
     parse_volume,
-    volume_field,
+    volume_name,
     with_version,
 )
 from fleetstart.runtime.contract.ids import LayerId
 from fleetstart.runtime.contract.object_keys import PARTS, VOLUMES, volume_key
 
 from ..schemas.volumes import NewVolumeVersion
-from ..state.access_records import DEFAULT
 from ..state.cas_hash import CasHash
 from ..state.redis_client import REDIS_ERRORS
 from ..state.sync import StateSync
@@ -54,25 +55,24 @@ class Volumes:
         self._parts: dict[LayerId, frozenset[str]] = {}
         """Parts of each manifest in the store. Cache: the id is the manifest's digest."""
 
-    def find(self, project: str, name: str) -> VolumeRecord:
+    def find(self, name: str) -> VolumeRecord:
         """Errors: NotFound."""
-        record = self._view.access.volume(project, name)
+        record = self._view.access.volumes.get(name)
         if record is None:
-            raise _unknown(project, name)
+            raise _unknown(name, self._view)
         return record
 
-    async def create(self, project: str, name: str, by: str, now_unix_ms: int) -> VolumeRecord:
+    async def create(self, name: str, by: str, now_unix_ms: int) -> VolumeRecord:
         """Creates an empty volume; one that exists stays as it is. Errors: InvalidInput."""
-        if len(self._view.access.volumes) >= VOLUMES_MAX and self._view.access.volume(project, name) is None:
+        if len(self._view.access.volumes) >= VOLUMES_MAX and name not in self._view.access.volumes:
             raise InvalidInput(f"there are {VOLUMES_MAX} volumes already, and cannot be more")
-        made = VolumeRecord(name=name, project=project, created_unix_ms=now_unix_ms, created_by=by)
-        record = await self._hash.change(made.field, lambda known: known or made)
+        bare = name.rpartition(".")[2]
+        made = VolumeRecord(name=bare, project=project_of(name), created_unix_ms=now_unix_ms, created_by=by)
+        record = await self._hash.change(name, lambda known: known or made)
         assert record is not None
         return record
 
-    async def publish(
-        self, project: str, name: str, new: NewVolumeVersion, by: str, now_unix_ms: int
-    ) -> tuple[VolumeRecord, bool]:
+    async def publish(self, name: str, new: NewVolumeVersion, by: str, now_unix_ms: int) -> tuple[VolumeRecord, bool]:
         """Adds a version; also returns whether it is new: files that the newest version has already make none.
 
         Errors: NotFound, Conflict, LayerInvalid, InvalidInput.
@@ -92,40 +92,40 @@ class Volumes:
         def changed(known: VolumeRecord | None) -> VolumeRecord:
             nonlocal added
             if known is None:
-                raise _unknown(project, name)
+                raise _unknown(name, self._view)
             added = known.latest is None or known.latest.tree != new.tree
             return with_version(known, new.base, version) if added else known
 
-        record = await self._hash.change(volume_field(project, name), changed)
+        record = await self._hash.change(name, changed)
         assert record is not None
         return record, added
 
-    async def prune(self, project: str, name: str, keep: int) -> tuple[VolumeRecord, list[VolumeVersion]]:
+    async def prune(self, name: str, keep: int) -> tuple[VolumeRecord, list[VolumeVersion]]:
         """Removes all but the newest versions; those that functions name stay. Returns what was removed."""
-        pinned = pinned_versions(self._view, project, name)
+        pinned = pinned_versions(self._view, name)
         removed: list[VolumeVersion] = []
 
         def changed(known: VolumeRecord | None) -> VolumeRecord:
             nonlocal removed
             if known is None:
-                raise _unknown(project, name)
+                raise _unknown(name, self._view)
             kept, removed = split_pruned(known.versions, keep, pinned)
             return msgspec.structs.replace(known, versions=kept)
 
-        record = await self._hash.change(volume_field(project, name), changed)
+        record = await self._hash.change(name, changed)
         assert record is not None
         return record, removed
 
-    async def remove(self, project: str, name: str) -> VolumeRecord:
+    async def remove(self, name: str) -> VolumeRecord:
         """Removes a volume. Errors: NotFound; Refused while a function names it."""
-        record = self.find(project, name)
-        users = functions_using_volume(self._view, project, name)
+        record = self.find(name)
+        users = functions_using_volume(self._view, name)
         if users:
             raise Refused(
                 f"volume {name} is used by {', '.join(users)}",
                 hint=f"deploy without it, or remove what uses it first: fs rm {users[0]}",
             )
-        await self._hash.change(record.field, lambda known: None)
+        await self._hash.change(name, lambda known: None)
         return record
 
     async def run(self) -> None:
@@ -192,33 +192,32 @@ def split_pruned(
     return kept, [version for version in versions if version not in kept]
 
 
-def functions_using_volume(view: View, project: str, name: str) -> list[str]:
+def functions_using_volume(view: View, name: str) -> list[str]:
     """Functions of which a version in service names the volume."""
-    return sorted({function for function, _ in _uses(view, project, name)})
+    return sorted({function for function, _ in _uses(view, name)})
 
 
-def pinned_versions(view: View, project: str, name: str) -> dict[int, str]:
+def pinned_versions(view: View, name: str) -> dict[int, str]:
     """Versions of a volume that functions name by number, and one of these functions for each."""
-    return {number: function for function, number in _uses(view, project, name) if number is not None}
+    return {number: function for function, number in _uses(view, name) if number is not None}
 
 
-def _uses(view: View, project: str, name: str) -> Iterable[tuple[str, int | None]]:
+def _uses(view: View, name: str) -> Iterable[tuple[str, int | None]]:
     """(function, version that it names) of each version in service."""
     for key, version in view.versions.items():
         record = view.functions.get(key.name)
         if record is None or key.version not in tracked_versions(record):
             continue
-        if (version.spec.project or DEFAULT) == project:
-            for ref in map(parse_volume, version.spec.volumes):
-                if ref.name == name:
-                    yield str(key.name), ref.version
+        for ref in map(parse_volume, version.spec.volumes):
+            if volume_name(version.spec.home, ref.name) == name:
+                yield str(key.name), ref.version
 
 
 def _tree_of(stored: StoredObject) -> LayerId:
     return LayerId(stored.key.removeprefix(VOLUMES).partition("/")[0])
 
 
-def _unknown(project: str, name: str) -> NotFound:
-    return NotFound(
-        f"project {project[:80]} has no volume {name[:80]}", hint=f"make it first: fs volume create {name[:63]}"
-    )
+def _unknown(name: str, view: View) -> NotFound:
+    near = get_close_matches(name, view.access.volume_names(project_of(name)), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"make it first: fs volume create {name[:63]}"
+    return NotFound(f"volume {name[:130]} does not exist", hint=hint)

@@ -9,7 +9,6 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function.volume import MountedVolume, Mounts, VolumeRef, parse_volume
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
-from ..state.access_records import DEFAULT
 from ..state.access_table import AccessTable
 from ..state.view import View
 
@@ -23,9 +22,8 @@ def with_mounts(view: View, order: WorkerOrder) -> WorkerOrder:
 
 def mounts_of(table: AccessTable, spec: FunctionSpec) -> Mounts:
     """The volumes of a function in the versions that a worker ordered now gets, or why it cannot."""
-    project = spec.project or DEFAULT
     try:
-        return Mounts(volumes=[_mounted(table, project, parse_volume(text)) for text in spec.volumes])
+        return Mounts(volumes=[_mounted(table, spec.home, parse_volume(text)) for text in spec.volumes])
     except FleetError as error:
         return Mounts(error=f"{error.message}: {error.hint}" if error.hint else error.message)
 

@@ -19,6 +19,7 @@ class NewVolumeVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 class VolumeInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
+    """Full name: `index` in project `default`, `PROJECT.index` in any other."""
     project: str
     versions: list[VolumeVersion]
     """The oldest first."""

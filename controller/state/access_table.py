@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fleetstart.runtime.contract.function.volume import VolumeRecord, volume_field
+from fleetstart.runtime.contract.function.volume import VolumeRecord, volume_name
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from .access_records import DEFAULT, Credential, KeyRecord, ProjectRecord, SecretRecord, secret_field
@@ -30,7 +30,7 @@ class AccessTable:
     secrets: Mapping[str, SecretRecord] = field(default_factory=dict)
     """Secrets by {project}/{name}."""
     volumes: Mapping[str, VolumeRecord] = field(default_factory=dict)
-    """Volumes by {project}/{name}."""
+    """Volumes by their full names."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Calls a second by project, where there is such a quota."""
     unreadable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -47,10 +47,10 @@ class AccessTable:
         return sorted(record.name for record in self.secrets.values() if record.project == project)
 
     def volume(self, project: str, name: str) -> VolumeRecord | None:
-        return self.volumes.get(volume_field(project, name))
+        return self.volumes.get(volume_name(project, name))
 
     def volume_names(self, project: str) -> list[str]:
-        return sorted(record.name for record in self.volumes.values() if record.project == project)
+        return sorted(record.full_name for record in self.volumes.values() if record.project == project)
 
 
 EMPTY = AccessTable()
@@ -72,7 +72,7 @@ def read_table(
         by_id={credential.id: (record, credential) for record in keys.values() for credential in record.credentials},
         projects=projects,
         secrets={record.field: record for record in _decoded(raw_secrets, _SECRET, unreadable["secret"])},
-        volumes={record.field: record for record in _decoded(raw_volumes, _VOLUME, unreadable["volume"])},
+        volumes={record.full_name: record for record in _decoded(raw_volumes, _VOLUME, unreadable["volume"])},
         rates={
             record.name: record.quotas.calls_per_s
             for record in projects.values()

@@ -20,7 +20,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
 from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
-from fleetstart.runtime.contract.function.volume import VolumeRecord, VolumeVersion, volume_field, with_version
+from fleetstart.runtime.contract.function.volume import VolumeRecord, VolumeVersion, volume_name, with_version
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
@@ -159,7 +159,7 @@ class NodeState:
         return in_force(sheets, now_unix_ms), frozenset(WorkerId(name.decode(errors="replace")) for name in kept)
 
     async def volume(self, project: str, name: str) -> VolumeRecord | None:
-        data = await self._redis.hget(keys.VOLUMES, volume_field(project, name))
+        data = await self._redis.hget(keys.VOLUMES, volume_name(project, name))
         return msgspec.json.decode(data, type=VolumeRecord) if data else None
 
     async def publish_volume(self, project: str, name: str, base: int, version: VolumeVersion) -> VolumeRecord:
@@ -167,7 +167,7 @@ class NodeState:
 
         Errors: NotFound, Conflict, InvalidInput, Unavailable.
         """
-        field = volume_field(project, name)
+        field = volume_name(project, name)
         for _ in range(PUBLISH_TRIES):
             async with self._redis.pipeline(transaction=True) as pipe:
                 await pipe.watch(keys.VOLUMES)

@@ -171,9 +171,7 @@ class LayerCache:
             log.warning(f"a new {self._kind.name} is not kept", extra={"layer": layer, "error": str(error)})
             return
         del self._staged[staging]
-        self._layers[layer] = _CachedLayer(
-            manifest.total_bytes, uses=1, pins={worker}, last_used_s=time.time()
-        )
+        self._layers[layer] = _CachedLayer(manifest.total_bytes, uses=1, pins={worker}, last_used_s=time.time())
 
     async def unstage(self, staging: Path) -> None:
         """Removes a staged folder, unless it was adopted."""

@@ -112,19 +112,19 @@ def _read_verified(
                 f"{chunk.checksum:016x}",
                 hint=f"the object in the store is damaged; {kind.send_again}",
             )
-    _check_digests(layer, run, room)
+    _check_digests(kind, layer, run, room)
 
 
-def _check_digests(layer: LayerId, run: Sequence[LayerRange], room: memoryview) -> None:
+def _check_digests(kind: TreeKind, layer: LayerId, run: Sequence[LayerRange], room: memoryview) -> None:
     """Errors: ChecksumMismatch for a chunk that somebody has replaced, with the same checksum."""
     begin = 0
     for chunk in run:
         with room[begin : begin + chunk.size_bytes] as data:
             if chunk.digest and hashlib.sha256(data).hexdigest() != chunk.digest:
                 raise ChecksumMismatch(
-                    f"chunk {chunk.index} of layer {layer[:12]} ({chunk.object}) is not the one that was published: "
-                    f"its SHA-256 is not {chunk.digest[:12]}…",
-                    hint=f"somebody has written to the store: see who can; {_AGAIN}",
+                    f"chunk {chunk.index} of {kind.name} {layer[:12]} ({chunk.object}) is not the one that was "
+                    f"published: its SHA-256 is not {chunk.digest[:12]}…",
+                    hint=f"somebody has written to the store: see who can; {kind.send_again}",
                 )
         begin += _pages(chunk.size_bytes)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.function.volume import DEFAULT_PROJECT, MountedVolume, Mounts, volume_path
+from fleetstart.runtime.contract.function.volume import MountedVolume, Mounts, volume_path
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign
@@ -242,8 +242,7 @@ class WorkerResources:
         spec = order.spec
         if not any(one.write for one in self._volumes):
             return None
-        project = spec.project or DEFAULT_PROJECT
-        return VolumeSession(self._services.volumes, order.worker, spec.name, project, self._volumes)
+        return VolumeSession(self._services.volumes, order.worker, spec.name, spec.home, self._volumes)
 
     def _close_session(self) -> None:
         if self._session is not None:

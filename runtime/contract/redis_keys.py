@@ -54,7 +54,7 @@
 | fs:keys:used | hash | name → unix ms at which it was last good for something, some seconds late | gateway |
 | fs:projects | hash | name → ProjectRecord: its quotas | controller |
 | fs:secrets | hash | {project}/{name} → SecretRecord: encrypted | controller |
-| fs:volumes | hash | {project}/{name} → VolumeRecord: its versions | controller, node |
+| fs:volumes | hash | full name → VolumeRecord: its versions | controller, node |
 | fs:audit | stream | AuditEvent, in the field `event`; the oldest go to the object store | controller |
 
 Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,

@@ -20,26 +20,24 @@ from ..volumes.get import get_version
 from ..volumes.put import as_json as put_as_json
 from ..volumes.put import put_folder, read_manifest, volume_path
 
-DEFAULT = "default"
-PROJECT = click.option("--project", default=DEFAULT, show_default=True, metavar="NAME", help="Project of the volume.")
 FILES_SHOWN = 50
 
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
-    """Volumes of a project: folders in the store with numbered versions, which workers of functions that name them
-    see read-only (`@function(volumes=["index"])`), or may add versions to. Each command has --json."""
+    """Volumes: folders in the store with numbered versions. Workers of functions that name them see them read-only
+    (`@function(volumes=["index"])`), or add versions. PROJECT.NAME is one of another project. Each command has
+    --json."""
 
 
 @command.command
 @click.argument("name")
-@PROJECT
 @verb()
 @click.pass_obj
-def create(home: Path, *, name: str, project: str, url: str | None, as_json: bool) -> None:
+def create(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """Create an empty volume, for a function that will fill it. `fs volume put` creates one that does not exist."""
     with ApiClient(find_server(url, home)) as server:
-        info = server.put(volume_path(project, name), {}, VolumeInfo)
+        info = server.put(volume_path(name), {}, VolumeInfo)
     if as_json:
         output.json_data(info)
     else:
@@ -49,25 +47,24 @@ def create(home: Path, *, name: str, project: str, url: str | None, as_json: boo
 @command.command
 @click.argument("name")
 @click.argument("folder", type=click.Path(path_type=Path))
-@PROJECT
 @verb()
 @click.pass_obj
-def put(home: Path, *, name: str, folder: Path, project: str, url: str | None, as_json: bool) -> None:
+def put(home: Path, *, name: str, folder: Path, url: str | None, as_json: bool) -> None:
     """Make the content of a folder the next version. Files that the newest version has are not sent again.
 
     \b
     fs volume put index ./index
-    fs volume put models ~/models --project search
+    fs volume put search.models ~/models
     """
     started_s = time.monotonic()
     with (
         ApiClient(find_server(url, home)) as server,
         ProgressBar(f"volume {name}", live=output.is_terminal()) as bar,
     ):
-        done = put_folder(server, project, name, folder, bar)
+        done = put_folder(server, name, folder, bar)
     version = done.version
     if as_json:
-        output.json_data(put_as_json(done, name, project))
+        output.json_data(put_as_json(done, name))
     elif not done.made:
         output.message(f"{name}@{version.number} has these files already: nothing was sent")
     else:
@@ -80,13 +77,12 @@ def put(home: Path, *, name: str, folder: Path, project: str, url: str | None, a
 @command.command
 @click.argument("name", metavar="NAME[@VERSION]")
 @click.argument("folder", type=click.Path(path_type=Path))
-@PROJECT
 @verb()
 @click.pass_obj
-def get(home: Path, *, name: str, folder: Path, project: str, url: str | None, as_json: bool) -> None:
+def get(home: Path, *, name: str, folder: Path, url: str | None, as_json: bool) -> None:
     """Write the files of a version, the newest by default, into a new folder."""
     with ApiClient(find_server(url, home)) as server:
-        ref, version = _version(server, project, name)
+        ref, version = _version(server, name)
         with ProgressBar(f"volume {ref.name}", live=output.is_terminal()) as bar:
             manifest = get_version(server, version, folder, bar)
     if as_json:
@@ -114,13 +110,12 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 
 @command.command
 @click.argument("name", metavar="NAME[@VERSION]")
-@PROJECT
 @verb()
 @click.pass_obj
-def show(home: Path, *, name: str, project: str, url: str | None, as_json: bool) -> None:
+def show(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """Show the files of a version, the newest by default."""
     with ApiClient(find_server(url, home)) as server:
-        ref, version = _version(server, project, name)
+        ref, version = _version(server, name)
         files = read_manifest(server, version.tree).files
     if as_json:
         listed = [{"path": file.path, "size_bytes": file.size_bytes} for file in files]
@@ -134,13 +129,12 @@ def show(home: Path, *, name: str, project: str, url: str | None, as_json: bool)
 
 @command.command
 @click.argument("name")
-@PROJECT
 @verb()
 @click.pass_obj
-def versions(home: Path, *, name: str, project: str, url: str | None, as_json: bool) -> None:
+def versions(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """List the versions of a volume, the newest first."""
     with ApiClient(find_server(url, home)) as server:
-        info = server.get(volume_path(project, name), VolumeInfo)
+        info = server.get(volume_path(name), VolumeInfo)
     newest_first = info.versions[::-1]
     if as_json:
         output.json_data(newest_first)
@@ -153,13 +147,12 @@ def versions(home: Path, *, name: str, project: str, url: str | None, as_json: b
 @command.command
 @click.argument("name")
 @click.option("--keep", type=click.IntRange(1), required=True, metavar="N", help="How many of the newest stay.")
-@PROJECT
 @verb()
 @click.pass_obj
-def prune(home: Path, *, name: str, keep: int, project: str, url: str | None, as_json: bool) -> None:
+def prune(home: Path, *, name: str, keep: int, url: str | None, as_json: bool) -> None:
     """Remove old versions. Those that a function names by number stay; files are freed about a day later."""
     with ApiClient(find_server(url, home)) as server:
-        done = server.post(f"{volume_path(project, name)}/prune", PruneTerms(keep=keep), Pruned)
+        done = server.post(f"{volume_path(name)}/prune", PruneTerms(keep=keep), Pruned)
     if as_json:
         output.json_data(done)
         return
@@ -171,17 +164,16 @@ def prune(home: Path, *, name: str, keep: int, project: str, url: str | None, as
 
 @command.command
 @click.argument("name")
-@PROJECT
 @verb()
 @click.pass_obj
-def rm(home: Path, *, name: str, project: str, url: str | None, as_json: bool) -> None:
+def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """Remove a volume that no function uses, with all its versions. Running workers keep what they have."""
     with ApiClient(find_server(url, home)) as server:
-        info = server.delete(volume_path(project, name), VolumeInfo)
+        info = server.delete(volume_path(name), VolumeInfo)
     if as_json:
         output.json_data(info)
     else:
-        output.message(f"volume {info.name} of project {info.project} is removed, {len(info.versions)} versions")
+        output.message(f"volume {info.name} is removed, {len(info.versions)} versions")
 
 
 def table(volumes: list[VolumeInfo]) -> str:
@@ -191,7 +183,6 @@ def table(volumes: list[VolumeInfo]) -> str:
         rows.append(
             (
                 one.name,
-                one.project,
                 str(newest.number) if newest else "-",
                 output.format_size(newest.size_bytes) if newest else "-",
                 str(newest.files) if newest else "-",
@@ -199,8 +190,8 @@ def table(volumes: list[VolumeInfo]) -> str:
                 ", ".join(one.used_by) or "-",
             )
         )
-    headings = ("VOLUME", "PROJECT", "VERSION", "SIZE", "FILES", "AGE", "USED BY")
-    return output.table(headings, rows, right=frozenset({2, 3, 4, 5}))
+    headings = ("VOLUME", "VERSION", "SIZE", "FILES", "AGE", "USED BY")
+    return output.table(headings, rows, right=frozenset({1, 2, 3, 4}))
 
 
 def versions_table(versions: list[VolumeVersion]) -> str:
@@ -222,10 +213,12 @@ def _age(unix_ms: int) -> str:
     return output.format_age(max(0.0, time.time() - unix_ms / 1000))
 
 
-def _version(server: ApiClient, project: str, text: str) -> tuple[VolumeRef, VolumeVersion]:
+def _version(server: ApiClient, text: str) -> tuple[VolumeRef, VolumeVersion]:
     """Errors: InvalidSpec, NotFound."""
-    ref = parse_volume(text)
-    info = server.get(volume_path(project, ref.name), VolumeInfo)
+    name, _, _ = text.partition("@")
+    bare = name.rpartition(".")[2]
+    ref = parse_volume(bare + text[len(name) :])._replace(name=name)
+    info = server.get(volume_path(name), VolumeInfo)
     for version in reversed(info.versions):
         if ref.version in (None, version.number):
             return ref, version

@@ -43,12 +43,12 @@ class PutVersion:
     """False if the newest version has these files already."""
 
 
-def volume_path(project: str, name: str) -> str:
+def volume_path(name: str) -> str:
     """Path of a volume in the API."""
-    return f"/api/v1/volumes/{quote(project, safe='')}/{quote(name, safe='')}"
+    return f"/api/v1/volumes/{quote(name, safe='')}"
 
 
-def put_folder(server: ApiClient, project: str, name: str, folder: Path, progress: Progress) -> PutVersion:
+def put_folder(server: ApiClient, name: str, folder: Path, progress: Progress) -> PutVersion:
     """Puts a folder as the next version of a volume, which is created if there is none.
 
     Errors: NotFound, InvalidInput, TooLarge, Conflict if another version came meanwhile.
@@ -58,7 +58,7 @@ def put_folder(server: ApiClient, project: str, name: str, folder: Path, progres
     files = list_files(folder, strict=True)
     total_bytes = sum(file.size_bytes for file in files)
     check_announced(len(files), total_bytes)
-    info = server.put(volume_path(project, name), {}, VolumeInfo)
+    info = server.put(volume_path(name), {}, VolumeInfo)
     newest = info.versions[-1] if info.versions else None
     stream = stream_of(folder, files)
     manifest = volume_manifest(
@@ -84,7 +84,7 @@ def put_folder(server: ApiClient, project: str, name: str, folder: Path, progres
         base=newest.number if newest is not None else 0,
         new_bytes=sum(item.size_bytes for item in items.values()),
     )
-    info = server.post(f"{volume_path(project, name)}/versions", new, VolumeInfo)
+    info = server.post(f"{volume_path(name)}/versions", new, VolumeInfo)
     version = next(one for one in reversed(info.versions) if one.tree == tree)
     return PutVersion(version, sent_bytes, made=True)
 
@@ -97,10 +97,9 @@ def read_manifest(server: ApiClient, tree: LayerId) -> LayerManifest:
     return read_layer(data, tree)
 
 
-def as_json(put: PutVersion, name: str, project: str) -> dict[str, object]:
+def as_json(put: PutVersion, name: str) -> dict[str, object]:
     return {
         "name": name,
-        "project": project,
         "made": put.made,
         "sent_bytes": put.sent_bytes,
         **msgspec.to_builtins(put.version),

@@ -125,6 +125,7 @@ def volume_manifest(
     """
     parts: list[LayerPart] = []
     chunks: list[int] = []
+    digests: list[str] = []
     offset = 0
     for size_bytes in volume_parts(files):
         digest = hashlib.sha256()
@@ -132,6 +133,7 @@ def volume_manifest(
         for chunk in in_chunks(read(offset, size_bytes), CHUNK_BYTES):
             digest.update(chunk)
             chunks.append(checksum(chunk))
+            digests.append(hashlib.sha256(chunk).hexdigest())
             found_bytes += len(chunk)
             progress(offset + found_bytes)
         if found_bytes != size_bytes:
@@ -140,4 +142,4 @@ def volume_manifest(
             )
         parts.append(LayerPart(digest.hexdigest(), size_bytes))
         offset += size_bytes
-    return LayerManifest(python="", platform="", lock="", files=files, parts=parts, chunks=chunks)
+    return LayerManifest(python="", platform="", lock="", files=files, parts=parts, chunks=chunks, digests=digests)

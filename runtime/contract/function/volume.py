@@ -7,23 +7,20 @@ and is refused if another one came first (`with_version`).
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import msgspec
 
 from ..errors import Conflict, InvalidInput, InvalidSpec, NotFound
 from ..ids import LayerId
+from .names import full_name, is_function_name
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 VERSIONS_MAX = 1000
 """Versions of one volume: all are in its record, which every controller has in memory."""
 VOLUMES_MAX = 1000
 """Volumes of all projects, for the same reason."""
 OF_FUNCTION_MAX = 16
 WRITE = "rw"
-DEFAULT_PROJECT = "default"
-"""The project of functions that name none."""
 VOLUMES_DIR = "/tmp/volumes"
 """Folder of a confined worker's volumes, each below its name."""
 
@@ -50,17 +47,18 @@ def parse_volume(text: str) -> VolumeRef:
             f"volume {text[:80]!r} is fixed to a version, and a commit makes a newer one",
             hint=f'leave out the version: "{name[:80]}:{WRITE}"',
         )
-    if not _NAME.fullmatch(name):
-        raise InvalidSpec(f"volume name {name[:80]!r} is not allowed", hint=NAME_HINT)
+    if not is_function_name(name) or "." in name:
+        hint = "a function sees volumes of its own project, by their names without it" if "." in name else NAME_HINT
+        raise InvalidSpec(f"volume name {name[:80]!r} is not allowed", hint=hint)
     return VolumeRef(name, int(number) if at else None, bool(colon))
 
 
-NAME_HINT = "use 1 to 63 of a-z, 0-9, . _ and -, a letter or digit at either end"
+NAME_HINT = "use 1 to 63 of a-z, 0-9 and -, a letter or digit at either end"
 
 
 def check_volume_name(name: str) -> str:
-    """Checks the name of a volume. Errors: InvalidInput."""
-    if not _NAME.fullmatch(name):
+    """Checks the name of a volume, with or without its project. Errors: InvalidInput."""
+    if not is_function_name(name):
         raise InvalidInput(f"volume name {name[:80]!r} is not allowed", hint=NAME_HINT)
     return name
 
@@ -105,8 +103,8 @@ class VolumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str
 
     @property
-    def field(self) -> str:
-        return volume_field(self.project, self.name)
+    def full_name(self) -> str:
+        return volume_name(self.project, self.name)
 
     @property
     def latest(self) -> VolumeVersion | None:
@@ -124,9 +122,10 @@ class VolumeRecord(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def volume_field(project: str, name: str) -> str:
-    """The field of a volume in fs:volumes."""
-    return f"{project}/{name}"
+def volume_name(project: str, name: str) -> str:
+    """The full name of a volume, made as that of a function is: `index` in project `default`, `PROJECT.index` in any
+    other."""
+    return full_name(name, project)
 
 
 def with_version(record: VolumeRecord, base: int, version: VolumeVersion) -> VolumeRecord:

@@ -39,9 +39,9 @@ def folder(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def put(controller: ControllerProcess, path: Path, name: str = "index", project: str = "default") -> PutVersion:
+def put(controller: ControllerProcess, path: Path, name: str = "index") -> PutVersion:
     with ApiClient(controller.url) as server:
-        return put_folder(server, project, name, path, lambda *_: None)
+        return put_folder(server, name, path, lambda *_: None)
 
 
 def get(controller: ControllerProcess, put: PutVersion, target: Path) -> dict[str, bytes]:
@@ -94,7 +94,7 @@ def test_a_version_on_an_old_base_or_without_its_files_is_refused(
 ) -> None:
     first = put(controller, folder(tmp_path / "one", {"a": b"1"}))
     second = put(controller, folder(tmp_path / "two", {"a": b"2"}))
-    url = "/api/v1/volumes/default/index/versions"
+    url = "/api/v1/volumes/index/versions"
     status, error = refused(controller.http.post(url, json={"tree": first.version.tree, "base": 1}))
     assert (status, error["code"]) == (409, Conflict.code)
     assert "version 2 is the newest" in error["message"]
@@ -112,7 +112,7 @@ def test_a_version_on_an_old_base_or_without_its_files_is_refused(
 
 @pytest.mark.parametrize("name", ["Index", "-x", "x" * 64, "a%00b"])
 def test_names_that_are_none_are_refused(controller: ControllerProcess, name: str) -> None:
-    assert controller.http.put(f"/api/v1/volumes/default/{name}").status_code == 400
+    assert controller.http.put(f"/api/v1/volumes/{name}").status_code == 400
 
 
 def test_objects_of_volumes_must_be_what_their_keys_say(controller: ControllerProcess) -> None:
@@ -126,24 +126,24 @@ def test_a_key_of_a_project_sees_only_its_volumes(controller: ControllerProcess,
     controller.http.put("/api/v1/projects/search", json={}).raise_for_status()
     source = folder(tmp_path / "source", {"a": b"1"})
     put(controller, source, "shared")
-    put(controller, source, "index", "search")
+    put(controller, source, "search.index")
     lock(controller)
     key = make(controller, "search", ["deploy"], project="search")
     of_functions = make(controller, "limited", ["deploy"], project="search", functions=["find"])
     reader = make(controller, "reader", ["read"], project="search")
     with httpx.Client(base_url=controller.url, headers=bearer(key)) as client:
-        assert [one["name"] for one in client.get("/api/v1/volumes").json()] == ["index"]
-        assert client.get("/api/v1/volumes/default/shared").status_code == 404
-        assert client.put("/api/v1/volumes/default/mine").status_code == 404
-        assert client.delete("/api/v1/volumes/default/shared").status_code == 404
-        assert client.put("/api/v1/volumes/search/mine").status_code == 200
+        assert [one["name"] for one in client.get("/api/v1/volumes").json()] == ["search.index"]
+        assert client.get("/api/v1/volumes/default.shared").status_code == 404
+        assert client.put("/api/v1/volumes/default.mine").status_code == 404
+        assert client.delete("/api/v1/volumes/default.shared").status_code == 404
+        assert client.put("/api/v1/volumes/mine").status_code == 200
     with httpx.Client(base_url=controller.url, headers=bearer(of_functions)) as client:
-        assert client.put("/api/v1/volumes/search/other").status_code == 403
+        assert client.put("/api/v1/volumes/other").status_code == 403
     with httpx.Client(base_url=controller.url, headers=bearer(reader)) as client:
-        assert client.get("/api/v1/volumes/search/index").status_code == 200
-        assert client.delete("/api/v1/volumes/search/index").status_code == 403
+        assert client.get("/api/v1/volumes/search.index").status_code == 200
+        assert client.delete("/api/v1/volumes/search.index").status_code == 403
     status, error = refused(controller.http.delete("/api/v1/projects/search"))
-    assert (status, "has volumes: index, mine" in error["message"]) == (400, True)
+    assert (status, "has volumes: search.index, search.mine" in error["message"]) == (400, True)
 
 
 def test_a_deploy_needs_its_volumes_and_a_volume_in_use_stays(controller: ControllerProcess, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_deploy_needs_its_volumes_and_a_volume_in_use_stays(controller: Contro
 
     with pytest.raises(AssertionError, match="has no volume index"):
         deploy("reads", "index")
-    controller.http.put("/api/v1/volumes/default/index").raise_for_status()
+    controller.http.put("/api/v1/volumes/index").raise_for_status()
     with pytest.raises(AssertionError, match="no version yet"):
         deploy("reads", "index")
     deploy("writes", "index:rw")
@@ -161,16 +161,16 @@ def test_a_deploy_needs_its_volumes_and_a_volume_in_use_stays(controller: Contro
     deploy("reads", "index@1")
     with pytest.raises(AssertionError, match="no version 9"):
         deploy("later", "index@9")
-    assert controller.http.get("/api/v1/volumes/default/index").json()["used_by"] == ["reads", "writes"]
-    status, error = refused(controller.http.delete("/api/v1/volumes/default/index"))
+    assert controller.http.get("/api/v1/volumes/index").json()["used_by"] == ["reads", "writes"]
+    status, error = refused(controller.http.delete("/api/v1/volumes/index"))
     assert (status, error["message"]) == (400, "volume index is used by reads, writes")
-    pruned = controller.http.post("/api/v1/volumes/default/index/prune", json={"keep": 1}).json()
+    pruned = controller.http.post("/api/v1/volumes/index/prune", json={"keep": 1}).json()
     assert [one["number"] for one in pruned["removed"]] == [2]
     assert pruned["kept_for"] == {"1": "reads"}
-    assert controller.http.post("/api/v1/volumes/default/index/prune", json={"keep": 0}).status_code == 400
+    assert controller.http.post("/api/v1/volumes/index/prune", json={"keep": 0}).status_code == 400
     for name in ("reads", "writes"):
         controller.http.delete(f"/api/v1/functions/{name}").raise_for_status()
-    controller.http.delete("/api/v1/volumes/default/index").raise_for_status()
+    controller.http.delete("/api/v1/volumes/index").raise_for_status()
     assert controller.http.get("/api/v1/volumes").json() == []
 
 
@@ -203,7 +203,7 @@ def test_a_worker_gets_the_newest_version_the_pinned_one_or_the_reason() -> None
         name="index", project="default", versions=[version(1), version(4)], last=4, created_unix_ms=1, created_by=""
     )
     empty = VolumeRecord(name="cache", project="default", created_unix_ms=1, created_by="")
-    records = {one.field.encode(): msgspec.json.encode(one) for one in (full, empty)}
+    records = {one.full_name.encode(): msgspec.json.encode(one) for one in (full, empty)}
     table = read_table({}, {}, {}, records)
     assert mounted("index", "cache:rw") == [("index", 4, False), ("cache", 0, True)]
     assert mounted("index@1") == [("index", 1, False)]
@@ -223,7 +223,7 @@ def test_files_of_removed_versions_are_swept_a_day_later_and_shared_parts_stay(
     shared = os.urandom(5 << 20)
     first = put(controller, folder(tmp_path / "one", {"shared": shared, "gone": b"1"}))
     second = put(controller, folder(tmp_path / "two", {"shared": shared, "kept": b"2"}))
-    controller.http.post("/api/v1/volumes/default/index/prune", json={"keep": 1}).raise_for_status()
+    controller.http.post("/api/v1/volumes/index/prune", json={"keep": 1}).raise_for_status()
     (store / "parts" / ("f" * 64)).write_bytes(b"an upload that broke")
 
     async def sweep(after_s: float) -> int:

@@ -47,11 +47,11 @@ class Bench:
         )
         record = VolumeRecord(name="index", project="default", created_unix_ms=1, created_by="local")
         self.client.delete(keys.VOLUMES)
-        self.client.hset(keys.VOLUMES, record.field, msgspec.json.encode(record))
+        self.client.hset(keys.VOLUMES, record.full_name, msgspec.json.encode(record))
 
     @property
     def record(self) -> VolumeRecord:
-        data = self.client.hget(keys.VOLUMES, "default/index")
+        data = self.client.hget(keys.VOLUMES, "index")
         assert data is not None
         return msgspec.json.decode(data, type=VolumeRecord)
 

@@ -33,7 +33,7 @@ def version(tree: str = "a") -> VolumeVersion:
         ("index", VolumeRef("index")),
         ("index@2", VolumeRef("index", 2)),
         ("index:rw", VolumeRef("index", None, True)),
-        ("hf.cache-1", VolumeRef("hf.cache-1")),
+        ("hf-cache-1", VolumeRef("hf-cache-1")),
     ],
 )
 def test_a_volume_is_named_with_its_version_or_its_mode(text: str, ref: VolumeRef) -> None:
@@ -41,7 +41,21 @@ def test_a_volume_is_named_with_its_version_or_its_mode(text: str, ref: VolumeRe
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Index", "../x", "a/b", "index@", "index@0", "index@-1", "index@x", "index:", "index:ro", "index@1:rw"]
+    "text",
+    [
+        "",
+        "Index",
+        "../x",
+        "a/b",
+        "search.index",
+        "index@",
+        "index@0",
+        "index@-1",
+        "index@x",
+        "index:",
+        "index:ro",
+        "index@1:rw",
+    ],
 )
 def test_what_is_no_volume_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
