@@ -51,7 +51,7 @@ from ..schemas.functions import (
     VersionInfo,
     VersionRef,
 )
-from ..schemas.history import CallHistory, SystemEvent
+from ..schemas.history import CallHistory, FunctionTotal, SystemEvent
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
 from ..schemas.nodes import JoinTerms, NodeJoin, NodeState
 from ..schemas.planning import Forecast, InvocationPlan, Proposal
@@ -118,6 +118,9 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
         Endpoint("GET", "/api/v1/history", "read", HistoryApi.history,
                  "Calls, errors, latencies, starts and cost over 1h, 6h, 24h, 7d or 30d",
                  query={"function": "", "range": RANGE, "step": ""}, answer=CallHistory),
+        Endpoint("GET", "/api/v1/history/functions", "read", HistoryApi.functions,
+                 "The same of up to 24 h by function, those with the most failures first",
+                 query={"since_unix_ms": int, "until_unix_ms": int}, answer=list[FunctionTotal]),
         Endpoint("GET", "/api/v1/events", "read", HistoryApi.events,
                  "Deploys, changes, failed starts and budget alerts, newest first",
                  query={"function": "", "since_unix_ms": int, "until_unix_ms": int, "limit": EVENTS},

@@ -11,11 +11,13 @@ const RANGES = ["1h", "6h", "24h", "7d", "30d"];
 const ROWS = 50;
 const EVENTS = 200;
 const EVENTS_PAGE = 20;
-// Events are read from the audit log: seldom, and not again for each drawing.
-const EVENTS_KEPT_MS = 10_000;
+const FUNCTIONS_PAGE = 10;
+// What is costly to read and changes seldom is not read again for each drawing.
+const KEPT_MS = 10_000;
+const READ_MOST = 8;
 const KINDS = { deploy: "good", change: "busy", failure: "bad", budget: "warn", node: "warn" };
 
-let known = { address: "", read: 0, events: [] };
+const read = new Map();
 
 export async function load(parts, query, signal) {
   const range = RANGES.includes(query.get("range")) ? query.get("range") : "24h";
@@ -24,18 +26,24 @@ export async function load(parts, query, signal) {
   const begin = Number(query.get("at")) || 0;
   const failed = query.get("failed") === "1";
   const span = { since_unix_ms: begin, until_unix_ms: begin + 1000 * history.step_s };
-  const [events, rows] = await Promise.all([
+  const [events, functions, rows] = await Promise.all([
     eventsOf(which, history, signal),
+    begin && !which ? seldom(`history/functions?${new URLSearchParams(span)}`, signal) : [],
     begin ? get(`invocations?${new URLSearchParams({ function: which, limit: ROWS, failed: Number(failed), ...span })}`, signal) : []]);
-  return { range, which, history, events, begin, rows, failed, span, query };
+  return { range, which, history, events, functions, begin, rows, failed, span, query };
 }
 
-async function eventsOf(which, history, signal) {
-  const address = `events?${new URLSearchParams({ function: which, since_unix_ms: history.since_unix_ms, limit: EVENTS })}`;
-  if (known.address !== address || Date.now() - known.read > EVENTS_KEPT_MS) {
-    known = { address, read: Date.now(), events: await get(address, signal) };
-  }
-  return known.events;
+function eventsOf(which, history, signal) {
+  return seldom(`events?${new URLSearchParams({ function: which, since_unix_ms: history.since_unix_ms, limit: EVENTS })}`, signal);
+}
+
+async function seldom(address, signal) {
+  const known = read.get(address);
+  if (known && Date.now() - known.unixMs < KEPT_MS) return known.value;
+  const value = await get(address, signal);
+  if (read.size >= READ_MOST) read.clear();
+  read.set(address, { unixMs: Date.now(), value });
+  return value;
 }
 
 export function view(found, nowMs) {
@@ -90,7 +98,7 @@ function mark(event) {
 }
 
 // The chosen bar: its events and invocations.
-function moment({ which, range, begin, rows, failed, span, events }, point, nowMs) {
+function moment({ which, range, begin, functions, rows, failed, span, events, query }, point, nowMs) {
   const title = `${at(begin)} to ${at(span.until_unix_ms)}`;
   const inside = events.filter((event) => event.unix_ms >= begin && event.unix_ms < span.until_unix_ms);
   const shown = (wanted) => address({ function: which, range, at: begin, failed: Number(wanted) });
@@ -99,10 +107,20 @@ function moment({ which, range, begin, rows, failed, span, events }, point, nowM
       point ? h("span", { class: "sub" }, [several(point.calls, "call"), `${count(point.failed)} failed`, `p50 ${ms(point.p50_ms)}`, `p95 ${ms(point.p95_ms)}`, `${count(point.cold)} cold`].join(", ")) : null,
       choices([["all", shown(false), !failed], ["with an error", shown(true), failed], ["close", address({ function: which, range }), false]])),
     inside.length ? eventsTable(inside) : null,
+    functions.length ? byFunction(functions, { range, begin, query }) : null,
     rows.length ? [invocations(rows, nowMs, { withFunction: !which, past: true }),
       h("p", null, h("a", { href: `#/calls?${new URLSearchParams({ function: which, failed: Number(failed), ...span })}` },
         rows.length === ROWS ? "More invocations of this time" : "On a page of their own"))]
       : empty(failed ? "No call with an error was recorded in this time." : "No invocation was recorded in this time."));
+}
+
+function byFunction(functions, { range, begin, query }) {
+  const [shown, next] = more(functions, query, "functions", FUNCTIONS_PAGE);
+  return [table([{ name: "function" }, { name: "calls", num: true }, { name: "failed", num: true }, { name: "refused", num: true }, { name: "p50", num: true },
+    { name: "p95", num: true }, { name: "warm", num: true }, { name: "cold", num: true }, { name: "cost", num: true }],
+  shown.map(({ function: name, total }) => [h("a", { href: address({ function: name, range, at: begin }) }, name), count(total.calls),
+    h("span", { class: total.failed ? "bad" : "dim" }, count(total.failed)), count(total.refused), ms(total.p50_ms), ms(total.p95_ms),
+    count(total.warm), count(total.cold), money(total.cost_nusd)])), next];
 }
 
 function eventsTable(events, query) {

@@ -60,6 +60,9 @@ class HistorySpan(NamedTuple):
         return range(self.since_unix_ms // size.hash_ms, (self.until_unix_ms - 1) // size.hash_ms + 1)
 
 
+MOMENT_MAX_MS = DAY_MS
+"""Longest span of `moment_of`, whose cells are read for each function."""
+
 RANGES: dict[RangeName, tuple[int, int]] = {
     "1h": (HOUR_MS, MINUTE_MS),
     "6h": (6 * HOUR_MS, 5 * MINUTE_MS),
@@ -83,6 +86,18 @@ def span_of(range_name: str, step: str, now_unix_ms: int) -> HistorySpan:
         raise InvalidInput(f"step={step} makes {steps} points of {name}", hint=f"at most {POINTS_MAX} points are given")
     last = now_unix_ms // step_ms
     return HistorySpan(name, resolution, step_ms, (last - steps + 1) * step_ms, steps)
+
+
+def moment_of(since_unix_ms: int, until_unix_ms: int, now_unix_ms: int) -> HistorySpan:
+    """The span of one bar, as one step: of minutes while these are kept, else of hours. Errors: InvalidInput."""
+    length_ms = until_unix_ms - since_unix_ms
+    if not 0 < length_ms <= MOMENT_MAX_MS:
+        raise InvalidInput(
+            f"from {since_unix_ms} to {until_unix_ms} is {length_ms / HOUR_MS:.1f} h",
+            hint="until_unix_ms comes after since_unix_ms, by 24 h at most",
+        )
+    minutes = now_unix_ms - since_unix_ms <= DAY_MS + HOUR_MS
+    return HistorySpan("24h", "minutes" if minutes else "hours", length_ms, since_unix_ms, 1)
 
 
 def _step_ms(step: str, name: RangeName, resolution: Resolution) -> int:

@@ -51,6 +51,14 @@ class Cell(NamedTuple):
         return self.begin_unix_ms + CELLS[self.resolution].cell_ms
 
 
+class FoundCell(NamedTuple):
+    """A cell that was read: one gateway's counts."""
+
+    function: str
+    begin_unix_ms: int
+    counts: CallCounts
+
+
 class HistoryStore:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -66,24 +74,25 @@ class HistoryStore:
                         pipe.expire(cell.key, CELLS[cell.resolution].kept_s)
                 await pipe.execute()
 
-    async def read(self, functions: Sequence[str], span: HistorySpan) -> list[tuple[int, CallCounts]]:
-        """The counts of the functions' cells within the span, with the times at which they begin. Errors:
-        REDIS_ERRORS."""
-        names = [keys.history(span.resolution, function, number) for function in functions for number in span.hashes]
-        found: list[tuple[int, CallCounts]] = []
+    async def read(self, functions: Sequence[str], span: HistorySpan) -> list[FoundCell]:
+        """The cells of the functions, of all hashes that the span touches. Errors: REDIS_ERRORS."""
+        names = [(function, number) for function in functions for number in span.hashes]
+        found: list[FoundCell] = []
         for begin in range(0, len(names), HASHES_AT_ONCE):
             async with self._client.pipeline(transaction=False) as pipe:
-                for name in names[begin : begin + HASHES_AT_ONCE]:
-                    pipe.hgetall(name)
+                part = names[begin : begin + HASHES_AT_ONCE]
+                for function, number in part:
+                    pipe.hgetall(keys.history(span.resolution, function, number))
                 hashes: Any = await pipe.execute()
-            found += [entry for fields in hashes for entry in _decoded(fields, CELLS[span.resolution].cell_ms)]
+            for (function, _), fields in zip(part, hashes, strict=True):
+                found += _decoded(function, fields, CELLS[span.resolution].cell_ms)
         return found
 
 
-def _decoded(fields: Mapping[bytes, bytes], cell_ms: int) -> Iterable[tuple[int, CallCounts]]:
+def _decoded(function: str, fields: Mapping[bytes, bytes], cell_ms: int) -> Iterable[FoundCell]:
     for field, value in fields.items():
         number, _, gateway = field.partition(b":")
         try:
-            yield int(number) * cell_ms, decode(value)
+            yield FoundCell(function, int(number) * cell_ms, decode(value))
         except (ValueError, msgspec.DecodeError):
             log.warning("a cell of the history is not understood", extra={"gateway": gateway.decode(errors="replace")})

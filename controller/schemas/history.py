@@ -47,6 +47,13 @@ class CallHistory(msgspec.Struct, frozen=True, kw_only=True):
     total: HistoryPoint
 
 
+class FunctionTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one function within a span of time."""
+
+    function: str
+    total: HistoryPoint
+
+
 class SystemEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A deploy, a change, a failed start, an alert of a budget, or the drain of a node."""
 

@@ -69,6 +69,17 @@ def test_calls_errors_and_starts_are_counted_for_each_function_and_for_all(serve
     assert everything.failed == 1
     assert everything.calls == good.total.calls + 1
     assert history(served.http, function="broken", range="30d").total.failed == 1
+    point = history(served.http, range="1h").points[-1]
+    span = {"since_unix_ms": point.begin_unix_ms - 3_600_000, "until_unix_ms": point.begin_unix_ms + 60_000}
+    by_function = served.http.get("/api/v1/history/functions", params=span).json()
+    assert [(one["function"], one["total"]["calls"]) for one in by_function] == [
+        ("broken", 1),
+        ("good", good.total.calls),
+    ]
+    for since, until in ((5, 5), (7, 5), (0, 25 * 3_600_000)):
+        wrong = {"since_unix_ms": since, "until_unix_ms": until}
+        assert served.http.get("/api/v1/history/functions", params=wrong).status_code == 400
+    assert served.http.get("/api/v1/events", params={"until_unix_ms": 0}).json() == []
 
 
 def test_deploys_changes_and_failed_starts_are_events(served: ControllerProcess) -> None:
@@ -105,6 +116,7 @@ def test_a_limited_key_sees_its_own_functions_only(served: ControllerProcess) ->
     with httpx.Client(base_url=served.url, timeout=30, headers=keys["mine"]) as mine:
         assert history(mine).total.calls == history(mine, function="good").total.calls == 1
         assert mine.get("/api/v1/history?function=other").status_code == 404
+        assert [one["function"] for one in mine.get("/api/v1/history/functions").json()] == ["good"]
         assert mine.get("/api/v1/events?function=other").status_code == 404
         assert {(event.kind, event.function) for event in events(mine)} == {("deploy", "good")}
     with httpx.Client(base_url=served.url, timeout=30, headers=keys["caller"]) as caller:

@@ -44,7 +44,8 @@ def row(function: str = "f", **fields: Any) -> InvocationRow:
 
 async def history(client: redis.Redis, function: str, range_name: str = "1h", *, now_s: float = NOW_S) -> CallHistory:
     span = span_of(range_name, "", int(now_s * 1000))
-    return history_of(function, span, await HistoryStore(client).read([function], span))
+    cells = await HistoryStore(client).read([function], span)
+    return history_of(function, span, ((cell.begin_unix_ms, cell.counts) for cell in cells))
 
 
 @pytest.fixture
