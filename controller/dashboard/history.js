@@ -11,6 +11,7 @@ const RANGES = ["1h", "6h", "24h", "7d", "30d"];
 const ROWS = 50;
 const EVENTS = 200;
 const EVENTS_PAGE = 20;
+const MARKS = ["load", "warn", "bad"]; // the last are drawn above the others
 const FUNCTIONS_PAGE = 10;
 // What is costly to read and changes seldom is not read again for each drawing.
 const KEPT_MS = 10_000;
@@ -84,7 +85,7 @@ function charts({ range, which, history, begin, events }) {
     columns(history.points.map((point) => ({ point, parts: parts(point) })), { ...frame, title, format, ...more }), key(legend));
   return [
     draw("Calls", count, (point) => [["used", point.calls - point.failed - point.refused, "succeeded"], ["warn", point.refused, "refused"], ["bad", point.failed, "failed"]],
-      [["used", "succeeded"], ["warn", "refused (4xx)"], ["bad", "failed"]], { marks: events.map(mark), focus: true }),
+      [["used", "succeeded"], ["warn", "refused (4xx)"], ["bad", "failed"]], { marks: events.map(mark).sort((one, other) => MARKS.indexOf(one.kind) - MARKS.indexOf(other.kind)), focus: true }),
     draw("Latency", ms, (point) => [["p95", point.p95_ms ?? 0, "p95"], ["used", point.p50_ms ?? 0, "p50"]], [["used", "p50"], ["p95", "p95"]], { layered: true }),
     draw("Calls that waited for a start", count, (point) => [["start", point.warm, "warm"], ["fetch", point.cold, "cold"]],
       [["start", "warm: weights in memory"], ["fetch", "cold: weights fetched"]]),
@@ -106,8 +107,9 @@ function moment({ which, range, begin, functions, rows, failed, span, events, qu
     h("div", { class: "title", id: "moment" }, h("h2", null, title),
       point ? h("span", { class: "sub" }, [several(point.calls, "call"), `${count(point.failed)} failed`, `p50 ${ms(point.p50_ms)}`, `p95 ${ms(point.p95_ms)}`, `${count(point.cold)} cold`].join(", ")) : null,
       choices([["all", shown(false), !failed], ["with an error", shown(true), failed], ["close", address({ function: which, range }), false]])),
-    inside.length ? eventsTable(inside) : null,
-    functions.length ? byFunction(functions, { range, begin, query }) : null,
+    inside.length ? [h("h2", null, "Events"), eventsTable(inside)] : null,
+    functions.length ? [h("h2", null, "Functions"), byFunction(functions, { range, begin, query })] : null,
+    h("h2", null, "Invocations"),
     rows.length ? [invocations(rows, nowMs, { withFunction: !which, past: true }),
       h("p", null, h("a", { href: `#/calls?${new URLSearchParams({ function: which, failed: Number(failed), ...span })}` },
         rows.length === ROWS ? "More invocations of this time" : "On a page of their own"))]
