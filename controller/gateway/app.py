@@ -15,6 +15,7 @@ from collections.abc import Callable
 import aiohttp
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
+from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
@@ -27,6 +28,7 @@ from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import Target, parse_target
 from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
 from ..http.scope import CALL_ORIGIN, PROGRESS, REPEAT_KEY, CallOrigin
+from ..scheduler.project_limits import used_up
 from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
 from .admission.feasibility import FeasibilityCheck
@@ -203,11 +205,14 @@ class Gateway:
             where = f"it ran {(time.monotonic_ns() - record.attempt.started_ns) / 1e9:.3g} s on its worker"
             hint = "raise `timeout_s`, or make the handler quicker"
         else:
-            failure = self._view.failures.get(key)
+            failure, project = self._view.failures.get(key), project_of(key.name)
+            quota = used_up(self._view, project, record.backend.spec.memory_bytes) if failure is None else ""
             where = "it waited for a worker" + (
-                f", whose last start failed: {failure.error.message}" if failure else ""
+                f", whose last start failed: {failure.error.message}" if failure else f": {quota}" if quota else ""
             )
             hint = f"`fs status` and `fs logs {key.name}` show why none was ready"
+            if quota:
+                hint = f"an admin raises it: fs project quota {project}; or let others have less: fs scale NAME --max"
         return DeadlineExceeded(f"function {key.name}: no answer within {allowed_s:g} s: {where}", hint=hint)
 
 

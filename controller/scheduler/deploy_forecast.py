@@ -29,6 +29,7 @@ def forecast(view: View, proposal: Proposal, *, now_ns: int, now_unix_ns: int) -
     )
     plan = plan_start(request_of(view, key, record, 1), cluster_of(view, {}, now_ns, now_unix_ns), now_ns / 1e9)
     return Forecast(
+        name=spec.name,
         live=live.version if live is not None else None,
         changes=live is None or live.spec != spec,
         learned=key in view.version_measures,

@@ -98,3 +98,15 @@ def _demand(one: ObservedVersion) -> VersionDemand:
         desired=one.desired,
         memory_bytes=one.spec.memory_bytes,
     )
+
+
+def used_up(view: View, project: str, memory_bytes: int) -> str:
+    """Says that one more worker of that memory is above the project's quota; "" if it is not."""
+    record = view.access.projects.get(project)
+    if record is None or not has_worker_quotas(record.quotas):
+        return ""
+    room = QuotaRoom.of(record.quotas)
+    for order in view.orders.values():
+        if project_of(order.spec.name) == project and (order.stage is None or order.stage.index == 0):
+            room.take(1, order.spec.memory_bytes)
+    return "" if room.fits(1, memory_bytes) else f"project {project} runs all that its quota of workers allows"

@@ -7,7 +7,7 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import Version
+from fleetstart.runtime.contract.ids import FunctionName, Version
 from fleetstart.runtime.contract.weights.stage import LayerLayout
 
 from ..planner.accuracy_report import Explanation
@@ -35,6 +35,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Forecast of a deploy, for `fs deploy --dry-run`."""
 
+    name: FunctionName
+    """The full name that the function would have."""
     live: Version | None
     """The version that is live now; None if there is none."""
     changes: bool

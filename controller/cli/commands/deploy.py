@@ -324,8 +324,9 @@ def _foreseen(server: ApiClient, declaration: Declaration, path: Path, bundle: B
         layout=base.layout if base is not None and packed.spec.in_layers else None,
         packages_bytes=packed.layer.layer.size_bytes if packed.layer else 0,
     )
+    forecast = server.post("/api/v1/forecast", proposal, Forecast)
     return DryRun(
-        name=packed.spec.name,
+        name=forecast.name,
         bundle_bytes=len(bundle.data),
         new_bundle_bytes=0 if server.object_size(bundle.key) == len(bundle.data) else len(bundle.data),
         weight_bytes=sum(one.weight_bytes for one in packed.checkpoints),
@@ -333,7 +334,7 @@ def _foreseen(server: ApiClient, declaration: Declaration, path: Path, bundle: B
         layer_bytes=packed.layer.layer.size_bytes if packed.layer else 0,
         new_layer_bytes=packed.layer.uploaded_bytes if packed.layer else 0,
         memory_bytes=packed.spec.memory_bytes,
-        forecast=server.post("/api/v1/forecast", proposal, Forecast),
+        forecast=forecast,
     )
 
 

@@ -99,7 +99,7 @@ offer("make-key", async (args, form) => {
   const { name: named, right, functions } = form.elements;
   const made = await send("POST", "keys", { name: named.value, rights: [right.value], functions: functions.value.split(",").map((one) => one.trim()).filter(Boolean) });
   if (made.first) useKey(made.key); // from now on every request needs one
-  return h("div", null, "Shown only once: ", h("code", null, made.key));
+  return h("div", null, "Shown only once: ", h("code", null, made.key), made.warning ? `. Warning: ${made.warning}` : "");
 });
 offer("revoke-key", async (args) => {
   await send("DELETE", `keys/${name(args.name)}`);

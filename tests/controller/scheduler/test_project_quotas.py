@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetstart.controller.scheduler.project_limits import used_up
 from fleetstart.controller.scheduler.project_quotas import VersionDemand, share_quota
 from fleetstart.controller.state.access_records import ProjectRecord, Quotas
 from fleetstart.controller.state.access_table import AccessTable
@@ -150,6 +151,8 @@ def test_a_version_that_is_kept_out_by_busy_ones_hears_of_the_quota() -> None:
     cluster.obey()
     told = cluster.step().unplaced[VersionKey(F, Version(2))]
     assert told.code == "quota_exceeded"
+    assert used_up(cluster.view, "default", MEMORY) == "project default runs all that its quota of workers allows"
+    assert used_up(cluster.view, "other", MEMORY) == ""
     assert "f@2 gets no worker: project default may run 1 workers" in told.message
     cluster.called(1, queued=0)
     assert not cluster.step().unplaced

@@ -193,6 +193,29 @@ def test_a_callee_that_is_not_there_is_a_warning_at_deploy_and_an_error_at_the_c
     assert "failed with not_found: function absent does not exist" in answer.json()["error"]["message"]
 
 
+OF_A_PROJECT = """
+from fleetstart.runtime import call, context, function
+
+@function(memory="64MiB")
+def count() -> str:
+    return context.function
+
+@function(memory="64MiB", calls=["count"])
+def ask(which: str = "count") -> list[str]:
+    return [context.function, call(which)]
+"""
+
+
+def test_a_function_of_a_project_calls_those_of_its_project(system: System) -> None:
+    system.fs("project", "create", "ml")
+    path = system.source(OF_A_PROJECT, folder="ml")
+    system.fs("deploy", str(path), "--no-probe", "--project", "ml")
+    for which in ("count", "ml.count"):
+        assert system.http.post("/fn/ml.ask", json={"which": which}).json() == ["ml.ask", "ml.count"]
+    told = system.http.post("/fn/ml.ask", json={"which": "default.count"}).json()["error"]["message"]
+    assert "ml.ask calls count, which its setting `calls` does not name" in told
+
+
 def test_a_callee_sees_how_deep_it_is(system: System) -> None:
     assert ask(system, "value", "depth").json()[0] == 1
     assert not {"fs-call-grant", "fs-worker-token", "fs-call-link"} & set(ask(system, "headers").json())
