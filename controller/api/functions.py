@@ -165,7 +165,7 @@ class FunctionsApi:
     def _known(self) -> dict[FunctionName, FunctionRecord]:
         view = self._view
         if not view.synced:
-            raise Unavailable(f"functions are not known yet, Redis was not read: {view.redis}", retry_after_s=1)
+            raise Unavailable("functions are not known yet, Redis was not read", retry_after_s=1)
         return view.functions
 
     def _record(self, name: str) -> FunctionRecord:

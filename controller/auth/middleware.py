@@ -103,7 +103,7 @@ class AuthMiddleware:
             record = authenticate(table, text, now_unix_ms())
             return Caller(name=record.name, key=record)
         if not self._view.synced and scope["path"] not in self._rules.before_sync:
-            raise Unavailable(f"keys are not known yet, Redis was not read: {self._view.redis}", retry_after_s=1)
+            raise Unavailable("keys are not known yet, Redis was not read", retry_after_s=1)
         if not self._is_local(scope):
             raise Unauthorized(
                 "there are no keys yet, and without them only this machine itself may call",

@@ -147,7 +147,7 @@ class ShellService:
         """Errors: NotFound, Unavailable."""
         view, name = self._view, FunctionName(scope["path_params"]["name"])
         if not view.synced:
-            raise Unavailable(f"functions are not known yet, Redis was not read: {view.redis}", retry_after_s=1)
+            raise Unavailable("functions are not known yet, Redis was not read", retry_after_s=1)
         function = view.functions.get(name)
         if function is None:
             raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
