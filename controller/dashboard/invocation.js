@@ -4,7 +4,7 @@ import { find, get, lines, name } from "./client.js";
 import { card, empty, facts, figure, h, table, tag } from "./dom.js";
 import { bytes, clock, dollars, ms, percent } from "./format.js";
 import { waterfall } from "./chart.js";
-import { functionLink, logLines, money, startTag, statusTag, trouble } from "./components.js";
+import { functionLink, invocationLink, logLines, money, startTag, statusTag, trouble } from "./components.js";
 
 const MEANING = {
   queue: "queued in the gateway", place: "placement", start: "process start", fetch: "fetching weights",
@@ -40,6 +40,7 @@ export function view({ trace, plan, tokens, log }) {
     card("Timeline", rows.length ? [h("p", { class: "why" }, longest(rows, trace)), chart(rows)]
       : empty("No phases were recorded: the gateway died before the call ended.")),
     h("div", { class: "columns" }, card("Worker", worker(trace)), card("Cost", cost(row))),
+    trace.called?.length ? card("Calls of other functions", called(trace.called)) : null,
     plan ? placement(plan, tokens) : null,
     card("Log", log.length ? logLines(log) : empty("No log lines, or they have expired.")),
   ];
@@ -124,8 +125,15 @@ function worker(trace) {
     ["events", trace.events || null],
     ["relayed", trace.relayed?.length ? `stages ${trace.relayed.join(", ")} through the object store` : null],
     ["key", row.key],
+    ["called by", row.parent ? [functionLink(row.caller), ", ", invocationLink(row.parent)] : null],
     ["trace", context?.trace_id && h("span", { class: "mono" }, context.trace_id)],
   ]);
+}
+
+// What the handler called, each with a bill and a page of its own.
+function called(calls) {
+  return table([{ name: "function" }, { name: "status" }, { name: "took", num: true }, { name: "invocation", tight: true }, { name: "error", wide: true }],
+    calls.map((one) => [functionLink(one.function), statusTag(one.status), ms(one.took_ms), invocationLink(one.id), one.error]));
 }
 
 function cost(row) {

@@ -37,10 +37,8 @@ from .worker_links import Socket, WorkerLinks
 log = logging.getLogger(__name__)
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-_OURS = frozenset(
-    ("prefer", "fs-webhook", "fs-ttl-s", "fs-timeout-s", "x-request-id", "content-length", "expect", "tracestate")
-)
-"""Headers of a function's call that the gateway writes, or that would make it an async call."""
+_OURS = frozenset(("content-length", "expect", "tracestate"))
+"""Headers of a function's call that the gateway writes."""
 
 
 class FunctionCalls:

@@ -20,6 +20,16 @@ _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 
 
+OWN_HEADERS = {
+    "prefer": "calls of functions are synchronous: for several at a time, use threads or acall",
+    "fs-webhook": "calls of functions are synchronous: use the answer",
+    "fs-ttl-s": "calls of functions are synchronous: use the answer",
+    "fs-timeout-s": "write call.with_options(timeout_s=...)",
+    "x-request-id": "the gateway makes one, which fs trace of the caller shows",
+}
+"""Headers that a client may set and a function may not, with what to do instead."""
+
+
 def caller_of(spec: FunctionSpec) -> Caller:
     """The caller that a function is when it calls others: it may invoke those of its `calls`, in its project, and
     nothing else."""
@@ -68,6 +78,8 @@ def check_request(request: CallRequest) -> None:
     if not _PATH.fullmatch(request.path) or not _TOKEN.fullmatch(request.method):
         raise InvalidInput(f"{request.method[:20]!r} {request.path[:80]!r} is no method and path of a call")
     for name, value in request.headers:
+        if (advice := OWN_HEADERS.get(name.lower())) is not None:
+            raise InvalidInput(f"a function's call has no header {name} of its own", hint=advice)
         if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
             raise InvalidInput(f"header {name[:80]!r} of a call is no name and value that HTTP has")
 

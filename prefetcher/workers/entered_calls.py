@@ -13,7 +13,7 @@ class EnteredCallRing:
 
     def __init__(self) -> None:
         """Errors: OSError."""
-        self.descriptor = os.memfd_create("fs-entered-calls", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = os.memfd_create("fleetstart-entered-calls", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, RING_BYTES)
         # Its size is fixed: a worker could otherwise fill the node's memory with it, outside its own limit.
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

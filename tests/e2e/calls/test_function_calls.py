@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from tests.e2e.systems import System, running
 from tests.servers import wait_until
 
 HANDLERS = """
-import os, time
+import asyncio, os, time
 from fleetstart.runtime import FleetError, Scale, acall, call, context, function
 
 KEEP = Scale(max=1, keep_alive_s=600)
@@ -78,6 +79,16 @@ def ask(text: str, how: str = "value"):
 async def ask_async(text: str):
     found = [item["letter"] async for item in acall.stream("letters", text=text)]
     return [await acall("count", text=text), found]
+
+@function(memory="64MiB", scale=KEEP, concurrency=4, calls=["count", "letters"])
+async def impatient(text: str) -> str:
+    if text == "letters":
+        async for item in acall.stream("letters", text="x" * 100_000):
+            return item["letter"]
+    try:
+        return await asyncio.wait_for(acall("count", text="slow"), 0.5)
+    except TimeoutError:
+        return "gave up"
 
 @function(memory="64MiB", scale=KEEP, calls=["count"])
 async def ask_badly(text: str) -> int:
@@ -245,6 +256,15 @@ def test_a_caller_that_goes_away_takes_its_callees_along(system: System) -> None
     [row] = wait_until(lambda: rows(system, request), 10, what="the callee's row")
     assert (row.status, row.error) == (499, "client_gone")
     wait_until(lambda: "count was cancelled" in system.fs("logs", "count").out, 10, what="the callee's end")
+
+
+def test_a_call_that_its_handler_gives_up_is_cancelled(system: System) -> None:
+    for text, answer in (("slow", "gave up"), ("letters", "x")):
+        response = system.http.post("/fn/impatient", json={"text": text})
+        assert response.json() == answer
+        request = str(response.headers["x-request-id"])
+        [row] = wait_until(partial(rows, system, request), 10, what="the callee's row")
+        assert (row.status, row.error) in ((499, "client_gone"), (200, "client_gone"))
 
 
 def test_a_callee_whose_worker_dies_is_an_error_of_its_type(system: System) -> None:

@@ -18,12 +18,16 @@ from tests.servers import wait_until
 HANDLERS = """
 import os
 import time
-from fleetstart.runtime import Scale, function
+from fleetstart.runtime import Scale, call, function
 
 @function(memory="64MiB", timeout_s=60, scale=Scale(max=2))
 def work(seconds: float = 0.0):
     time.sleep(seconds)
     return "worked"
+
+@function(memory="64MiB", calls=["work"])
+def delegate():
+    return call("work")
 
 @function(memory="64MiB", scale=Scale(max=1))
 def dies():
@@ -88,6 +92,15 @@ def test_a_bar_of_the_history_leads_to_the_calls_and_events_of_its_time(system: 
     go(page, "f/work", "version 1, deployed")
     page.run("[...document.querySelectorAll('.choices a')].find((one) => one.innerText === 'history').click()")
     page.shows("of work")
+
+
+def test_a_call_shows_the_functions_that_it_called_and_they_show_their_caller(system: System, page: Page) -> None:
+    request = system.http.post("/fn/delegate", json={}).raise_for_status().headers["x-request-id"]
+    path = f"invocations/{request}"
+    wait_until(lambda: system.http.get(f"/api/v1/{path}").status_code == 200, what="the trace")
+    [one] = json_of(system, path)["called"]
+    go(page, f"i/{request}", "Calls of other functions", one["id"])
+    go(page, f"i/{one['id']}", "called by", request)
 
 
 def shown(page: Page) -> list[str]:
