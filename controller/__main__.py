@@ -15,6 +15,7 @@ from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
 
 from .config import Config, read_config
+from .http.connection_limits import raise_descriptor_limit
 from .http.request_context import log_fields
 
 PR_SET_PDEATHSIG = 1
@@ -40,6 +41,7 @@ def main() -> int:
         if os.getppid() != parent:
             return 1  # the parent died before prctl
     configure(config.log_format, "controller", log_fields)
+    raise_descriptor_limit()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it logs streams that are cut on purpose
     try:
         uvloop.run(_run(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,13 @@ from typing import NamedTuple
 import uvicorn
 
 from .config import Config
+from .http.connection_limits import ConnectionTable, LimitedHttpProtocol, connections_max
 from .http.tls import RenewedCertificate
 from .observability.request_id_middleware import RequestIdMiddleware
 
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
+TLS_HANDSHAKE_S = 10.0
 CANCELLED_S = 1.0
 """Maximum wait for calls cancelled by the drain timeout to record their end: a client may read nothing."""
 
@@ -39,18 +42,22 @@ class UvicornServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, listeners: Sequence[Listener]) -> None:
         super().__init__(config)
         self._listeners = listeners
+        self._table = ConnectionTable(connections_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         for listener in self._listeners:
             server = await asyncio.get_running_loop().create_server(
-                self._new_connection, sock=listener.socket, ssl=listener.tls, backlog=BACKLOG
+                self._new_connection,
+                sock=listener.socket,
+                ssl=listener.tls,
+                ssl_handshake_timeout=TLS_HANDSHAKE_S if listener.tls else None,
+                backlog=BACKLOG,
             )
             self.servers.append(server)
 
     def _new_connection(self) -> asyncio.Protocol:
-        make = self.config.http_protocol_class
-        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
+        return LimitedHttpProtocol(self.config, self.server_state, self.lifespan.state, self._table)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -41,6 +41,8 @@ AnswerNotKept                    409  idempotency_not_kept     the first respons
 ConnectionCut                    503  unreachable              of `fs`: the connection broke during a call
 EventsGone                       410  events_gone              the events after `Last-Event-ID` have left the log
 HandlerResponse                  500  handler_response         of a caller: the handler's own answer of 400 or more
+HeadTimeout                      408  request_timeout          a request's headers took too long to arrive
+HeadersTooLarge                  431  headers_too_large        a request's headers have too many bytes, or are too many
 InvalidParameter                 400  invalid_input            an invalid or unsupported parameter of a model's API
 InvalidWorkerToken               401  unauthorized             a caller without the worker's token
 KeyBusy                          409  idempotency_in_progress  the first call with the key has not ended

@@ -1,0 +1,164 @@
+"""uvicorn's HTTP protocol with limits on what a client may send before its request, and so its key, is known.
+
+A request's head (request line and headers) is limited in bytes, headers and time, and connections in number. When all
+places are taken, the connection that has waited longest between requests gives way: calls under way keep theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from fleetstart.runtime.contract.errors import FleetError, Refused
+
+from .asgi import error_json
+
+HEAD_MAX_BYTES = 64 * 1024
+HEADERS_MAX = 256
+HEAD_S = 15.0
+"""From the connection, or a head's first byte on one that is kept open, to the head's end."""
+DESCRIPTORS_MAX = 65_536
+DESCRIPTORS_RESERVED = 256
+"""For Redis, the object store, log files and what else the process has open."""
+
+
+class HeadersTooLarge(Refused):
+    code = "headers_too_large"
+    status = 431
+
+
+class HeadTimeout(Refused):
+    code = "request_timeout"
+    status = 408
+
+
+def raise_descriptor_limit() -> int:
+    """Raises this process's limit of open files as far as it may be; returns it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = min(hard, DESCRIPTORS_MAX) if hard != resource.RLIM_INFINITY else DESCRIPTORS_MAX
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
+
+
+def connections_max(descriptors: int) -> int:
+    """Number of client connections for that many descriptors: each call under way needs a second, to its worker."""
+    return max(16, (descriptors - DESCRIPTORS_RESERVED) // 2)
+
+
+class ConnectionTable:
+    """A server's open connections: how many there may be, and which of them wait for a request, the oldest first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.waiting: dict[LimitedHttpProtocol, None] = {}
+
+    def make_room(self, connections: int) -> bool:
+        """Closes the connection that has waited longest if no place is left. Returns whether there is one now."""
+        if connections < self.limit:
+            return True
+        longest = next(iter(self.waiting), None)
+        if longest is None:
+            return False
+        del self.waiting[longest]
+        longest.transport.abort()
+        return True
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection. Its head is counted as it arrives: the parser itself has no limits."""
+
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], table: ConnectionTable
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._table = table
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
+        room = self._table.make_room(len(self.connections))
+        super().connection_made(transport)
+        if not room:
+            transport.abort()
+            return
+        self._table.waiting[self] = None
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.waiting.pop(self, None)
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._in_head
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            return
+        if was_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_MAX_BYTES:
+                self._refuse(HeadersTooLarge(f"the request's headers have more than {HEAD_MAX_BYTES} bytes"))
+                return
+        if self._head_timer is None and self.cycle is not None and self.cycle.response_complete:
+            self._start_timer()  # the next request of a connection that was kept open began
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._table.waiting.pop(self, None)
+        self._stop_timer()
+        if len(self.headers) > HEADERS_MAX:
+            self._refuse(HeadersTooLarge(f"the request has {len(self.headers)} headers; {HEADERS_MAX} are allowed"))
+            return
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.pipeline or self.transport.is_closing():
+            return
+        self._table.waiting[self] = None
+        if self._in_head:  # the next request began while this one was answered
+            self._start_timer()
+
+    # ── the head's time ────────────────────────────────────────────────────────────────────────────
+
+    def _start_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self._refuse(HeadTimeout(f"the request's headers did not arrive within {HEAD_S:g} s"))
+
+    def _refuse(self, error: FleetError) -> None:
+        self._refused = True
+        body = error_json(error, "")
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        phrase = HTTPStatus(error.status).phrase.encode()
+        self.transport.write(b"HTTP/1.1 %d %b\r\n%b%b" % (error.status, phrase, headers, body))
+        self.transport.close()
