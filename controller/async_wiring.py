@@ -86,6 +86,8 @@ def build_async_invocations(
         invocations,
         payloads,
         presenter.briefly,
+        bodies=gateway.bodies,
+        require_function=gateway.require_function,
         allowed=config.webhook_allow,
         max_body_bytes=config.max_body_bytes,
         stopping=stopping,

@@ -17,6 +17,7 @@ from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HE
 
 from ..http.asgi import Message, RawHeaders, Scope
 from ..http.headers import response_headers
+from ..http.invoke_url import PREFIX
 from ..http.scope import PROGRESS, REPEAT_KEY
 from ..state.invocation_records import Answer, Envelope, run_id
 from .progress_split import ProgressSplitter
@@ -136,15 +137,15 @@ class AnswerCapture:
         if not self._whole:
             return RunOutcome(error=WorkerLost(f"function {function}: its worker was lost during the response").info())
         if self._progress_splitter is not None and self._progress_splitter.head is not None:
-            self._become(self._progress_splitter.head)
+            self._become(self._progress_splitter.head, root=f"{PREFIX}{function}")
         return RunOutcome(answer=self._answer(), error=self._error())
 
-    def _become(self, head: AnswerHead) -> None:
+    def _become(self, head: AnswerHead, *, root: str) -> None:
         """Gives the response the status and headers that it would have had without progress events."""
         ours = [(name, value) for name, value in self._headers if name in (b"fs-version", b"fs-start", b"fs-attempts")]
         self._status = head.status
         own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers]
-        self._headers = [*ours, *response_headers(own, keep_length=False)]
+        self._headers = [*ours, *response_headers(own, root=root, keep_length=False)]
 
     def _error(self) -> ErrorInfo | None:
         if self._stream_error is not None:

@@ -16,8 +16,10 @@ from fleetstart.runtime.contract.function.public_addresses import Network
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 
 from ..http.asgi import RawHeaders, Receive, Scope, Send, respond_error
+from ..http.body_budget import BodyBudget
 from ..http.headers import valid_request_id
-from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
+from ..http.invoke_url import Target, parse_target
+from ..http.request_body import ClientDisconnected, declared_bytes, header, read_body, reject_unread
 from ..schemas.invocations import InvocationInfo
 from ..state.redis_client import REDIS_ERRORS
 from . import request_options
@@ -45,6 +47,8 @@ class AsyncMiddleware:
         payloads: PayloadStore,
         info: Callable[[StoredInvocation], InvocationInfo],
         *,
+        bodies: BodyBudget,
+        require_function: Callable[[Target, str], Awaitable[None]],
         allowed: Sequence[Network],
         max_body_bytes: int,
         stopping: asyncio.Event,
@@ -56,6 +60,8 @@ class AsyncMiddleware:
         self._invocations = invocations
         self._payloads = payloads
         self._info = info
+        self._bodies = bodies
+        self._require_function = require_function
         self._allowed = allowed
         self._max_body_bytes = max_body_bytes
         self._stopping = stopping
@@ -74,33 +80,52 @@ class AsyncMiddleware:
         request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
             options = request_options.read_options(scope["headers"], self._allowed)
-            if not options.nothing:
-                limit_bytes = min(self._max_body_bytes, REQUEST_MAX_BYTES) if options.respond_async else None
-                async with asyncio.timeout(BODY_S):
-                    body = await read_body(scope, receive, limit_bytes or self._max_body_bytes)
-        except ClientDisconnected:
-            return
-        except TimeoutError:
-            late = TooLarge(f"the request's body did not arrive within {BODY_S:g} s")
-            await reject_unread(scope, receive, send, late, request_id)
-            return
         except FleetError as error:
             await reject_unread(scope, receive, send, error, request_id)
             return
+        if options.nothing:
+            await self._gateway(scope, receive, send)
+            return
+        held = self._bodies.open()
         try:
-            if options.nothing:
-                await self._gateway(scope, receive, send)
-            elif options.key:
-                await self._keyed(scope, send, options, InvocationId(request_id), body)
-            else:
-                envelope = envelope_of(scope, InvocationId(request_id), body, options)
-                kept = await self._submitter.accept(envelope, body)
-                await self._answer_accepted(send, kept.id, options.wait_s)
+            limit_bytes = (
+                min(self._max_body_bytes, REQUEST_MAX_BYTES) if options.respond_async else self._max_body_bytes
+            )
+            target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
+            await self._require_function(target, request_id)
+            self._bodies.require_room(declared_bytes(scope))
+            async with asyncio.timeout(BODY_S):
+                body = await read_body(scope, receive, limit_bytes, held=held)
+        except ClientDisconnected:
+            held.release()
+            return
+        except (TimeoutError, FleetError) as error:
+            held.release()
+            refusal = (
+                error
+                if isinstance(error, FleetError)
+                else TooLarge(f"the request's body did not arrive within {BODY_S:g} s")
+            )
+            await reject_unread(scope, receive, send, refusal, request_id)
+            return
+        try:
+            await self._accept(scope, send, options, InvocationId(request_id), body)
         except FleetError as error:
             await respond_error(send, error, request_id)
         except REDIS_ERRORS:
             gone = Unavailable("Redis does not answer, so nothing can be kept", retry_after_s=1)
             await respond_error(send, gone, request_id)
+        finally:
+            held.release()
+
+    async def _accept(
+        self, scope: Scope, send: Send, options: RequestOptions, request_id: InvocationId, body: bytes
+    ) -> None:
+        if options.key:
+            await self._keyed(scope, send, options, request_id, body)
+        else:
+            kept = await self._submitter.accept(envelope_of(scope, request_id, body, options), body)
+            await self._answer_accepted(send, kept.id, options.wait_s)
 
     async def _keyed(
         self, scope: Scope, send: Send, options: RequestOptions, request_id: InvocationId, body: bytes

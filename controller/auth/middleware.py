@@ -23,7 +23,14 @@ from ..http.asgi import Message, RawHeaders, Receive, Scope, Send
 from ..http.invoke_url import PREFIX, parse_target, with_full_name
 from ..http.json_api import now_unix_ms
 from ..http.request_body import header, reject_unread
-from ..http.scope import API_CALLER, API_KEY_NAME, AUDITED_ACTION, CALLER_IDENTITY, CallerIdentity
+from ..http.scope import (
+    API_CALLER,
+    API_KEY_NAME,
+    AUDITED_ACTION,
+    CALLER_IDENTITY,
+    ORIGIN_ALLOWED,
+    CallerIdentity,
+)
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from ..schemas.access import AuditEvent
 from ..state.access_records import DEFAULT, LOCAL, digest
@@ -68,7 +75,7 @@ class AuthMiddleware:
             return
         table = self._view.access
         unlocked = self._open and self._view.synced and not table.locked
-        if invoke and unlocked and not table.rates and self._is_local(scope):
+        if invoke and unlocked and not table.rates and self._is_local(scope) and not _foreign_site(scope):
             _write_full_name(scope, DEFAULT)
             await self._app(scope, receive, send)
             return
@@ -111,7 +118,8 @@ class AuthMiddleware:
             )
         if not self._open and self._view.synced:
             raise Unavailable("the first key is not created yet", hint="see the controller's log", retry_after_s=1)
-        if not scope["path"].startswith(PREFIX):
+        _reject_other_sites(scope)
+        return local_caller(lambda function: project_of(self._view, function))
             _reject_other_sites(scope)
         return local_caller()
 
@@ -212,15 +220,25 @@ def is_loopback(host: str) -> bool:
 
 def _reject_other_sites(scope: Scope) -> None:
     """Rejects cross-site requests and foreign host names (DNS rebinding). Without keys, a web page open in a browser of
-    this machine could deploy otherwise. Errors: Forbidden."""
+    this machine could deploy, or call functions, otherwise. Errors: Forbidden."""
+    if site := _foreign_site(scope):
+        raise Forbidden(
+            f"requests from {site[:80]} are not taken as long as there are no keys",
+            hint="with one they are, if they show it: fs key create admin --scope admin; "
+            "a function's setting `cors` names pages that may call it",
+        )
+
+
+def _foreign_site(scope: Scope) -> str:
+    """The other site that a request names as its page's origin or as its host; empty if none. Pages that the function's
+    `cors` allows are no other site."""
     origin, host = header(scope, b"origin"), header(scope, b"host")
-    for text in (origin.decode("latin-1") if origin else "", f"//{host.decode('latin-1')}" if host else ""):
+    page = origin.decode("latin-1") if origin and ORIGIN_ALLOWED not in scope else ""
+    for text in (page, f"//{host.decode('latin-1')}" if host else ""):
         name = _hostname(text)
         if text and not _is_own(name):
-            raise Forbidden(
-                f"requests from {name[:80] or text[:80]} are not taken as long as there are no keys",
-                hint="with one they are, if they show it: fs key create admin --scope admin",
-            )
+            return name or text
+    return ""
 
 
 def _hostname(url: str) -> str:

@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
 from ..billing.budget_watch import BudgetWatch
 from ..billing.ledger_writer import LedgerWriter
 from ..http.asgi import Receive, Scope, Send
+from ..http.body_budget import BodyBudget
 from ..http.client import open_session
 from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import Target, parse_target
@@ -98,6 +99,10 @@ class Gateway:
         """The HTTP client that reaches workers."""
         return self._session
 
+    @property
+    def bodies(self) -> BodyBudget:
+        return self._admission.bodies
+
     async def close(self) -> None:
         await self._session.close()
 
@@ -117,6 +122,10 @@ class Gateway:
         """Checks a call that is to run later. Errors: those with which it would be rejected whenever it came."""
         self._admission.check(await self._router.find(target, request_id), body_bytes)
 
+    async def require_function(self, target: Target, request_id: str) -> None:
+        """Errors: NotFound, if there is no such function or version."""
+        await self._router.find(target, request_id)
+
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()
         request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
@@ -127,12 +136,12 @@ class Gateway:
         except FleetError as refusal:
             await reject_unread(scope, receive, send, refusal, request_id)
             return
-        body = b""
+        held = self.bodies.open()
         try:
             price = self._billing.price(accepted_unix_ns // 1_000_000)
             async with asyncio.timeout(limits.timeout_s):
-                body = await read_body(scope, receive, limits.max_body_bytes, own=bool(backend.spec.max_body_bytes))
-            self._admission.body_received(len(body))
+                own = bool(backend.spec.max_body_bytes)
+                body = await read_body(scope, receive, limits.max_body_bytes, held=held, own=own)
             headers = request_headers(scope)
             if PROGRESS in scope:
                 headers.append((PROGRESS_HEADER, "1"))
@@ -165,7 +174,8 @@ class Gateway:
         except FleetError as refusal:
             await reject_unread(scope, receive, send, refusal, request_id)
         finally:
-            self._admission.release(limits, len(body))
+            held.release()
+            self._admission.release(limits)
 
     async def _serve(self, record: CallRecord, receive: Receive, send: Send) -> None:
         disconnect = DisconnectWatch(record, receive)

@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.errors import NotFound, Refused
 from ..http.asgi import Message, RawHeaders, Receive, Scope, Send, respond_error
 from ..http.invoke_url import parse_target
 from ..http.request_body import header
+from ..http.scope import ORIGIN_ALLOWED
 from ..state.records import VersionKey
 from ..state.traffic import version_of_alias
 from ..state.view import View
@@ -52,6 +53,7 @@ class Cors:
         elif allowed is None:
             await self._inner(scope, receive, send)  # without CORS headers the browser keeps the response from the page
         else:
+            scope[ORIGIN_ALLOWED] = True
             await self._inner(scope, receive, _sharing(send, allowed))
 
     def _origins(self, scope: Scope) -> Sequence[str]:

@@ -110,7 +110,7 @@ class WebSocketProxy:
         except FleetError as refusal:
             await reject_handshake(send, refusal, request_id)
         finally:
-            self._admission.release(limits, 0)
+            self._admission.release(limits)
 
     async def _serve(self, session: WebSocketSession) -> None:
         record = session.record

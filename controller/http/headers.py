@@ -54,10 +54,17 @@ OWN_RESPONSE = frozenset(
      TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER, CONTINUE_HEADER, ENTERED_HEADER)
 )  # fmt: skip
 """Written by the platform alone: a handler's are dropped."""
+WHOLE_ORIGIN = frozenset(
+    ("strict-transport-security", "alt-svc", "nel", "report-to", "reporting-endpoints", "clear-site-data", "expect-ct",
+     "public-key-pins", "service-worker-allowed", "x-accel-redirect", "x-accel-limit-rate", "x-accel-expires",
+     "x-sendfile", "x-lighttpd-send-file", "x-reproxy-url")
+)  # fmt: skip
+"""Act on the whole host, which functions share with each other and with the dashboard, or let a reverse proxy answer
+with a file of its own: a handler's are dropped."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 _DROP_REQUEST = HOP_BY_HOP | OWN_REQUEST
-_DROP_RESPONSE = frozenset(name.encode() for name in HOP_BY_HOP | OWN_RESPONSE)
+_DROP_RESPONSE = frozenset(name.encode() for name in HOP_BY_HOP | OWN_RESPONSE | WHOLE_ORIGIN)
 
 
 def request_headers(scope: Scope) -> list[tuple[str, str]]:
@@ -71,16 +78,32 @@ def request_headers(scope: Scope) -> list[tuple[str, str]]:
     return kept
 
 
-def response_headers(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> list[tuple[bytes, bytes]]:
-    """The worker's headers that are sent to the client."""
+def response_headers(raw: Iterable[tuple[bytes, bytes]], *, root: str, keep_length: bool) -> list[tuple[bytes, bytes]]:
+    """The worker's headers that are sent to the client. `root`: the function's part of the path, such as `/fn/web`."""
     pairs = [(name.lower(), value) for name, value in raw]
     return sandboxed(
         [
-            (name, value)
+            (name, scoped_cookie(value, root.encode()) if name == b"set-cookie" else value)
             for name, value in pairs
             if name not in _DROP_RESPONSE and (keep_length or name != b"content-length")
         ]
     )
+
+
+def scoped_cookie(cookie: bytes, root: bytes) -> bytes:
+    """A Set-Cookie value whose cookie browsers send to the function below `root` alone: functions share a host."""
+    pair, *attributes = (part.strip() for part in cookie.split(b";"))
+    path, kept = b"/", []
+    for attribute in attributes:
+        name, _, value = attribute.partition(b"=")
+        name = name.strip().lower()
+        if name == b"path" and value.strip().startswith(b"/"):
+            path = value.strip()
+        elif name not in (b"path", b"domain"):
+            kept.append(attribute)
+    if path != root and not path.startswith(root + b"/"):
+        path = root + path.rstrip(b"/")
+    return b"; ".join((pair, *kept, b"Path=" + path))
 
 
 def valid_request_id(value: bytes | None) -> str | None:
@@ -121,13 +144,11 @@ _INERT_KINDS = (b"image/", b"audio/", b"video/", b"font/")
 
 
 def sandboxed(headers: RawHeaders) -> RawHeaders:
-    """Adds the sandbox headers to a response's, which are lower case. JSON, the usual case, passes at once."""
+    """Adds the sandbox headers to a response's, which are lower case."""
     kinds = [value for name, value in headers if name == b"content-type"]
-    if kinds == _JSON:
-        return headers
     own = [pair for pair in headers if pair[0] != _NOSNIFF]
     own.append((_NOSNIFF, b"nosniff"))
-    if len(kinds) != 1 or not _is_inert(kinds[0]):
+    if kinds != _JSON and (len(kinds) != 1 or not _is_inert(kinds[0])):
         own.append((b"content-security-policy", SANDBOX))
     return own
 

@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.errors import FleetError, TooLarge
 from fleetstart.runtime.contract.sizes import MIB
 
 from .asgi import Receive, Scope, Send, respond_error
+from .body_budget import HeldBody
 
 LINGER_S = 2.0
 LINGER_BYTES = 64 * MIB
@@ -45,8 +46,10 @@ def too_large(limit_bytes: int, *, own: bool = False) -> TooLarge:
     )
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bool = False) -> bytes:
-    """Errors: TooLarge, ClientDisconnected."""
+async def read_body(
+    scope: Scope, receive: Receive, limit_bytes: int, *, held: HeldBody | None = None, own: bool = False
+) -> bytes:
+    """Reads the whole body. `held` counts it as it arrives. Errors: TooLarge, QueueFull, ClientDisconnected."""
     if declared_bytes(scope) > limit_bytes:
         raise too_large(limit_bytes, own=own)
     message = await receive()
@@ -56,11 +59,15 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bo
     if not message.get("more_body", False):
         if len(first) > limit_bytes:
             raise too_large(limit_bytes, own=own)
+        if held is not None:
+            held.grow_to(len(first))
         return first
     body = bytearray(first)
     while True:
         if len(body) > limit_bytes:
             raise too_large(limit_bytes, own=own)
+        if held is not None:
+            held.grow_to(len(body))
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
@@ -69,6 +76,8 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, *, own: bo
             break
     if len(body) > limit_bytes:
         raise too_large(limit_bytes, own=own)
+    if held is not None:
+        held.grow_to(len(body))
     return bytes(body)
 
 

@@ -49,3 +49,6 @@ AUDITED_ACTION = "fs.deed"
 
 PROGRESS = "fs.progress"
 """Scope key of a stored call: its worker reports its progress."""
+
+ORIGIN_ALLOWED = "fs.origin_allowed"
+"""Scope key of a call whose page's origin is in its function's `cors`; absent otherwise."""

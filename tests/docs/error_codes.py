@@ -12,6 +12,7 @@ import fleetstart.controller.async_invocations.webhooks.signing
 import fleetstart.controller.auth.secret_encryption
 import fleetstart.controller.gateway.cors
 import fleetstart.controller.gateway.websockets
+import fleetstart.controller.http.connection_limits
 import fleetstart.runtime.openai_api.invalid_parameter  # noqa: F401  each import registers the codes of a part
 from fleetstart.runtime.contract import errors
 from fleetstart.runtime.contract.errors import FleetError

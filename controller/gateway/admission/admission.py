@@ -16,6 +16,7 @@ from fleetstart.runtime.contract.ids import FunctionName
 
 from ...billing.budget_watch import BudgetWatch
 from ...http.asgi import Scope
+from ...http.body_budget import BodyBudget
 from ...http.headers import queue_timeout_s, timeout_s
 from ...http.request_body import declared_bytes, header, too_large
 from ...state.traffic import limits_of, scale_of
@@ -24,7 +25,7 @@ from ..dispatch.queue import BODY_BUDGET_FACTOR
 from ..dispatch.version_backend import Call, VersionBackend
 from .feasibility import start_failure
 from .limits import NO_LIMITS, LimitUsage, gateway_share
-from .rejections import queue_timeout, rejection, retry_after_s
+from .rejections import queue_timeout, rejection
 from .wait_predictor import WaitPrediction, WaitPredictor
 
 SAFE_WAIT_SHARE = 0.7
@@ -62,8 +63,7 @@ class AdmissionControl:
         self._wait_predictor = wait_predictor
         self._report_now = report_now
         self._max_body_bytes = max_body_bytes
-        self._body_bytes = 0
-        """Bodies of the calls under way."""
+        self.bodies = BodyBudget(max_body_bytes * BODY_BUDGET_FACTOR)
         self._usage: dict[FunctionName, LimitUsage] = {}
 
     def admit(self, backend: VersionBackend, scope: Scope) -> AdmissionLimits:
@@ -79,12 +79,7 @@ class AdmissionControl:
         now_ns = time.monotonic_ns()
         if not backend.has_free_slot(now_ns):
             self._check_wait(backend, granted, now_ns)
-        if self._body_bytes + body_bytes > self._max_body_bytes * BODY_BUDGET_FACTOR:
-            predicted = self._predict(backend, now_ns)
-            raise QueueFull(
-                f"this gateway holds {self._body_bytes} bytes of bodies of calls under way and takes no more",
-                retry_after_s=retry_after_s(predicted.wait),
-            )
+        self.bodies.require_room(body_bytes)
         limits = self._gateway_limits(backend)
         if limits is NO_LIMITS:
             return granted
@@ -103,13 +98,8 @@ class AdmissionControl:
         if error is not None:
             raise error
 
-    def body_received(self, body_bytes: int) -> None:
-        """Counts the body of an admitted call."""
-        self._body_bytes += body_bytes
-
-    def release(self, granted: AdmissionLimits, body_bytes: int) -> None:
-        """Ends an admitted call: its body and its place are free again."""
-        self._body_bytes -= body_bytes
+    def release(self, granted: AdmissionLimits) -> None:
+        """Ends an admitted call: its place is free again."""
         if granted.usage is not None:
             granted.usage.calls -= 1
 

@@ -184,7 +184,7 @@ class Dispatcher:
     ) -> None:
         record.answered(attempt, response.status, response.headers.get(ERROR_HEADER, ""), time.monotonic_ns())
         record.release(waive=False)
-        headers = response_headers(response.raw_headers, keep_length=True)
+        headers = response_headers(response.raw_headers, root=record.call.root, keep_length=True)
         headers += platform_headers(record)
         headers += bill_headers(record)
         record.response_started()

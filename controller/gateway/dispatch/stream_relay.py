@@ -103,7 +103,7 @@ class StreamRelay:
         events = raw_type.startswith(_EVENT_STREAM) and "Content-Encoding" not in response.headers
         if events and CONTINUE_HEADER in response.headers:
             self._markers = ResumeMarkers()
-        headers = response_headers(response.raw_headers, keep_length=not events)
+        headers = response_headers(response.raw_headers, root=record.call.root, keep_length=not events)
         headers += platform_headers(record)
         headers.append((b"server-timing", record.timeline.server_timing().encode()))
         record.response_started(events=events)

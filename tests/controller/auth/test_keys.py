@@ -275,6 +275,22 @@ def test_before_there_are_keys_other_sites_cannot_make_a_browser_deploy(controll
     assert controller.http.get("/api/v1/keys").json() == []
 
 
+def test_before_there_are_keys_other_sites_cannot_make_a_browser_call(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    controller.deploy("closed")
+    controller.deploy("shared", cors=["https://app.example"])
+    with anybody(controller) as client:
+        for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}):
+            for function in ("closed", "shared"):
+                answer = client.post(f"/fn/{function}", content=b"{}", headers=headers)
+                assert (answer.status_code, error(answer)["code"]) == (403, "forbidden")
+        assert client.post("/fn/closed", headers={"origin": controller.url}).status_code == 200
+        assert client.post("/fn/shared", headers={"origin": "https://app.example"}).status_code == 200
+        rebound = {"origin": "https://app.example", "host": "evil.example"}
+        assert client.post("/fn/shared", headers=rebound).status_code == 403
+
+
 def test_the_audit_log_tells_who_did_what_and_what_was_refused(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello")
     lock(controller)

@@ -108,7 +108,7 @@ def test_a_version_that_is_live_no_more_answers_a_call_whose_body_comes_slowly(
     controller.deploy("other")
     port = int(controller.url.rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
-        sock.sendall(b"POST /fn/hello@1 HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n01234")
+        sock.sendall(b"POST /fn/hello@1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n01234")
         assert controller.http.get("/fn/other").status_code == 200  # changes what the gateway knows, as any start does
         sock.sendall(b"56789")
         assert sock.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -118,7 +118,7 @@ def test_a_declared_huge_body_is_refused_unread(controller: ControllerProcess, n
     controller.deploy("hello")
     port = int(controller.url.rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
-        sock.sendall(b"POST /fn/hello HTTP/1.1\r\nHost: x\r\nContent-Length: 1073741824\r\n\r\n")
+        sock.sendall(b"POST /fn/hello HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1073741824\r\n\r\n")
         head = sock.recv(65536)
     assert head.startswith(b"HTTP/1.1 413"), head
     assert b"too_large" in head

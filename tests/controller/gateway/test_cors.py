@@ -63,6 +63,10 @@ def test_answers_and_errors_may_be_read_by_pages_with_our_headers(
 def test_it_is_off_unless_it_is_asked_for(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("f")
     answer = controller.http.options("/fn/f", headers=PREFLIGHT)
+    assert answer.status_code == 403, "without keys, pages of other sites may not call"
+    key = controller.http.post("/api/v1/keys", json={"name": "admin", "rights": ["admin"]}).json()["key"]
+    controller.http.headers["authorization"] = f"Bearer {key}"
+    answer = controller.http.options("/fn/f", headers=PREFLIGHT)
     assert answer.json()["headers"]["origin"] == APP, "the function's own app answers"
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert controller.http.options("/fn/nothing", headers=PREFLIGHT).status_code == 404

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.http.headers import SANDBOX, RawHeaders, sandboxed
+from fleetstart.controller.http.headers import (
+    SANDBOX,
+    WHOLE_ORIGIN,
+    RawHeaders,
+    response_headers,
+    sandboxed,
+    scoped_cookie,
+)
 from tests.controller.conftest import ControllerProcess, HandNode
 
 POLICY = b"content-security-policy"
@@ -34,9 +41,36 @@ def test_what_no_browser_runs_is_only_not_guessed_about(kind: bytes) -> None:
     assert sandboxed(of(kind)) == [*of(kind), NOSNIFF]
 
 
-def test_json_passes_as_it_is() -> None:
-    headers = of(b"application/json")
-    assert sandboxed(headers) is headers
+def test_json_is_not_guessed_about_either() -> None:
+    assert sandboxed(of(b"application/json")) == [*of(b"application/json"), NOSNIFF]
+
+
+def test_headers_that_act_on_the_whole_host_are_dropped() -> None:
+    """The ten that were seen to pass, and those that a reverse proxy obeys."""
+    acting = [(name.encode(), b"x") for name in WHOLE_ORIGIN]
+    own = [(b"X-Accel-Buffering", b"no"), (b"ETag", b"1"), (b"Content-Type", b"text/plain")]
+    passed = response_headers([*acting, *own], root="/fn/web", keep_length=True)
+    assert passed == [(b"x-accel-buffering", b"no"), (b"etag", b"1"), (b"content-type", b"text/plain"), NOSNIFF]
+    assert (
+        response_headers([(b"CLEAR-Site-Data", b'"*"')], root="/fn/web", keep_length=True)[0][0] != b"clear-site-data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cookie", "scoped"),
+    [
+        (b"a=1", b"a=1; Path=/fn/web"),
+        (b"a=1; Path=/; HttpOnly; Domain=example.com", b"a=1; HttpOnly; Path=/fn/web"),
+        (b"a=1; path=/fn/web/x; SameSite=Lax", b"a=1; SameSite=Lax; Path=/fn/web/x"),
+        (b"a=1; Path=/x/", b"a=1; Path=/fn/web/x"),
+        (b"a=1; Path=/fn/webs", b"a=1; Path=/fn/web/fn/webs"),
+        (b"a=1; Path=/fn/web; PATH=/", b"a=1; Path=/fn/web"),
+        (b"a=1;Path=nonsense;DOMAIN", b"a=1; Path=/fn/web"),
+        (b"", b"; Path=/fn/web"),
+    ],
+)
+def test_a_cookie_goes_to_its_own_function_alone(cookie: bytes, scoped: bytes) -> None:
+    assert scoped_cookie(cookie, b"/fn/web") == scoped
 
 
 def test_without_a_type_or_with_two_it_is_confined() -> None:

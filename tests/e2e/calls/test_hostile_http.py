@@ -35,7 +35,7 @@ def status_of(answer: bytes) -> int:
 
 
 def get(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""]).encode("latin-1")
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]).encode("latin-1")
 
 
 def test_an_unknown_function_is_told_its_nearest_name(system: System) -> None:
@@ -53,7 +53,7 @@ def test_an_unknown_version(system: System) -> None:
 
 
 def test_a_body_of_one_gib_is_refused_before_it_is_read(system: System) -> None:
-    head = f"POST /fn/well HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 30}\r\n\r\n".encode()
+    head = f"POST /fn/well HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1 << 30}\r\n\r\n".encode()
     began_s = time.monotonic()
     answer = raw(system, head + bytes(100_000))
     assert status_of(answer) == 413
@@ -68,7 +68,7 @@ def test_a_body_without_end_is_refused_while_it_comes(system: System) -> None:
     piece = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
     sent = 0
     with socket.create_connection((host, int(port)), timeout=10) as sock:
-        sock.sendall(b"POST /fn/well HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sock.sendall(b"POST /fn/well HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         try:
             while sent < 1 << 30:
                 sock.sendall(piece)
@@ -184,9 +184,9 @@ def test_garbage_instead_of_http(system: System) -> None:
 
 def test_two_lengths_are_not_smuggled(system: System) -> None:
     request = (
-        b"POST /fn/well HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        b"POST /fn/well HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
-        b"0\r\n\r\nGET /fn/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+        b"0\r\n\r\nGET /fn/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
     )
     answer = raw(system, request, timeout_s=2.0)
     assert b"smuggled" not in answer
@@ -199,7 +199,7 @@ def test_many_connections_that_say_nothing(system: System) -> None:
     idle = [socket.create_connection((host, int(port)), timeout=5) for _ in range(300)]
     try:
         for sock in idle:
-            sock.sendall(b"POST /fn/well HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            sock.sendall(b"POST /fn/well HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
         assert system.ok("well", {"name": "Bob"}, timeout_s=10) == {"well": "Bob"}
     finally:
         for sock in idle:
