@@ -66,6 +66,8 @@ HELP = {
 HELP_OF_PARTS = {
     "webhook_refused": ("the webhook's address is not allowed", "use a public one, or set `FS_WEBHOOK_ALLOW`"),
     "origin_refused": ("the page's origin is not in the function's `cors`", "add it: `cors=[...]` or `--cors`"),
+    "request_timeout": ("the request's headers did not arrive within 15 s", "check the client or the network"),
+    "headers_too_large": ("more than 64 KiB of headers, or more than 256", "send less in headers"),
     "model_not_found": ("`model` in a request names another model", "use the function's name; `/v1/models` lists it"),
     "idempotency_mismatch": ("the key belongs to another call", "use a new key for each call"),
     "idempotency_in_progress": ("the first call with the key still runs", "send it again later"),
