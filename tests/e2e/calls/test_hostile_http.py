@@ -35,7 +35,9 @@ def status_of(answer: bytes) -> int:
 
 
 def get(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]).encode("latin-1")
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]).encode(
+        "latin-1"
+    )
 
 
 def test_an_unknown_function_is_told_its_nearest_name(system: System) -> None:
