@@ -119,8 +119,6 @@ class AuthMiddleware:
         if not self._open and self._view.synced:
             raise Unavailable("the first key is not created yet", hint="see the controller's log", retry_after_s=1)
         _reject_other_sites(scope)
-        return local_caller(lambda function: project_of(self._view, function))
-            _reject_other_sites(scope)
         return local_caller()
 
     def _is_local(self, scope: Scope) -> bool:
