@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from tests.runtime.llm.distributed.test_pipeline_runner import LAYERS, WEIGHTS, alone, cuts_of, request
 from tests.runtime.llm.engine.test_constraint import compiled
 from tests.runtime.llm.models import tokens_of
-from tests.runtime.llm.pipelines import Stages, after, pipeline
+from tests.runtime.llm.pipelines import Stages, after, generate, pipeline
 from tests.servers import wait_until
 
 
@@ -114,6 +115,33 @@ def test_requests_with_a_grammar_keep_their_tokens_while_others_may_move() -> No
         settled(stages)
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
     assert [len(delta.logprobs) for delta in found[2]] == [1] * 150
+
+
+def test_requests_with_a_grammar_stay_and_hold_up_no_consolidation() -> None:
+    """They cannot move. Both workers are whole while they still run, and their answers end within the grammar."""
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 120, "maxItems": 120}
+    sampled = SamplingParams(temperature=0.9, seed=3)
+    bound = [replace(request(10, 450, seed, sampling=sampled), constraint=compiled(schema)) for seed in range(3)]
+    wanted = alone(bound)
+    with pipeline(WEIGHTS, cuts_of([2])) as stages:
+        still_running: list[int] = []
+
+        def consolidate() -> None:
+            stages.consolidate_later(1)
+            stages.consolidate()
+            wait_until(lambda: stages.whole.is_set() and 1 in stages.grown, 20, what="two whole workers")
+            still_running.append(stages.first.app.service.load.active)
+
+        found = after(stages, bound, 8, consolidate)
+        assert migrated(stages, 1) == 0
+        other = asyncio.run(generate(stages, [request(20, 20, 9)], stages.later[0].whole_app.service))  # type: ignore[union-attr]
+        settled(stages)
+    assert still_running == [3]
+    assert [tokens_of(deltas) for deltas in found] == wanted
+    assert [tokens_of(deltas) for deltas in other] == alone([request(20, 20, 9)])
+    for deltas in found:
+        text = "".join(delta.text for delta in deltas)
+        assert deltas[-1].finish == "length" or len(json.loads(text)) == 120
 
 
 def test_a_client_that_leaves_frees_the_other_workers_blocks() -> None:
