@@ -31,7 +31,8 @@ PRELOADS = {
     "transformers": (
         "transformers.modeling_utils",
         "fleetstart.runtime.pretrained.text",
-        "fleetstart.runtime.pretrained.media",
+        "fleetstart.runtime.pretrained.vision",
+        "fleetstart.runtime.pretrained.speech",
     ),
 }
 """Modules of libraries that some functions need. Each may be missing on a node."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import struct
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -23,15 +22,19 @@ MAX_TEXTS = 2048
 """OpenAI's own limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddedText:
+    """A vector, and the tokens that it was computed from, without what was cut."""
+
+    vector: list[float]
+    tokens: int
+
+
 class TextEmbedder(Protocol):
     """A loaded embedding model."""
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """A vector for each text."""
-        ...
-
-    def count_tokens(self, texts: Sequence[str]) -> int:
-        """Tokens that are computed for these texts, without what is cut."""
+    async def embed(self, texts: Sequence[str]) -> Sequence[EmbeddedText]:
+        """The vectors of these texts."""
         ...
 
 
@@ -67,8 +70,6 @@ class EmbeddingsApp:
         self._name = name
         self._created_s = int(time.time())
         self._reader = CallReader(EmbeddingCall, "embeddings")
-        # The model computes one call at a time, on all threads that it may use.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embeddings")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].rstrip("/") if scope["type"] == "http" else ""
@@ -94,19 +95,19 @@ class EmbeddingsApp:
             return model(self._name, self._created_s)
         call = self._reader.read(await read_body(receive))
         self._check_model(call.model)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._embed, call)
+        return self._body(call, await self._embedder.embed(call.texts()))
 
     def _check_model(self, name: str | None) -> None:
         if name and not means(name.partition("@")[0], self._name):
             raise ModelNotFound(f"the model {name!r} is not served here", hint=f"ask for {self._name!r}")
 
-    def _embed(self, call: EmbeddingCall) -> Json:
-        texts = call.texts()
-        vectors = self._embedder.embed(texts)
-        if call.dimensions not in (None, len(vectors[0])):
-            raise InvalidParameter(f"dimensions: the model's vectors have {len(vectors[0])}", "dimensions")
-        count = self._embedder.count_tokens(texts)
-        encoded = [_base64(vector) for vector in vectors] if call.encoding_format == "base64" else vectors
+    def _body(self, call: EmbeddingCall, embedded: Sequence[EmbeddedText]) -> Json:
+        width = len(embedded[0].vector)
+        if call.dimensions not in (None, width):
+            raise InvalidParameter(f"dimensions: the model's vectors have {width}", "dimensions")
+        count = sum(one.tokens for one in embedded)
+        plain = call.encoding_format != "base64"
+        encoded = [one.vector if plain else _base64(one.vector) for one in embedded]
         return {
             "object": "list",
             "data": [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(encoded)],

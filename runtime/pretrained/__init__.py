@@ -26,7 +26,7 @@ def create_handler(settings: Mapping[str, Any]) -> Any:
     try:
         module = import_module(f".{task.module}", __name__)
     except ModuleNotFoundError as error:
-        if error.name not in ("transformers", "torch", "PIL"):
+        if error.name not in ("transformers", "torch", "PIL", "soundfile", "soxr"):
             raise
         raise StartFailed(
             f"Transformers(task={settings['task']!r}) needs {error.name}, which is not installed where functions run",
@@ -38,7 +38,7 @@ def create_handler(settings: Mapping[str, Any]) -> Any:
 
 def with_openai_routes(handler: Any, app: App, *, name: str) -> App:
     """The app of a handler with the routes of OpenAI's API for its task: `/v1/embeddings` for embeddings."""
-    if not hasattr(handler, "count_tokens"):
+    if not hasattr(handler, "embed"):
         return app
     from ..openai_api.embeddings import EmbeddingsApp
 

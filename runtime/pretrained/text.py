@@ -1,23 +1,21 @@
-"""Tasks on text: classification, embedding, reranking."""
+"""Tasks on text: classification, embedding, reranking. Texts of concurrent calls share a pass of the model."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import torch
 from msgspec import Meta
 from transformers import AutoTokenizer, TextClassificationPipeline
 
-from ..contract.errors import InvalidInput
+from ..openai_api.embeddings import EmbeddedText
 from .loading import CPU, load_config, load_model, max_tokens
+from .shared_pass import SharedPass, in_rows
 
 if TYPE_CHECKING:
     from ..weights.tensor_mapping import TensorMapping
 
-BATCH = 32
-"""Texts that are computed in one pass: enough to fill the cores, few enough that a pass stays short."""
 WARM_UP = "warm up"
 CLASSIFIERS = ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",)
 
@@ -45,27 +43,36 @@ class TextClassification:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
-        # A tokenizer may be used by one thread at a time: it keeps the truncation that a call asked for.
-        self._lock = threading.Lock()
+        self._pass = SharedPass(self.compute)
 
     def load(self, weights: TensorMapping) -> None:
         config = load_config(weights)
-        tokenizer = AutoTokenizer.from_pretrained(weights.folder())
+        tokenizer = _padding_tokenizer(weights)
         self._limit = max_tokens(tokenizer, config, self._settings.get("max_tokens"))
-        self._pipeline = TextClassificationPipeline(
-            model=load_model(weights, config, kinds=CLASSIFIERS), tokenizer=tokenizer, device=CPU
-        )
+        model = load_model(weights, config, kinds=CLASSIFIERS)
+        self._together = _pads(tokenizer, model)
+        self._pipeline = TextClassificationPipeline(model=model, tokenizer=tokenizer, device=CPU)
 
     def warm(self) -> None:
-        self([WARM_UP])
+        self.compute([[WARM_UP]])
 
-    def __call__(self, texts: str | list[str], top_k: Annotated[int, Meta(ge=1)] | None = None) -> list[list[Label]]:
-        if not texts and not isinstance(texts, str):
-            return []  # the pipeline cannot take none
-        with self._lock:
-            found: list[list[Label]] = self._pipeline(
-                _listed(texts), top_k=top_k, truncation=self._limit is not None, max_length=self._limit
-            )
+    async def __call__(
+        self, texts: str | list[str], top_k: Annotated[int, Meta(ge=1)] | None = None
+    ) -> list[list[Label]]:
+        return [labels[:top_k] for labels in await self._pass.call(_listed(texts))]
+
+    def compute(self, calls: list[list[str]]) -> list[list[list[Label]]]:
+        """All labels of each text of each call."""
+        return in_rows(calls, len, self._labels, together=self._together)
+
+    def _labels(self, texts: list[str]) -> list[list[Label]]:
+        found: list[list[Label]] = self._pipeline(
+            texts,
+            top_k=None,
+            truncation=self._limit is not None,
+            max_length=self._limit,
+            batch_size=len(texts),
+        )
         return found
 
 
@@ -76,7 +83,7 @@ class Embedding:
         self._settings = settings
         self._pooling: str = settings.get("pooling", "mean")
         self._normalize: bool = settings.get("normalize", True)
-        self._lock = threading.Lock()
+        self._pass = SharedPass(self.compute)
 
     def load(self, weights: TensorMapping) -> None:
         config = load_config(weights)
@@ -86,30 +93,26 @@ class Embedding:
         self._model = load_model(weights, config, kinds=("MODEL_MAPPING",), optional=("pooler.",))
 
     def warm(self) -> None:
-        self([WARM_UP])
+        self.compute([[WARM_UP]])
 
-    def __call__(self, texts: str | list[str]) -> Embeddings:
-        return {"embeddings": self.embed(_listed(texts))}
+    async def __call__(self, texts: str | list[str]) -> Embeddings:
+        return {"embeddings": [one.vector for one in await self.embed(_listed(texts))]}
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[EmbeddedText]:
+        """The vectors of these texts."""
+        return await self._pass.call(list(texts))
+
+    def compute(self, calls: list[list[str]]) -> list[list[EmbeddedText]]:
+        """The vectors of each call's texts."""
+        return in_rows(calls, len, self._vectors, together=self._tokenizer.pad_token is not None)
 
     @torch.inference_mode()
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """A vector for each text."""
-        vectors: list[list[float]] = []
-        with self._lock:
-            for some in _batches(texts):
-                inputs = _tokens(self._tokenizer, self._limit, some)
-                hidden = self._model(**inputs).last_hidden_state
-                pooled = _pooled(hidden, inputs["attention_mask"], self._pooling)
-                vectors += (
-                    (torch.nn.functional.normalize(pooled, dim=1) if self._normalize else pooled).float().tolist()
-                )
-        return vectors
-
-    def count_tokens(self, texts: Sequence[str]) -> int:
-        """Tokens that are computed for these texts, without what is cut."""
-        with self._lock:
-            found = self._tokenizer(list(texts), truncation=self._limit is not None, max_length=self._limit)
-        return sum(map(len, found["input_ids"]))
+    def _vectors(self, texts: list[str]) -> Iterable[EmbeddedText]:
+        inputs = _tokens(self._tokenizer, self._limit, texts)
+        hidden, mask = self._model(**inputs).last_hidden_state, inputs["attention_mask"]
+        pooled = _pooled(hidden, mask, self._pooling)
+        vectors = (torch.nn.functional.normalize(pooled, dim=1) if self._normalize else pooled).float()
+        return map(EmbeddedText, vectors.tolist(), mask.sum(1).tolist())
 
 
 class Reranking:
@@ -120,38 +123,39 @@ class Reranking:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
-        self._lock = threading.Lock()
+        self._pass = SharedPass(self.compute)
 
     def load(self, weights: TensorMapping) -> None:
         config = load_config(weights)
         self._tokenizer = _padding_tokenizer(weights)
         self._limit = max_tokens(self._tokenizer, config, self._settings.get("max_tokens"))
         self._model = load_model(weights, config, kinds=CLASSIFIERS)
-        if self._model.config.pad_token_id is None:
-            self._model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._together = _pads(self._tokenizer, self._model)
 
     def warm(self) -> None:
-        self(WARM_UP, [WARM_UP])
+        self.compute([[(WARM_UP, WARM_UP)]])
 
-    @torch.inference_mode()
-    def __call__(self, query: str, documents: list[str], top_n: Annotated[int, Meta(ge=1)] | None = None) -> Ranking:
-        scores: list[float] = []
-        with self._lock:
-            for some in _batches(documents):
-                inputs = _tokens(self._tokenizer, self._limit, [query] * len(some), some)
-                logits = self._model(**inputs).logits.float()
-                one = logits.shape[1] == 1
-                scores += (logits.sigmoid()[:, 0] if one else logits.softmax(1)[:, -1]).tolist()
+    async def __call__(
+        self, query: str, documents: list[str], top_n: Annotated[int, Meta(ge=1)] | None = None
+    ) -> Ranking:
+        scores = await self._pass.call([(query, document) for document in documents])
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
         return {"results": [{"index": index, "relevance_score": scores[index]} for index in order]}
+
+    def compute(self, calls: list[list[tuple[str, str]]]) -> list[list[float]]:
+        """The score of each pair of a query and a document."""
+        return in_rows(calls, lambda pair: len(pair[0]) + len(pair[1]), self._scores, together=self._together)
+
+    @torch.inference_mode()
+    def _scores(self, pairs: list[tuple[str, str]]) -> list[float]:
+        queries, documents = ([pair[place] for pair in pairs] for place in (0, 1))
+        logits = self._model(**_tokens(self._tokenizer, self._limit, queries, documents)).logits.float()
+        scores: list[float] = (logits.sigmoid()[:, 0] if logits.shape[1] == 1 else logits.softmax(1)[:, -1]).tolist()
+        return scores
 
 
 def _listed(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
-
-
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    yield from (list(texts[begin : begin + BATCH]) for begin in range(0, len(texts), BATCH))
 
 
 def _padding_tokenizer(weights: TensorMapping) -> Any:
@@ -163,10 +167,15 @@ def _padding_tokenizer(weights: TensorMapping) -> Any:
     return tokenizer
 
 
+def _pads(tokenizer: Any, model: Any) -> bool:
+    """Whether texts of different lengths can share a pass; tells the model which token pads."""
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return tokenizer.pad_token is not None
+
+
 def _tokens(tokenizer: Any, limit: int | None, *texts: list[str]) -> Any:
     padding = tokenizer.pad_token is not None
-    if not padding and len(texts[0]) > 1:
-        raise InvalidInput("the model's tokenizer has no padding: send one text at a time")
     return tokenizer(*texts, padding=padding, truncation=limit is not None, max_length=limit, return_tensors="pt")
 
 

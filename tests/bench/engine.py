@@ -5,7 +5,8 @@ eight together, 64 new tokens each after 16 of prompt; and the first token after
 as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of the same prompts, in fp32 and in bf16,
 and it is counted how often each gives our very tokens. All take turns, with one thread and with two. The bound is what
 memory allows: a step reads every weight once, as it is stored, so one request cannot have more tokens a second than
-the bandwidth, measured in turn with them, over the weights' bytes.
+the bandwidth, measured in turn with them, over the weights' bytes. What a grammar costs is measured with answers of a
+JSON schema, in turn with free ones.
 
 Run: python -m tests.bench.engine [--device cuda] [--json FILE] [--quick] [--peer-python PATH | --no-peer]
 """
@@ -22,9 +23,11 @@ from pathlib import Path
 import torch
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.llm.engine.constraint import Constraint, masked
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.model.loader import LoadedModel, load_model
+from fleetstart.runtime.llm.server.output_format import json_grammar
 from tests.bench.harness.bandwidth import Reader, copy_on_gpu_bytes_per_s
 from tests.bench.harness.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread
 from tests.bench.peers.process import HERE, Talk, peer
@@ -37,6 +40,8 @@ QUICK_TOKENS = 8
 PROMPT_TOKENS = 16
 LONG_TOKENS = 512
 AIM = 4.0
+SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 100}
+"""JSON of which no answer here sees the end; most tokens are allowed inside its texts, few between them."""
 PEER_DTYPES = ("fp32", "bf16")
 SETTLE_S = 0.3
 """Threads of the side whose turn it was spin for a while before they sleep."""
@@ -61,6 +66,10 @@ class Setting:
     threads: int
     model: LoadedModel
     ours: Rates = field(default_factory=Rates)
+    bound: Rates = field(default_factory=Rates)
+    """Ours, with answers that follow a JSON schema."""
+    grammar_s: list[float] = field(default_factory=list)
+    """Seconds a token that the schema takes by itself: its mask, applied to logits, and its next state."""
     theirs: dict[str, Rates] = field(default_factory=lambda: {dtype: Rates() for dtype in PEER_DTYPES})
     bandwidth: list[float] = field(default_factory=list)
     """Bytes a second."""
@@ -77,12 +86,16 @@ def prompts() -> tuple[list[list[int]], list[int]]:
     return short[:8], (text * (LONG_TOKENS // len(text) + 1))[:LONG_TOKENS]
 
 
-def generate(model: LoadedModel, several: list[list[int]], new: int) -> tuple[float, float, list[list[int]]]:
+def generate(
+    model: LoadedModel, several: list[list[int]], new: int, constraint: Constraint | None = None
+) -> tuple[float, float, list[list[int]]]:
     """Seconds until each has its first token, seconds for the rest, and the tokens."""
     greedy = SamplingParams(temperature=0)
     began_s = time.perf_counter()
     ids = [
-        model.engine.add(Request(tokens=prompt, max_new_tokens=new, sampling=greedy, ignore_eos=True))
+        model.engine.add(
+            Request(tokens=prompt, max_new_tokens=new, sampling=greedy, ignore_eos=True, constraint=constraint)
+        )
         for prompt in several
     ]
     tokens: dict[int, list[int]] = {id: [] for id in ids}
@@ -95,6 +108,16 @@ def generate(model: LoadedModel, several: list[list[int]], new: int) -> tuple[fl
     return first_s, time.perf_counter() - began_s - first_s, list(tokens.values())
 
 
+def grammar_s(constraint: Constraint, tokens: list[int]) -> float:
+    """Seconds a token of what the schema adds to sampling, over an answer that follows it."""
+    matcher, logits = constraint.matcher(), torch.zeros(1, constraint.vocab_size)
+    began_s = time.perf_counter()
+    for token in tokens:
+        masked(logits, [0], [matcher])
+        matcher.consume(token)
+    return (time.perf_counter() - began_s) / len(tokens)
+
+
 def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk], tokens_each: int) -> None:
     short, long = prompts()
     setting.bandwidth.append(read(setting.threads))
@@ -102,6 +125,11 @@ def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk],
         first_s, rest_s, tokens = generate(setting.model, several, new)
         _note(setting.ours, len(several), new, first_s, rest_s)
         setting.compared += len(several)
+        if new > 1:
+            constraint = setting.model.constraints.compile(json_grammar(SCHEMA))
+            first_s, rest_s, answers = generate(setting.model, several, new, constraint)
+            _note(setting.bound, len(several), new, first_s, rest_s)
+            setting.grammar_s += [grammar_s(constraint, tokens) for tokens in answers]
         for dtype, talk in talks.items():
             time.sleep(SETTLE_S)
             answer = talk.ask(prompts=several, new=new, threads=setting.threads)
@@ -147,6 +175,8 @@ def main() -> None:
         report.samples[f"{setting.threads} threads"] = {
             "bandwidth_bytes_per_s": setting.bandwidth,
             "ours": asdict(setting.ours),
+            "within a JSON schema": asdict(setting.bound),
+            "schema_s_a_token": setting.grammar_s,
             **{f"transformers {dtype}": asdict(rates) for dtype, rates in setting.theirs.items()},
             "equal_sequences": setting.equal,
             "compared_sequences": setting.compared,
@@ -168,6 +198,11 @@ def tell(report: Report, setting: Setting, size: int, device: str) -> None:
     where = device if device != "cpu" else f"{setting.threads} thread{'s' * (setting.threads > 1)}"
     rows = [["tokens a second", "1 request", "8 together", f"prompt of {LONG_TOKENS}"]]
     rows.append(["fleetstart", *(spread(values) for values in ours.columns())])
+    rows.append(["within a JSON schema", spread(setting.bound.one), spread(setting.bound.eight), "–"])
+    costs = [median(a) / median(b) for a, b in ((setting.bound.one, ours.one), (setting.bound.eight, ours.eight))]
+    rows.append(["within a JSON schema / free", *(f"{fine(cost)}×" for cost in costs), "–"])
+    own = median(setting.grammar_s)
+    rows.append([f"of it the schema, {own * 1e3:.2f} ms a token", f"{own * median(setting.bound.one):.1%}", "–", "–"])
     measured = {dtype: rates for dtype, rates in setting.theirs.items() if rates.one}
     for dtype, rates in measured.items():
         ratios = [median(a) / median(b) for a, b in zip(ours.columns(), rates.columns(), strict=True)]

@@ -46,7 +46,7 @@ DEFAULTS = {
     "queue_timeout_s": "the call's deadline",
     "region": "anywhere",
     "max_body": "the gateway's limit",
-    "concurrency": "`1`; `LLM`: 2 × `max_batch`",
+    "concurrency": "`1`; `LLM`: 2 × `max_batch`; `Transformers`: 16",
     "probe": "none; `LLM`: its models route",
     "retries": "`0`; `LLM`: `2`",
     "threads": "all of the worker",

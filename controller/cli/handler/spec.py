@@ -16,6 +16,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import FunctionSpec, LLMSettings, Scale
+from fleetstart.runtime.contract.function.tasks import check_task
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, LayerId
 from fleetstart.runtime.contract.sizes import GIB, parse_size
 
@@ -137,6 +138,7 @@ def build_spec(
         fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
     if declaration.kind == "transformers":
         fields.setdefault("memory_bytes", TRANSFORMERS_MEMORY_BYTES)
+        fields.setdefault("concurrency", check_task(dict(declaration.settings)).concurrency)
     if batch:
         fields.setdefault("concurrency", min(CONCURRENCY_MAX, batch * BATCH_QUEUE_FACTOR))
     if declaration.kind == "layered":

@@ -16,6 +16,9 @@ from ..errors import CheckpointInvalid, InvalidSpec
 PACKAGE = Path(__file__).parents[2] / "pretrained"
 """The folder of the classes. Their files are read and parsed at deploy, and imported by workers only."""
 POOLINGS = ("mean", "cls", "last")
+SHARED_CALLS = 16
+"""Concurrency of tasks whose calls are computed together: half a pass of single inputs, so that a call waits for one
+pass and is in the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,8 @@ class Task:
     """Parts of names of transformers' classes, of which the model's architecture has one. Empty: any."""
     reader: str = "tokenizer"
     """What reads its inputs: a file of one of `READERS` must be beside the weights."""
+    concurrency: int = 1
+    """Calls that one worker serves at a time unless the declaration says so: more where they share a pass."""
 
     @property
     def path(self) -> Path:
@@ -47,19 +52,33 @@ TASKS = {
         handler="TextClassification",
         settings=("max_tokens",),
         architectures=("ForSequenceClassification",),
+        concurrency=SHARED_CALLS,
     ),
-    "embedding": Task(module="text", handler="Embedding", settings=("max_tokens", "pooling", "normalize")),
+    "embedding": Task(
+        module="text",
+        handler="Embedding",
+        settings=("max_tokens", "pooling", "normalize"),
+        concurrency=SHARED_CALLS,
+    ),
     "reranking": Task(
-        module="text", handler="Reranking", settings=("max_tokens",), architectures=("ForSequenceClassification",)
+        module="text",
+        handler="Reranking",
+        settings=("max_tokens",),
+        architectures=("ForSequenceClassification",),
+        concurrency=SHARED_CALLS,
     ),
     "automatic-speech-recognition": Task(
-        module="media",
+        module="speech",
         handler="SpeechRecognition",
         architectures=("ForCTC", "ForConditionalGeneration", "ForSpeechSeq2Seq"),
         reader="processor",
     ),
     "image-classification": Task(
-        module="media", handler="ImageClassification", architectures=("ForImageClassification",), reader="processor"
+        module="vision",
+        handler="ImageClassification",
+        architectures=("ForImageClassification",),
+        reader="processor",
+        concurrency=SHARED_CALLS,
     ),
 }
 

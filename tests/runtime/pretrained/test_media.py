@@ -6,7 +6,6 @@ import io
 import tempfile
 import wave
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -14,14 +13,17 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("PIL")
+pytest.importorskip("soundfile")
+pytest.importorskip("soxr")
 
+import soundfile
 import transformers
 from PIL import Image
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.pretrained import create_handler
+from fleetstart.runtime.pretrained.speech import read_samples
 from tests.runtime.pretrained.models import save_listener, save_viewer, save_whisper
-from tests.runtime.saved_models import segment_of_folder
+from tests.runtime.pretrained.served import Served
 
 RATE = 16_000
 HOPPER = Path(__file__).parents[3] / "examples" / "classify" / "hopper.jpg"
@@ -34,10 +36,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
 
 
-def served(folder: Path, task: str) -> Any:
-    handler = create_handler({"weights": "./weights", "task": task})
-    handler.load(segment_of_folder(folder).attach())
-    return handler
+served = Served
 
 
 def sound(seconds: float, *, rate: int = RATE, width: int = 2, channels: int = 1) -> bytes:
@@ -84,22 +83,40 @@ def test_a_whisper_writes_what_the_pipeline_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("width", "channels"), [(1, 1), (4, 1), (2, 2)])
 def test_samples_of_other_widths_and_channels_are_the_same_sound(width: int, channels: int) -> None:
-    from fleetstart.runtime.pretrained.media import _samples
-
-    plain = _samples(sound(0.2), RATE)
-    other = _samples(sound(0.2, width=width, channels=channels), RATE)
+    plain = read_samples(sound(0.2), RATE)
+    other = read_samples(sound(0.2, width=width, channels=channels), RATE)
     assert other == pytest.approx(plain, abs=0.02 if width == 1 else 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [(b"no sound", "no WAV"), (sound(0.1, rate=8_000), "8000 samples a second, the model takes 16000")],
-)
-def test_what_cannot_be_heard_is_refused_with_the_command_that_converts_it(data: bytes, said: str) -> None:
-    from fleetstart.runtime.pretrained.media import _samples
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
+def test_sound_of_another_rate_is_resampled(rate: int) -> None:
+    found = read_samples(sound(0.5, rate=rate), RATE)
+    wanted = read_samples(sound(0.5), RATE)
+    assert abs(len(found) - len(wanted)) <= 1
+    inner = slice(400, 7_600)  # its ends have no neighbours
+    assert numpy.abs(found[: len(wanted)][inner] - wanted[: len(found)][inner]).max() < 2e-3
 
-    with pytest.raises(InvalidInput, match=said) as refused:
-        _samples(data, RATE)
+
+@pytest.mark.parametrize("kind", ["FLAC", "OGG", "MP3"])
+def test_other_kinds_of_files_are_the_same_sound(kind: str) -> None:
+    plain = read_samples(sound(0.5), RATE)
+    file = io.BytesIO()
+    soundfile.write(file, plain, RATE, format=kind)
+    found = read_samples(file.getvalue(), RATE)
+    if kind == "FLAC":
+        assert numpy.array_equal(found, plain)
+    else:
+        assert len(found) >= len(plain) > 0
+
+
+def test_a_rate_is_no_matter_to_the_words(listener: Path) -> None:
+    handler = served(listener, "automatic-speech-recognition")
+    assert handler(sound(1.0, rate=48_000, channels=2))["text"] == handler(sound(1.0))["text"]
+
+
+def test_what_cannot_be_heard_is_refused_with_the_command_that_converts_it() -> None:
+    with pytest.raises(InvalidInput, match="no sound that can be read") as refused:
+        read_samples(b"no sound", RATE)
     assert "ffmpeg" in refused.value.hint
     assert "-ar 16000" in refused.value.hint
 
@@ -113,3 +130,21 @@ def test_a_picture_has_the_labels_that_the_pipeline_gives_it(tmp_path: Path) -> 
     assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], rel=0, abs=1e-6)
     with pytest.raises(InvalidInput, match="no picture"):
         handler(b"no picture")
+
+
+def test_pictures_of_calls_at_a_time_share_a_pass(tmp_path: Path) -> None:
+    handler = served(save_viewer(tmp_path / "model"), "image-classification")
+    pictures = []
+    for angle in range(0, 180, 30):
+        file = io.BytesIO()
+        Image.open(HOPPER).rotate(angle, expand=True).save(file, "PNG")
+        pictures.append(file.getvalue())
+    alone = [handler(picture) for picture in pictures]
+    found, passes = handler.together([(one,) for one in (*pictures[:3], b"no picture", *pictures[3:])])
+    refused = found.pop(3)
+    assert isinstance(refused, InvalidInput)
+    assert passes == 2, "the first call computes at once, the others together"
+    for answer, expected in zip(found, alone, strict=True):
+        assert [one["label"] for one in answer] == [one["label"] for one in expected]
+        scores = [one["score"] for one in expected]
+        assert [one["score"] for one in answer] == pytest.approx(scores, rel=0, abs=1e-6)

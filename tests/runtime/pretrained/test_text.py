@@ -20,6 +20,7 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.pretrained import create_handler
 from tests.runtime.pretrained.models import TEXT_FAMILIES, save_family, save_text_model
+from tests.runtime.pretrained.served import Served
 from tests.runtime.saved_models import segment_of, segment_of_folder
 from tests.runtime.workers import Functions
 
@@ -35,11 +36,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
 
 
-def served(folder: Path, task: str, **settings: Any) -> Any:
-    handler = create_handler({"weights": "./weights", "task": task, **settings})
-    handler.load(segment_of_folder(folder).attach())
-    handler.warm()
-    return handler
+served = Served
 
 
 def test_a_classifier_answers_as_the_pipeline_does(tmp_path: Path) -> None:
@@ -76,8 +73,8 @@ def test_a_checkpoint_in_sixteen_bits_stays_in_them(dtype: torch.dtype, tmp_path
     folder = save_family(tmp_path / "model", "bert", "AutoModelForSequenceClassification", dtype)
     handler = served(folder, "text-classification")
     plain = transformers.pipeline("text-classification", str(folder), top_k=None, dtype="auto")(TEXTS[:2])
-    assert handler(TEXTS[:2]) == plain
-    assert handler._pipeline.model.dtype == dtype
+    assert [labels for text in TEXTS[:2] for labels in handler(text)] == plain, "one by one, without padding"
+    assert handler.model.dtype == dtype
 
 
 def test_names_of_old_checkpoints_are_understood(tmp_path: Path) -> None:
@@ -107,7 +104,7 @@ def test_code_beside_the_weights_is_never_run(tmp_path: Path) -> None:
 def test_one_text_and_the_best_labels_only(tmp_path: Path) -> None:
     folder = save_text_model(tmp_path / "model", "BertForSequenceClassification", num_labels=3)
     handler = served(folder, "text-classification")
-    assert handler(TEXTS[0], top_k=2) == [handler(TEXTS)[0][:2]]
+    assert handler(TEXTS[0], top_k=2) == [handler(TEXTS[:1])[0][:2]]
     assert handler([]) == []
     assert served(folder, "reranking")("a film", []) == {"results": []}
 
@@ -152,6 +149,41 @@ def test_more_texts_than_one_pass_takes_keep_their_order(tmp_path: Path) -> None
     alone = handler(TEXTS)["embeddings"]
     assert all(many[index] == pytest.approx(alone[index % len(TEXTS)], **NEAR) for index in range(len(many)))
     assert handler([]) == {"embeddings": []}
+
+
+@pytest.mark.parametrize("task", ["text-classification", "embedding", "reranking"])
+def test_calls_at_a_time_share_passes_and_have_the_numbers_of_single_ones(task: str, tmp_path: Path) -> None:
+    kind = "BertModel" if task == "embedding" else "BertForSequenceClassification"
+    labels = {} if task == "embedding" else {"num_labels": 1 if task == "reranking" else 3}
+    handler = served(save_text_model(tmp_path / "model", kind, **labels), task)
+    calls: list[tuple[Any, ...]] = [
+        ("a film", [text]) if task == "reranking" else (text,) for text in (*TEXTS, "cat", "the mat") * 2
+    ]
+    alone = [handler(*one) for one in calls]
+    found, passes = handler.together(calls)
+    assert passes == 2, "the first call computes at once, the others together"
+    for answer, expected in zip(found, alone, strict=True):
+        assert numbers_in(answer) == pytest.approx(numbers_in(expected), **NEAR)
+
+
+def numbers_in(answer: Any) -> list[float]:
+    """All numbers of an answer, in order."""
+    if isinstance(answer, dict):
+        return [number for value in answer.values() for number in numbers_in(value)]
+    if isinstance(answer, list):
+        return [number for value in answer for number in numbers_in(value)]
+    return [float(answer)] if isinstance(answer, int | float) else []
+
+
+def test_a_model_whose_tokenizer_cannot_pad_computes_one_by_one(tmp_path: Path) -> None:
+    folder = save_family(tmp_path / "model", "gpt2", "AutoModel")
+    expected = served(folder, "embedding")(TEXTS)["embeddings"]
+    handler = served(folder, "embedding")
+    handler.handler._tokenizer.pad_token = None
+    found, passes = handler.together([(text,) for text in TEXTS])
+    assert passes == len(TEXTS)
+    for answer, vector in zip(found, expected, strict=True):
+        assert answer["embeddings"] == [pytest.approx(vector, **NEAR)]
 
 
 def test_no_tensor_is_copied(tmp_path: Path) -> None:
