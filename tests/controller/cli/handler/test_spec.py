@@ -74,7 +74,10 @@ def test_calls_of_models_that_run_as_pipelines_are_repeated_unasked(kind: Kind, 
 
 def test_defaults_of_a_model_of_transformers() -> None:
     spec = spec_of(declared("transformers", weights="w", task="embedding", max_tokens=9))
-    assert (spec.profile, spec.memory_bytes, spec.concurrency) == ("torch", 2 * GIB, 1)
+    assert (spec.profile, spec.memory_bytes, spec.concurrency) == ("torch", 2 * GIB, 16)
+    speech = spec_of(declared("transformers", weights="w", task="automatic-speech-recognition"))
+    assert speech.concurrency == 1, "one call at a time"
+    assert spec_of(declared("transformers", weights="w", task="embedding", concurrency=3)).concurrency == 3
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
