@@ -1,0 +1,100 @@
+"""Calls of other functions by a real worker, whose gateway is the test: it opens the links and answers on them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from fleetstart.runtime.contract.function_calls import BROKEN, COMPLETE, CallRequest
+from fleetstart.runtime.contract.node import exit_codes
+from fleetstart.runtime.contract.worker_headers import GRANT_HEADER, LINK_HEADER, TOKEN_HEADER, AnswerHead
+from tests.runtime.workers import TOKEN, Functions, Worker
+
+CALLER = """
+from fleetstart.runtime import FleetError, call
+def f(text: str):
+    try:
+        return [call("embed", text=text), call.with_options(path="/v1?x=1", method="PUT")("embed@3", b"raw")]
+    except FleetError as error:
+        return [type(error).__name__, error.message]
+"""
+CALLS: dict[str, Any] = {"calls": ["embed"], "memory_bytes": 64 << 20}
+JSON = [("content-type", "application/json")]
+DRAIN_S = 0.9
+"""Shorter than the time in which a drained worker waits for slow readers of its last bytes."""
+
+
+def link(worker: Worker, *, token: str = TOKEN) -> ClientConnection:
+    headers = {TOKEN_HEADER: token, LINK_HEADER: "gw-1"}
+    return connect(worker.url.replace("http", "ws"), additional_headers=headers, proxy=None)
+
+
+def answer(worker: Worker, *, status: int = 200, code: int = COMPLETE, times: int = 1) -> list[Any]:
+    """Answers so many calls, each on a link of its own, and returns what was asked."""
+    asked: list[Any] = []
+    for _ in range(times):
+        with link(worker) as gateway:
+            request = msgspec.json.decode(gateway.recv(), type=CallRequest)
+            asked.append((request, gateway.recv() if request.has_body else b""))
+            gateway.send(msgspec.json.encode(AnswerHead(status=status, headers=JSON)).decode())
+            gateway.send(b"4" if code == COMPLETE else b'{"half')
+            gateway.close(code)
+    return asked
+
+
+def called(worker: Worker, **answering: Any) -> tuple[Any, list[Any]]:
+    """Calls the function while its own calls are answered; the result, and what it asked."""
+    asked: list[Any] = []
+    gateway = threading.Thread(target=lambda: asked.extend(answer(worker, **answering)))
+    gateway.start()
+    try:
+        return worker.post({"text": "four"}, headers={GRANT_HEADER: "gw-1:hush"}).json(), asked
+    finally:
+        gateway.join()
+
+
+def test_a_worker_without_a_network_calls_over_the_links_of_its_gateway(functions: Functions) -> None:
+    result, asked = called(functions.ready(CALLER, **CALLS), times=2)
+    assert result == [4, 4]
+    (first, body), (second, raw) = asked
+    assert (first.grant, first.function, first.version, first.method, first.path) == (
+        "hush", "embed", "live", "POST", "/",
+    )  # fmt: skip
+    assert (msgspec.json.decode(body), dict(first.headers)["content-type"]) == ({"text": "four"}, "application/json")
+    assert (second.version, second.method, second.path, raw) == ("3", "PUT", "/v1?x=1", b"raw")
+
+
+def test_an_answer_that_breaks_off_is_a_lost_worker(functions: Functions) -> None:
+    result, _ = called(functions.ready(CALLER, **CALLS), code=BROKEN)
+    assert result == ["WorkerLost", "the answer of function embed broke off"]
+
+
+def test_an_answer_of_the_callees_own_above_400_is_raised(functions: Functions) -> None:
+    result, _ = called(functions.ready(CALLER, **CALLS), status=418)
+    assert result == ["HandlerResponse", "function embed answered HTTP 418: 4"]
+
+
+def test_only_a_gateway_opens_links_and_only_to_a_function_that_calls(functions: Functions) -> None:
+    worker = functions.ready(CALLER, **CALLS)
+    with pytest.raises(InvalidStatus, match="401"):
+        link(worker, token="guessed")
+    with pytest.raises(InvalidStatus, match="400"):
+        link(functions.ready("def f(): ..."))
+
+
+def test_an_idle_link_holds_no_slot_and_does_not_delay_the_end(functions: Functions) -> None:
+    worker = functions.ready("def f() -> int: return 1", **CALLS)
+    with link(worker) as gateway:
+        assert worker.post().json() == 1
+        began_s = time.monotonic()
+        worker.drain()
+        assert worker.exit_status() == exit_codes.DRAINED
+        assert time.monotonic() - began_s < DRAIN_S
+        with pytest.raises(ConnectionClosed):
+            gateway.recv()
