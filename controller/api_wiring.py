@@ -44,6 +44,7 @@ from .history.writer import HistoryWriter
 from .observability.call_metrics import CallMetrics
 from .observability.process_metrics import LoopLag, ProcessMetrics
 from .registry.checkpoints import Checkpoints
+from .registry.layers import LayerCollector
 from .registry.registry import Registry
 from .registry.rollouts import RolloutController
 from .registry.volumes import Volumes
@@ -140,6 +141,7 @@ def build_management(
             rollouts,
             checkpoints,
             volumes,
+            LayerCollector(core.client, store, registry),
             compactor,
             lag,
             audit,

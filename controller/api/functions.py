@@ -31,7 +31,7 @@ from ..scheduler.deploy_forecast import forecast
 from ..scheduler.worker_pool import broken
 from ..schemas.functions import Deployed, FailedStart, FunctionInfo, Prediction
 from ..schemas.planning import Proposal
-from ..state.records import FunctionRecord, VersionKey
+from ..state.records import FunctionRecord, VersionKey, VersionRecord
 from ..state.redis_client import REDIS_ERRORS
 from ..state.traffic import last_failure, limits_of, scale_of, version_of_alias
 from ..state.unreadable import unreadable
@@ -84,14 +84,15 @@ class FunctionsApi:
                 trying=rollout is not None and rollout.version == record.version,
                 started=function is not None and function.started == record.version,
                 last_failure=self._last_failure(function) if function is not None and not created else None,
-                warning=self._warning(spec),
+                warning=self._warning(record),
             )
         )
 
-    def _warning(self, spec: FunctionSpec) -> str:
+    def _warning(self, record: VersionRecord) -> str:
+        spec = record.spec
         now_ns = time.monotonic_ns()
         nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
-        why, _ = unmet_constraint(constraints_of(spec), nodes)
+        why, _ = unmet_constraint(constraints_of(spec, record.packages_for), nodes)
         unmet = f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
         missing = missing_callees(spec, self._view.functions)
         return "; ".join(text for text in (unmet, missing) if text)

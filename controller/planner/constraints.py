@@ -22,6 +22,8 @@ class PlacementConstraints(NamedTuple):
     pool: str = ""
     """The pool of its workers; empty: any node has it."""
     gpu: bool = False
+    runs: str = ""
+    """Python and platform that its packages were built for; empty: it has none."""
 
 
 class NodeTraits(Protocol):
@@ -43,12 +45,17 @@ class NodeTraits(Protocol):
     def gpus(self) -> int:
         """Number of its GPUs."""
 
+    @property
+    def runs(self) -> str:
+        """Its Python and platform, as `packages_for` names them; empty if it does not say."""
+
 
 NO_CONSTRAINTS = PlacementConstraints()
 
 
-def constraints_of(spec: FunctionSpec) -> PlacementConstraints:
-    return PlacementConstraints(tuple(spec.region), spec.isolation, spec.pool, needs_gpu(spec))
+def constraints_of(spec: FunctionSpec, packages_for: str = "") -> PlacementConstraints:
+    """`packages_for`: Python and platform of its packages (`contract.function.layer`)."""
+    return PlacementConstraints(tuple(spec.region), spec.isolation, spec.pool, needs_gpu(spec), packages_for)
 
 
 def needs_gpu(spec: FunctionSpec) -> bool:
@@ -57,12 +64,13 @@ def needs_gpu(spec: FunctionSpec) -> bool:
 
 
 def admits(wanted: PlacementConstraints, node: NodeTraits) -> bool:
-    regions, isolation, pool, gpu = wanted
+    regions, isolation, pool, gpu, runs = wanted
     return (
         (not pool or not node.pools or pool in node.pools)
         and (not regions or node.region in regions)
         and (isolation == "namespaces" or isolation in node.isolations)
         and (not gpu or node.gpus > 0)
+        and (not runs or not node.runs or node.runs == runs)
     )
 
 
@@ -71,7 +79,7 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
     known = list(nodes)
     if not known or any(admits(wanted, node) for node in known):
         return "", ""
-    regions, isolation, pool, _ = wanted
+    regions, isolation, pool, _, runs = wanted
     in_region = [node for node in known if not regions or node.region in regions]
     if not in_region:
         return (
@@ -87,10 +95,17 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
             "install gVisor there (Debian: apt install runsc) and restart the node, whose log has the reason; "
             "or deploy without `isolation`",
         )
-    if not any(not pool or not node.pools or pool in node.pools for node in isolated):
+    with_pool = [node for node in isolated if not pool or not node.pools or pool in node.pools]
+    if not with_pool:
         return (
             f"its workers need {pool.partition('+')[0]}, which {count}",
             "install it there (pip install 'fleetstart[model]' brings torch) and restart the node, or add one with it",
+        )
+    if not any(not runs or not node.runs or node.runs == runs for node in with_pool):
+        have = " and ".join(sorted({node.runs for node in with_pool}))
+        return (
+            f"its packages were built for {runs}, and nodes{place} run {have}",
+            "deploy it from an environment with the Python and the platform of the nodes",
         )
     return (
         f"its kv_memory does not fit into its memory, so it needs a GPU, which {count}",

@@ -57,6 +57,8 @@ class NodeState:
     region: str = ""
     isolations: frozenset[str] = frozenset()
     """Supported isolations beyond namespaces."""
+    runs: str = ""
+    """Its Python and platform; empty if it does not say."""
     pools: frozenset[str] = frozenset()
     """Pools of workers that it can start; empty if it does not say."""
     gpus: int = 0
@@ -121,6 +123,7 @@ def node_state(
         region=report.region,
         isolations=frozenset(report.isolations),
         pools=frozenset(report.pools),
+        runs=report.runs,
         gpus=report.gpus,
     )
 

@@ -1,4 +1,4 @@
-"""Deletion guard: a mark in Redis excludes a deploy and a removal of the same checkpoint or bundle at the same time.
+"""Deletion guard: a mark in Redis excludes a deploy and a removal of the same object of the store at a time.
 
 The race: a deploy finds what it needs in the store, a removal finds that it is unused, and both go on. So a removal
 first writes a mark and only then looks for uses; a deploy reads the mark before it looks into the store, and its last
@@ -38,7 +38,7 @@ class DeletionGuard:
             state, since_unix_ms = _parsed(mark)
             if state == "removing" and now_unix_ms - since_unix_ms < STALE_MS:
                 raise Unavailable(
-                    f"{digest[:12]} in the store is being removed by `fs weights rm` or `fs rm`",
+                    f"{digest[:12]} is being removed from the store",
                     hint="deploy again when that is done; it is uploaded again",
                     retry_after_s=1,
                 )

@@ -18,6 +18,7 @@ import msgspec
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError, InvalidSpec, NotFound, Unavailable
+from fleetstart.runtime.contract.function.layer import packages_for
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import LIVE, BundleId, CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.object_keys import bundle_key
@@ -64,14 +65,12 @@ class Registry:
         Errors: InvalidSpec, InvalidInput, WeightsMissing, CheckpointInvalid.
         """
         digest = spec_digest(spec)
-        packages_bytes = 0
-        if spec.layer is not None:
-            packages_bytes = (await require_layer(self._store, spec.name, spec.layer)).total_bytes
-        needed: list[str] = [spec.bundle, *checkpoints_of(spec)]
+        needed: list[str] = [spec.bundle, *stored_of(spec)]
         for _ in range(TRIES):
             marks = await self.deletion_guard.marks(needed, now_unix_ms)  # before the look into the store
             await require_bundle(self._store, spec.name, spec.bundle)
             segment_bytes, layout = await self._require_weights(spec)
+            packages = await require_layer(self._store, spec.name, spec.layer) if spec.layer is not None else None
             raw, function = await self._function(spec.name)
             known = await self._same(function, digest)
             record = known or VersionRecord(
@@ -81,7 +80,8 @@ class Registry:
                 segment_bytes=segment_bytes,
                 created_unix_ms=now_unix_ms,
                 layout=layout,
-                packages_bytes=packages_bytes,
+                packages_bytes=packages.total_bytes if packages is not None else 0,
+                packages_for=packages_for(packages.python, packages.platform) if packages is not None else "",
             )
             plan = Rollout(version=record.version, alias=alias, percent=percent, begun_unix_ms=now_unix_ms)
             failure = self._state.view.failures.get(VersionKey(spec.name, record.version))
@@ -169,13 +169,14 @@ class Registry:
                 await self.deletion_guard.end(bundle, token)
 
     async def uses(self, *, strict: bool = True) -> dict[CheckpointId, list[str]]:
-        """Maps each checkpoint to the versions (`name@version`) of deployed functions that need it, old ones too.
+        """Maps each checkpoint, and each layer of packages, to the versions (`name@version`) of deployed functions that
+        need it, old ones too.
 
         Versions that cannot be read may need any of them. Errors: Unavailable, if `strict`, because of these.
         """
         found: dict[CheckpointId, list[str]] = {}
         for record in await self._all_versions(strict=strict):
-            for checkpoint in checkpoints_of(record.spec):
+            for checkpoint in stored_of(record.spec):
                 found.setdefault(checkpoint, []).append(str(VersionKey(record.spec.name, record.version)))
         return found
 
@@ -286,6 +287,12 @@ def _after(
 
 def _busy(name: FunctionName) -> Unavailable:
     return Unavailable(f"function {name}: too many concurrent changes", retry_after_s=1)
+
+
+def stored_of(spec: FunctionSpec) -> list[CheckpointId]:
+    """The checkpoints and the layer of a spec: what may be removed from the store while no version needs it."""
+    layer = [CheckpointId(spec.layer)] if spec.layer is not None else []
+    return [*checkpoints_of(spec), *layer]
 
 
 def checkpoints_of(spec: FunctionSpec) -> list[CheckpointId]:

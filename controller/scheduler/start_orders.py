@@ -92,7 +92,7 @@ def request_of(
         workers=workers,
         most=spec.scale.max,
         waited_s=waited_s,
-        wanted=constraints_of(spec),
+        wanted=constraints_of(spec, record.packages_for),
     )
 
 

@@ -97,6 +97,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of its layers; None if it cannot be cut into stages, or was deployed before there were stages."""
     packages_bytes: int = 0
     """Size of its packages on a node's disk."""
+    packages_for: str = ""
+    """Python and platform that they were built for."""
 
     def __post_init__(self) -> None:
         if project_of(self.spec.name) != self.spec.home:

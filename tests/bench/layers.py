@@ -5,6 +5,9 @@ modules. Measured are the first deploy (resolve, install, compile, checksums, up
 with the same packages, the first call on a node without the layer, a cold start on the node that now has it, and one
 of a function without packages. The baseline of the build is uv alone, installing the same wheel with its bytecode.
 
+Then the same with a package that people have, scikit-learn: the first start of a version imports it, from the second on
+a waiting worker has imported it. That part needs a package index, and is left out by --quick.
+
 Run: python -m tests.bench.layers [--json FILE] [--quick]
 """
 
@@ -37,6 +40,22 @@ STEPS = {
     "with_layer": "cold start, node with it",
     "plain": "cold start, no packages",
 }
+REAL = "scikit-learn==1.9.1"
+REAL_STEPS = {
+    "deploy": "first deploy, with the download",
+    "without_layer": "cold start, node without the layer",
+    "first": "cold start, node with it: the version's first",
+    "second": "cold start, node with it: its second",
+    "plain": "cold start, no packages",
+}
+REAL_HANDLER = """
+from sklearn.linear_model import LogisticRegression
+from fleetstart.runtime import function
+
+@function(memory="512MiB", requirements=["REAL"])
+def NAME() -> str:
+    return LogisticRegression.__name__
+"""
 HANDLER = """
 import heavy
 from fleetstart.runtime import function
@@ -113,6 +132,43 @@ def measure(size_bytes: int) -> dict[str, float]:
         return found
 
 
+def measure_real(work: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of each step, and of the import in it."""
+    os.environ["UV_CACHE_DIR"] = str(work / "cache")
+    handlers = {"plain": write_handler(work / "plain", "plain", None)}
+    for name in ("fit", "predict"):
+        (work / name).mkdir()
+        text = REAL_HANDLER.replace("NAME", name, 1).replace("REAL", REAL)
+        (work / name / "handler.py").write_text(text)
+        handlers[name] = str(work / name / "handler.py")
+    with running("python") as system:
+        deploy_s(system, handlers["plain"])
+        found = {"deploy": deploy_s(system, handlers["fit"])}
+        deploy_s(system, handlers["predict"])
+        found["without_layer"] = call_s(system, "fit")
+        call_s(system, "plain")
+        found["plain"] = call_s(system, "plain")
+        imports: dict[str, float] = {}
+        for step in ("first", "second"):
+            found[step], imports[step] = call_with_import_s(system, "predict")
+            if step == "first":
+                system.wait("a prepared spare", lambda: _preloaded_bytes(system) > 0)
+    return found, imports
+
+
+def call_with_import_s(system: System, name: str) -> tuple[float, float]:
+    with system.connect() as connection:
+        answer = connection.post(f"/fn/{name}", {}).expect()
+    phases = system.trace(answer.headers["x-request-id"])["timeline"]["phases"]
+    system.wait_asleep(name)
+    import_ns = sum(phase["ended_ns"] - phase["started_ns"] for phase in phases if phase["name"] == "import")
+    return answer.total_ms / 1e3, import_ns / 1e9
+
+
+def _preloaded_bytes(system: System) -> int:
+    return sum(node["preloaded_bytes"] for node in system.api("/status")["nodes"])
+
+
 def main() -> None:
     options = parse_options(__doc__, rounds=5, quick_rounds=1)
     report = Report("packages of 500 MB are built and sent once, and cost a start nothing once a node has them")
@@ -129,7 +185,30 @@ def main() -> None:
     for name, what in {**STEPS, "with_layer_again": "cold start, node with it, second time"}.items():
         rows.append([what, spread(samples[name]), fine(median(samples[name]) / base)])
     report.tell("Packages of a function", rows)
+    if not options.quick:
+        _real_rounds(report, options.rounds)
     report.save(options.json)
+
+
+def _real_rounds(report: Report, rounds: int) -> None:
+    samples: defaultdict[str, list[float]] = defaultdict(list)
+    imports: defaultdict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="fs-bench-layers-") as folder:
+        for number in range(rounds):
+            progress(f"{REAL}: round {number + 1} of {rounds}")
+            (work := Path(folder) / str(number)).mkdir()
+            found, imported = measure_real(work)
+            for name, value in found.items():
+                samples[name].append(value)
+            for name, value in imported.items():
+                imports[name].append(value)
+    base = median(samples["first"])
+    rows = [[f"{REAL} and what it needs", "seconds", "of it import", "ratio to the first start"]]
+    for name, what in REAL_STEPS.items():
+        of_it = spread(imports[name]) if name in imports else ""
+        rows.append([what, spread(samples[name]), of_it, fine(median(samples[name]) / base)])
+    report.tell("A package that people have", rows)
+    report.samples |= {"real_seconds": dict(samples), "real_import_seconds": dict(imports)}
 
 
 if __name__ == "__main__":

@@ -112,6 +112,7 @@ def setting_flags(function: Decorated) -> Decorated:
     "--canary", type=Percent(), default=100, metavar="PERCENT", help="Send this share of the calls to it, as in 10%."
 )
 @click.option("--probe/--no-probe", default=True, help="Start a worker of it before calls go to it; the default.")
+@click.option("--upgrade", is_flag=True, help="Look for newer versions of packages whose versions are left open.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would be sent, and the predicted cold start.")
 @verb()
 @click.pass_obj
@@ -123,6 +124,7 @@ def command(
     alias: str,
     canary: int,
     probe: bool,
+    upgrade: bool,
     dry_run: bool,
     url: str | None,
     as_json: bool,
@@ -144,8 +146,9 @@ def command(
     with ApiClient(address) as server:
         if dry_run:
             cache = HomeLayout(home).cache
-            return _rehearse([_foreseen(server, one, path, bundle, cache) for one in declarations], as_json)
-        deployed = deploy_all(server, declarations, path, bundle, target, HomeLayout(home).cache)
+            return _rehearse([_foreseen(server, one, path, bundle, cache, upgrade) for one in declarations], as_json)
+        cache = HomeLayout(home).cache
+        deployed = deploy_all(server, declarations, path, bundle, target, cache, upgrade=upgrade)
     if as_json:
         output.json_data(deployed)
     else:
@@ -162,12 +165,15 @@ def deploy_all(
     bundle: Bundle,
     target: dict[str, str | int],
     cache: Path,
+    *,
+    upgrade: bool = False,
 ) -> list[Deployed]:
-    """Deploys functions one after the other, waiting for each rollout. `target`: the query of the deploy."""
+    """Deploys functions one after the other, waiting for each rollout. `target`: the query of the deploy; `upgrade`:
+    resolve requirements anew."""
     read = [_read(declaration, path) for declaration in declarations]  # what is refused by itself uploads nothing
     if server.object_size(bundle.key) != len(bundle.data):
         server.put_object(bundle.key, bundle.data, len(bundle.data))
-    return [_deploy(server, one, path, bundle, target, cache) for one in read]
+    return [_deploy(server, one, path, bundle, target, cache, upgrade) for one in read]
 
 
 def bundle_of(path: Path, declarations: Sequence[Declaration]) -> Bundle:
@@ -179,10 +185,16 @@ def bundle_of(path: Path, declarations: Sequence[Declaration]) -> Bundle:
 
 
 def _deploy(
-    server: ApiClient, read: ReadFunction, path: Path, bundle: Bundle, target: dict[str, str | int], cache: Path
+    server: ApiClient,
+    read: ReadFunction,
+    path: Path,
+    bundle: Bundle,
+    target: dict[str, str | int],
+    cache: Path,
+    upgrade: bool,
 ) -> Deployed:
     started_s = time.monotonic()
-    packed = _packed(server, read, path, bundle, cache)
+    packed = _packed(server, read, path, bundle, cache, upgrade)
     deployed = server.post("/api/v1/functions", packed.spec, Deployed, **target)
     _warn_of_imports(read.declaration, path, bundle, packed)
     if deployed.trying:
@@ -238,10 +250,12 @@ class PackedFunction:
     """The packages that it requires."""
 
 
-def _packed(store: UploadTarget, read: ReadFunction, path: Path, bundle: Bundle, cache: Path) -> PackedFunction:
+def _packed(
+    store: UploadTarget, read: ReadFunction, path: Path, bundle: Bundle, cache: Path, upgrade: bool
+) -> PackedFunction:
     """Publishes packages and weights of a function, and builds its spec."""
     declaration = read.declaration
-    layer = _layer(store, declaration, path, cache)
+    layer = _layer(store, declaration, path, cache, upgrade)
     published: Published | None = None
     adapter: Published | None = None
     if read.weights is not None:
@@ -284,7 +298,9 @@ def requirements_of(declaration: Declaration, folder: Path) -> Requirements | No
     return find_requirements(declaration.settings.get("requirements"), declaration.attribute, folder)
 
 
-def _layer(store: UploadTarget, declaration: Declaration, path: Path, cache: Path) -> PublishedLayer | None:
+def _layer(
+    store: UploadTarget, declaration: Declaration, path: Path, cache: Path, upgrade: bool
+) -> PublishedLayer | None:
     """Publishes the packages that a function requires; the log of their build goes to stderr."""
     needed = requirements_of(declaration, path.parent)
     if needed is None:
@@ -299,6 +315,7 @@ def _layer(store: UploadTarget, declaration: Declaration, path: Path, cache: Pat
             log=output.message,
             progress=bar,
             secrets=[str(name) for name in names] if isinstance(names, list | tuple) else (),
+            upgrade=upgrade,
         )
 
 
@@ -312,11 +329,13 @@ class _Unsent:
         return
 
 
-def _foreseen(server: ApiClient, declaration: Declaration, path: Path, bundle: Bundle, cache: Path) -> DryRun:
+def _foreseen(
+    server: ApiClient, declaration: Declaration, path: Path, bundle: Bundle, cache: Path, upgrade: bool
+) -> DryRun:
     from ...schemas.planning import Forecast, Proposal
     from ..handler.dry_run import DryRun  # late: the planner comes with it
 
-    packed = _packed(_Unsent(server), _read(declaration, path), path, bundle, cache)
+    packed = _packed(_Unsent(server), _read(declaration, path), path, bundle, cache, upgrade)
     base = packed.checkpoints[0] if packed.checkpoints else None
     proposal = Proposal(
         spec=packed.spec,

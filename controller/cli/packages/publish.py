@@ -77,14 +77,16 @@ def publish_layer(
     log: Log,
     progress: Progress,
     secrets: Collection[str] = (),
+    upgrade: bool = False,
 ) -> PublishedLayer:
-    """Publishes the layer of requirements. `secrets`: names of variables that the build does not see.
+    """Publishes the layer of requirements. `secrets`: names of variables that the build does not see. With `upgrade`,
+    packages without exact versions are looked for again.
 
     Errors: BuildFailed; what the store raises.
     """
     memory = cache / "layers"
     asked = memory / f"{needed.digest(FORMAT, own_python(), own_platform(), constraints())}.json"
-    known = _recall(asked)
+    known = None if upgrade else _recall(asked)
     if known is not None and _has(store, known.id):
         return PublishedLayer(known, 0)
     memory.mkdir(parents=True, exist_ok=True)

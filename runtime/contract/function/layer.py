@@ -146,6 +146,11 @@ def own_platform() -> str:
     return sysconfig.get_platform()
 
 
+def packages_for(python: str, platform: str) -> str:
+    """A Python and a platform in words: "cpython-311 on linux-x86_64"; empty if they are not known."""
+    return f"{python} on {platform}" if python else ""
+
+
 def read_layer(data: bytes, layer: LayerId | None = None) -> LayerManifest:
     """Reads and checks a manifest. Errors: LayerInvalid, which names the first thing that is wrong."""
     if layer is not None and layer_id(data) != layer:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from ..function.layer import packages_for
 from ..ids import CheckpointId, LayerId, NodeId, WorkerId
 from .speed import Speed
 
@@ -97,6 +98,11 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     platform: str = ""
     speeds: dict[str, Speed] = {}
     """Keyed `name@version`, of those that were called here of late."""
+
+    @property
+    def runs(self) -> str:
+        """Its Python and platform in words, as layers name theirs; empty if it does not say."""
+        return packages_for(self.python, self.platform)
 
 
 ARRIVALS_S = 10.0

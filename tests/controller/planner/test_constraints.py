@@ -131,6 +131,17 @@ def test_a_node_without_torch_gets_no_model_and_one_that_does_not_say_may() -> N
     assert names(make_plan(request(wanted=wanted), Cluster(nodes), 0.0)) == ["torch"], "though it is slower"
 
 
+def test_packages_for_another_python_go_to_no_node_of_this_one() -> None:
+    new, old = "cpython-312 on linux-x86_64", "cpython-311 on linux-x86_64"
+    wanted = PlacementConstraints(runs=new)
+    assert admits(wanted, node("n")), "a node of an earlier release does not say"
+    nodes = [node("old", runs=old), node("new", runs=new, bytes_per_s=1e6)]
+    assert names(make_plan(request(wanted=wanted), Cluster(nodes), 0.0)) == ["new"]
+    why, advice = unmet_constraint(wanted, nodes[:1])
+    assert why == f"its packages were built for {new}, and nodes run {old}"
+    assert "Python" in advice
+
+
 def test_a_cache_that_does_not_fit_needs_a_gpu() -> None:
     wanted = PlacementConstraints(gpu=True)
     nodes = [node("cpu"), node("gpu", gpus=1, bytes_per_s=1e6)]

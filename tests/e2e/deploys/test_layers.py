@@ -124,6 +124,19 @@ def test_options_of_a_requirements_file_say_where_packages_are(layered: System, 
     assert layered.ok("away") == 7
 
 
+def test_upgrade_looks_for_newer_versions_of_what_is_left_open(layered: System, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", "grows", "1.0", {"grows.py": "V = 1\n"})
+    text = "import grows\nfrom fleetstart.runtime import function\n\n@function\ndef size():\n    return grows.V\n"
+    handler = layered.source(text, folder="size")
+    (handler.parent / "requirements.txt").write_text(f"-f {tmp_path / 'wheels'}\ngrows\n")
+    layered.fs("deploy", str(handler), "--no-probe")
+    make_wheel(tmp_path / "wheels", "grows", "2.0", {"grows.py": "V = 2\n"})
+    layered.fs("deploy", str(handler), "--no-probe")
+    assert layered.info("size").version == 1
+    layered.fs("deploy", str(handler), "--upgrade")
+    assert (layered.info("size").version, layered.ok("size")) == (2, 2)
+
+
 def test_a_project_may_list_the_platform_itself(layered: System) -> None:
     handler = layered.source(source("1.0").replace('requirements=["shape==1.0"], ', ""), folder="project")
     project = '[project]\nname = "project"\nversion = "1"\ndependencies = ["shape<2", "fleetstart"]\n'

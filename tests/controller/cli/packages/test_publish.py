@@ -25,12 +25,16 @@ class Memory:
         assert self.sizes[key] == size_bytes
 
 
-def publish(store: Memory, machine: Path, wheels: Path, *wanted: str) -> tuple[PublishedLayer, list[str]]:
+def publish(
+    store: Memory, machine: Path, wheels: Path, *wanted: str, upgrade: bool = False
+) -> tuple[PublishedLayer, list[str]]:
     needed = find_requirements(list(wanted), "greet", machine)
     assert needed is not None
     log: list[str] = []
     environ = {**os.environ, **index(wheels)}
-    done = publish_layer(needed, store, cache=machine, environ=environ, log=log.append, progress=lambda *_: None)
+    done = publish_layer(
+        needed, store, cache=machine, environ=environ, log=log.append, progress=lambda *_: None, upgrade=upgrade
+    )
     return done, log
 
 
@@ -48,6 +52,17 @@ def test_two_machines_build_the_same_layer_and_the_second_sends_nothing(tmp_path
     assert (again.layer.id, again.uploaded_bytes, log) == (first.layer.id, 0, [])
     assert first.layer.packages == ["shape==1.0"]
     assert first.layer.modules == ["shape"]
+
+
+def test_open_versions_stay_until_they_are_looked_for_again(tmp_path: Path) -> None:
+    wheels, store = tmp_path / "wheels", Memory()
+    make_wheel(wheels, "shape", "1.0", {"shape.py": "V = 1\n"})
+    first, _ = publish(store, tmp_path, wheels, "shape")
+    make_wheel(wheels, "shape", "2.0", {"shape.py": "V = 2\n"})
+    assert publish(store, tmp_path, wheels, "shape")[0].layer == first.layer
+    newer, _ = publish(store, tmp_path, wheels, "shape", upgrade=True)
+    assert newer.layer.packages == ["shape==2.0"]
+    assert publish(store, tmp_path, wheels, "shape")[0].layer == newer.layer, "the newer one is remembered"
 
 
 def test_another_list_with_the_same_lock_is_not_built(tmp_path: Path) -> None:
