@@ -86,7 +86,7 @@ def test_a_layer_leaves_a_while_after_its_last_function_and_a_used_one_stays(red
         assert record.packages_bytes == len(CONTENT)
         assert record.packages_for == f"{own_python()} on {own_platform()}"
         assert await room.collector.collect(NOW_MS) == 0
-        await room.registry.delete(FunctionName("g"))
+        await room.registry.delete(FunctionName("g"), NOW_MS)
         later_ms = NOW_MS + 100 * UNUSED_MS
         assert await room.collector.collect(later_ms) == 0, "its time begins when it is seen to be unused"
         assert await room.collector.collect(later_ms + UNUSED_MS) == 0
@@ -109,7 +109,7 @@ def test_a_layer_that_is_needed_again_starts_its_time_anew(redis_url: str, tmp_p
         await room.collector.collect(NOW_MS)
         await room.deploy("f", layer)
         await room.collector.collect(NOW_MS + 2 * UNUSED_MS)
-        await room.registry.delete(FunctionName("f"))
+        await room.registry.delete(FunctionName("f"), NOW_MS)
         assert await room.collector.collect(NOW_MS + 3 * UNUSED_MS) == 0
         assert await room.has(layer)
         await room.client.aclose()
