@@ -17,7 +17,13 @@ INHERITED = (
 """Variables of the daemon that a worker inherits. All others may be secrets."""
 
 PROFILES = {
-    "python": ("httptools", "starlette.applications", "uvloop", "fleetstart.runtime.worker.lifecycle"),
+    "python": (
+        "httptools",
+        "starlette.applications",
+        "uvloop",
+        "fleetstart.runtime.sdk.calls",
+        "fleetstart.runtime.worker.lifecycle",
+    ),
     "torch": (
         "torch",
         "tokenizers",

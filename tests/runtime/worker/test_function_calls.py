@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from fleetstart.runtime.contract.function_calls import BROKEN, COMPLETE, CallRequest
 from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.worker_headers import GRANT_HEADER, LINK_HEADER, TOKEN_HEADER, AnswerHead
-from tests.runtime.workers import TOKEN, Functions, Worker
+from tests.runtime.workers import TOKEN, ForkServerProcess, Functions, Worker
 
 CALLER = """
 from fleetstart.runtime import FleetError, call
@@ -68,6 +69,12 @@ def test_a_worker_without_a_network_calls_over_the_links_of_its_gateway(function
     )  # fmt: skip
     assert (msgspec.json.decode(body), dict(first.headers)["content-type"]) == ({"text": "four"}, "application/json")
     assert (second.version, second.method, second.path, raw) == ("3", "PUT", "/v1?x=1", b"raw")
+
+
+def test_a_plain_process_calls_as_a_confined_one_does(plain_server: ForkServerProcess, tmp_path: Path) -> None:
+    worker = Functions(plain_server, tmp_path).ready(CALLER, **CALLS)
+    assert "net" not in worker.isolation.split(",")
+    assert called(worker, times=2)[0] == [4, 4]
 
 
 def test_an_answer_that_breaks_off_is_a_lost_worker(functions: Functions) -> None:
