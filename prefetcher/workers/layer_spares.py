@@ -35,6 +35,7 @@ PREPARE_TIMEOUT_S = 60.0
 """Limit from the fork to `Prepared`: the largest libraries take ten seconds on a slow disk."""
 WANTED_MAX = 64
 """Versions that are remembered as wanting a spare; more than a node has room for."""
+REMEMBERED_MAX = 1000
 TICK_S = 0.5
 END_TIMEOUT_S = 2.5
 
@@ -71,7 +72,8 @@ class LayerSpares:
         self._room_bytes = room_bytes
         self._spares: dict[VersionOf, _Spare] = {}
         self._wanted: dict[VersionOf, FunctionSpec] = {}
-        self._distrusted: set[VersionOf] = set()
+        self._distrusted: dict[VersionOf, None] = {}
+        """Versions from whose spares nothing good came; the latest ones."""
         self._sizes: dict[VersionOf, int] = {}
         """Memory that the last spare of a version took."""
         self._woken = asyncio.Event()
@@ -110,8 +112,7 @@ class LayerSpares:
 
     def distrust(self, order: WorkerOrder) -> None:
         """A start from a spare failed: this version's next ones are ordinary."""
-        self._distrusted.add(_version(order))
-        self._wanted.pop(_version(order), None)
+        self._distrust(_version(order))
 
     def reclaim(self, needed_bytes: int) -> int:
         """Ends spares, those that waited longest first, until so many bytes are free; returns how many are."""
@@ -167,10 +168,11 @@ class LayerSpares:
                 self._discard(process, spec.layer)
         if not prepared or process is None or spec.layer is None:
             log.warning("a spare worker could not be prepared", extra={"version": str(version), "why": why})
-            self._distrusted.add(version)
-            self._wanted.pop(version, None)
+            self._distrust(version)
             return
         size_bytes = self._sizes[version] = private_bytes(process.pid)
+        while len(self._sizes) > REMEMBERED_MAX:
+            self._sizes.pop(next(iter(self._sizes)))
         self._spares[version] = _Spare(process, spec, spec.layer, frozenset(modules), size_bytes, time.monotonic())
         self._wanted.pop(version, None)
         process.listen(lambda event: self._on_event(version, process, event))
@@ -204,9 +206,14 @@ class LayerSpares:
         spare = self._spares.get(version)
         if isinstance(event, ChannelEnded | ProcessExited) and spare is not None and spare.process is process:
             log.warning("a prepared spare worker died", extra={"version": str(version)})
-            self._distrusted.add(version)
-            self._wanted.pop(version, None)
+            self._distrust(version)
             self._end(version, "it died")
+
+    def _distrust(self, version: VersionOf) -> None:
+        self._distrusted[version] = None
+        self._wanted.pop(version, None)
+        while len(self._distrusted) > REMEMBERED_MAX:
+            self._distrusted.pop(next(iter(self._distrusted)))
 
     def _end(self, version: VersionOf, why: str) -> None:
         spare = self._spares.pop(version)

@@ -29,7 +29,7 @@ OF_CALLERS = {"unreachable", "handler_response"}
 """Made by whoever calls, where no server answers or the handler itself says no: no response has these codes."""
 OBJECTS = {"acall", "call", "context"}
 """Names of the handler API that are shown by their classes."""
-OF_A_DEPLOY = {"--alias", "--canary", "--probe", "--dry-run", "--url", "--json", "--help"}
+OF_A_DEPLOY = {"--alias", "--canary", "--probe", "--dry-run", "--upgrade", "--url", "--json", "--help"}
 """Flags of `fs deploy` that are no settings."""
 
 
