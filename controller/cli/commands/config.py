@@ -1,26 +1,35 @@
-"""`fs config`: the settings of a handler's functions, each with its origin."""
+"""`fs config`: the settings of a handler's functions, each with its origin, and where the live version has another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import BundleId, CheckpointId
+from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
 
+from ...schemas.functions import FunctionInfo
 from .. import output
+from ..api_client import ApiClient, find_server, function_path
 from ..command_group import CommandGroup
 from ..handler.select import ConfiguredHandler, flags_of, select_handlers
 from ..handler.settings import DECORATOR, Key, Setting, flatten
-from ..handler.source.declarations import SETTINGS
+from ..handler.source.declarations import SETTINGS, Kind
 from ..handler.spec import adapter_of, build_spec, include_of, module_name, weights_of
 from ..root import verb
 from .deploy import setting_flags
 
 DEFAULT = "default"
+NOT_SET = "not set"
+LIVE_TIMEOUT_S = 3.0
+"""A server that is slower than that is left out: the settings themselves need none."""
+NOT_COMPARED = ("name", "weights", "adapter", "include", "layers", "requirements", "task")
+"""Settings of which the spec has the result alone, such as the checkpoint of a folder."""
 _FIELDS = {"memory": "memory_bytes", "max_body": "max_body_bytes"}
 _OF_ENGINE = {"max_context": "max_context_tokens", "kv_memory": "kv_memory_bytes"}
 _SIZES = ("memory", "kv_memory", "max_body")
@@ -34,20 +43,59 @@ def command() -> None:
 @command.command
 @click.argument("handler", metavar="HANDLER.PY[:NAME]")
 @setting_flags
-@verb(server=False)
-def show(*, handler: str, as_json: bool, **flags: Any) -> None:
-    """Print each setting, its value and its origin; takes the flags of `fs deploy`, and needs no server."""
+@verb()
+@click.pass_obj
+def show(home: Path, /, *, handler: str, url: str | None, as_json: bool, **flags: Any) -> None:
+    """Print each setting, its value and its origin; takes the flags of `fs deploy`.
+
+    It needs no server. If one runs, the column LIVE has what the function's live version has instead: a deploy without
+    the flags of an earlier one takes them back.
+    """
     path, handlers = select_handlers(handler, flags_of(**flags))
-    found = {}
+    found, live = {}, {}
     for one in handlers:
         spec = _checked(one, module_name(path))
-        found[str(spec.name)] = settings_with_defaults(one, spec)
+        name = str(spec.name)
+        found[name] = settings = settings_with_defaults(one, spec)
+        served = _live_spec(spec.name, url, home)
+        live[name] = differences(one.declaration.kind, spec, served) if served is not None else {}
+        settings |= {key: Setting(None, NOT_SET) for key in live[name] if key not in settings}
     if as_json:
-        output.json_data({name: _as_data(settings) for name, settings in found.items()})
+        output.json_data({name: _as_data(settings, live[name]) for name, settings in found.items()})
         return
     for name, settings in found.items():
-        rows = [(".".join(key), _text(setting.value), _origin(setting, path.name)) for key, setting in settings.items()]
-        output.data(output.table((name.upper() if len(found) == 1 else name, "VALUE", "FROM"), rows))
+        others = live[name]
+        rows = [
+            (
+                ".".join(key),
+                _text(setting.value),
+                _origin(setting, path.name),
+                _text(others[key]) if key in others else "",
+            )
+            for key, setting in settings.items()
+        ]
+        heads = (name.upper() if len(found) == 1 else name, "VALUE", "FROM", "LIVE")
+        width = len(heads) if others else len(heads) - 1
+        output.data(output.table(heads[:width], [row[:width] for row in rows]))
+
+
+def _live_spec(name: FunctionName, url: str | None, home: Path) -> FunctionSpec | None:
+    """The spec of the live version; None without a server, a key or such a function."""
+    try:
+        with ApiClient(find_server(url, home), timeout_s=LIVE_TIMEOUT_S) as server:
+            return server.get(function_path(name), FunctionInfo).spec
+    except FleetError:
+        return None
+
+
+def differences(kind: Kind, spec: FunctionSpec, live: FunctionSpec) -> dict[Key, Any]:
+    """Settings that the live version has otherwise, with its values; None for one that it lacks."""
+    mine, theirs = _values(kind, spec), _values(kind, live)
+    return {key: theirs.get(key) for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
+
+
+def _values(kind: Kind, spec: FunctionSpec) -> Mapping[Key, Any]:
+    return flatten({name: _default(name, spec) for name in SETTINGS[kind] if name not in NOT_COMPARED})
 
 
 def _checked(handler: ConfiguredHandler, module: str) -> FunctionSpec:
@@ -87,8 +135,11 @@ def _default(name: str, spec: FunctionSpec) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _as_data(settings: Mapping[Key, Setting]) -> dict[str, dict[str, Any]]:
-    return {".".join(key): {"value": setting.value, "from": setting.origin} for key, setting in settings.items()}
+def _as_data(settings: Mapping[Key, Setting], live: Mapping[Key, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        ".".join(key): {"value": setting.value, "from": setting.origin, **({"live": live[key]} if key in live else {})}
+        for key, setting in settings.items()
+    }
 
 
 def _origin(setting: Setting, file: str) -> str:

@@ -167,6 +167,19 @@ def test_a_rehearsal_says_what_would_be_sent_and_sends_nothing(versioned: System
     assert "nothing was started" in huge.out
 
 
+def test_config_says_where_the_live_version_differs(versioned: System) -> None:
+    handler = versioned.source(good(1).replace("steady", "flagged"), folder="flagged")
+    versioned.deploy_file(handler, "--no-probe", "--concurrency", "8", "--env", "MODE=fast")
+    shown = json.loads(versioned.fs("config", "show", str(handler), "--json").out)["flagged"]
+    assert {name: one["live"] for name, one in shown.items() if "live" in one} == {
+        "concurrency": 8,
+        "env.MODE": "fast",
+    }
+    (line,) = (line for line in versioned.fs("config", "show", str(handler)).out.splitlines() if "concurrency" in line)
+    assert line.split()[-1] == "8"
+    assert "LIVE" not in versioned.fs("config", "show", str(handler), "--concurrency", "8", "--env", "MODE=fast").out
+
+
 def test_logs_are_found_by_pattern_age_and_request(versioned: System) -> None:
     versioned.deploy(TALKS, name="talks")
     ids = [versioned.call("talks", {"word": word}).headers["x-request-id"] for word in ("apple", "pear")]
