@@ -93,6 +93,14 @@ def test_the_command_that_is_suggested_works_as_it_is(system: System, page: Page
         system.fs(*arguments)
 
 
+def test_a_call_that_no_worker_took_has_the_reason_on_its_page(page: Page) -> None:
+    (call,) = {row["id"] for row in page.run("fetch('../api/v1/invocations?function=broken').then((it) => it.json())")}
+    go(page, f"i/{call}", "no room for", "Longest phase")
+    page.shows("none took it: start_failed")
+    assert "all workers were busy" not in page.text
+    go(page, "f/broken", "The last start failed")
+
+
 def test_scale_and_rollback_change_the_function(system: System, page: Page) -> None:
     handler = system.source(REPEAT, folder="errands")
     system.fs("deploy", "--no-probe", f"{handler}:repeat", "--memory", "80MiB")

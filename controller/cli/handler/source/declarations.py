@@ -47,6 +47,12 @@ _MAKERS: dict[str, Kind] = {"function": "function", "LLM": "llm", "Transformers"
 _MAKER_OF = {kind: maker for maker, kind in _MAKERS.items()}
 
 
+APPS = ("FastAPI", "Starlette", "Quart", "Litestar", "Sanic", "BlackSheep", "get_asgi_application")
+"""Calls that make an ASGI app, in the frameworks that people have."""
+GPU_SETTINGS = ("gpu", "gpus", "num_gpus", "device", "accelerator")
+"""Names under which other platforms ask for one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
     """Declaration of one function: the module's attribute that holds it, and its settings as written."""
@@ -66,13 +72,22 @@ def read_declarations(path: Path) -> list[Declaration]:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise NotFound(f"{path} {what}", hint="name the Python file that holds the handler: fs deploy handler.py")
     source = path.read_bytes()
-    declarations = _Reader(str(path), parse(source, str(path))).read()
+    tree = parse(source, str(path))
+    declarations = _Reader(str(path), tree).read()
     if not declarations:
-        raise NoHandler(
-            f"{path} declares no function",
-            hint="add `from fleetstart.runtime import function` and put `@function` above your handler",
-        )
+        put = _app_hint(tree) or "put `@function` above your handler"
+        raise NoHandler(f"{path} declares no function", hint=f"add `from fleetstart.runtime import function` and {put}")
     return declarations
+
+
+def _app_hint(tree: ast.Module) -> str:
+    """What to write for an ASGI app that the file makes: a decorator cannot stand above it. Empty without one."""
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=func)):
+                if (made := dotted(func).rpartition(".")[2]) in APPS:
+                    return f"write `web = function({name})`: `{name} = {made}(...)` is an app, which is wrapped"
+    return ""
 
 
 @dataclass
@@ -237,6 +252,12 @@ class _Reader:
             raise InvalidSpec(f"{self.path}:{keyword.value.lineno}: {maker}(**...) is not read; name each setting")
         if keyword.arg not in allowed:
             near = get_close_matches(keyword.arg, allowed, n=1)
+            if keyword.arg in GPU_SETTINGS:
+                raise InvalidSpec(
+                    f"{self.path}:{keyword.value.lineno}: {maker}() has no setting {keyword.arg!r}: GPUs are not "
+                    "scheduled yet",
+                    hint="leave it out: functions run on the CPUs of their node",
+                )
             if keyword.arg == "layers":
                 raise InvalidSpec(
                     f"{self.path}:{keyword.value.lineno}: layers= is of a class that is Layered",

@@ -91,6 +91,14 @@ def test_an_unknown_function_is_suggested(system: System) -> None:
         assert "did you mean" in system.fs(*command, code=3).stderr, command
 
 
+def test_an_unknown_version_is_not_an_unknown_function(system: System) -> None:
+    for command in (("split", "echo", "1=50", "9=50"), ("rollback", "echo", "9")):
+        told = system.fs(*command, code=3).stderr
+        assert "function echo has no version 9" in told
+        assert "`fs versions echo` lists them" in told
+        assert "did you mean" not in told
+
+
 def test_bad_input_is_the_callers(system: System) -> None:
     assert "value" in system.fs("invoke", "echo", '{"value": "x"}', code=1).stderr
 

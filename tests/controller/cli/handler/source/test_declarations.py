@@ -196,6 +196,19 @@ def test_a_setting_that_cannot_be_read_is_refused_with_its_line(tmp_path: Path, 
     assert "handler.py:" in error.value.message
 
 
+@pytest.mark.parametrize("made", ["fastapi.FastAPI(title='x')", "Starlette(routes=[])", "get_asgi_application()"])
+def test_an_app_is_told_how_it_becomes_a_function(tmp_path: Path, made: str) -> None:
+    with pytest.raises(NoHandler) as error:
+        read(tmp_path, f"import fastapi\nservice = {made}\n")
+    assert "write `web = function(service)`" in error.value.hint
+
+
+def test_who_asks_for_a_gpu_is_told_that_there_are_none(tmp_path: Path) -> None:
+    for source in ("@function(gpu=1)\ndef f(): ...", "x = LLM(weights='w', device='cuda')"):
+        with pytest.raises(InvalidSpec, match="GPUs are not scheduled yet"):
+            read(tmp_path, HEAD + source)
+
+
 def test_a_misspelt_setting_is_suggested(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec) as error:
         read(tmp_path, HEAD + "@function(concurency=1)\ndef f(): ...")
