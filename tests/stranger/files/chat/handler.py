@@ -1,0 +1,3 @@
+from fleetstart.runtime import LLM
+
+chat = LLM(weights="./weights", memory="2GiB")

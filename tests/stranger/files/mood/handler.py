@@ -1,0 +1,3 @@
+from fleetstart.runtime import Transformers
+
+mood = Transformers(weights="./weights", task="text-classification")
