@@ -172,7 +172,8 @@ def read_services(layout: HomeLayout) -> dict[str, ServiceRecord]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(data)  # the URL of Redis may have a password
     temporary.replace(path)
 
 

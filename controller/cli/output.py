@@ -6,6 +6,7 @@ rely on the exit codes (EXIT_CODES).
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -50,9 +51,28 @@ def exit_code(error: FleetError) -> int:
     return NOT_FOUND if isinstance(error, NotFound) else FAILED
 
 
+_CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_RESET = "\x1b[0m"
+
+
+def printable(text: str) -> str:
+    """Text of others, such as a function's log lines, as it may be shown in a terminal: colours stay; other control
+    characters, which could rewrite the screen or answer for the user, are shown as escapes."""
+    found = _CONTROL.search(text)
+    if found is None:
+        return text
+    shown = _CONTROL.sub(_escaped, text)
+    return shown + _RESET if "\x1b[" in shown else shown
+
+
+def _escaped(match: re.Match[str]) -> str:
+    text = match[0]
+    return text if len(text) > 1 else text.encode("unicode_escape").decode("ascii")
+
+
 def message(text: str = "") -> None:
     """Writes a line for people to stderr."""
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
 
 
 def data(text: str) -> None:

@@ -8,12 +8,14 @@ all.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import io
 import os
 import secrets
 import shutil
 import tarfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -32,6 +34,8 @@ BUNDLE_MAX_BYTES = 256 * MIB
 UNPACKED_MAX_BYTES = 1024 * MIB
 MEMBERS_MAX = 20_000
 PATH_MAX_BYTES = 1024
+HEADER_MAX_BYTES = 16 * 1024
+"""Longest header of a member. Long names and PAX attributes are headers, which `tarfile` reads whole."""
 _TEMPORARY = ".new-"
 
 
@@ -107,24 +111,45 @@ def unpack(data: bytes, target: Path) -> Path:
     temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
     temporary.mkdir(mode=0o755)
     try:
-        mode = "r:gz" if data[:2] == b"\x1f\x8b" else "r:"
-        with tarfile.open(fileobj=io.BytesIO(data), mode=mode) as tar:  # type: ignore[call-overload]
-            _unpack_members(tar, temporary)
+        packed = io.BytesIO(data)
+        file = _TarStream(gzip.GzipFile(fileobj=packed) if data[:2] == b"\x1f\x8b" else packed)
+        with tarfile.open(fileobj=file, mode="r:") as tar:  # type: ignore[call-overload]
+            _unpack_members(tar, file, temporary)
         try:
             temporary.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
         return target
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, zlib.error) as error:
         raise InvalidSpec(f"bundle {target.name[:12]} cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _unpack_members(tar: tarfile.TarFile, folder: Path) -> None:
+class _TarStream:
+    """A tar's bytes for `tarfile`, which would read a header of any length into memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.in_content = False
+
+    def read(self, size: int) -> bytes:
+        if size > HEADER_MAX_BYTES and not self.in_content:
+            raise tarfile.ReadError(f"a header of {size:,} bytes; {HEADER_MAX_BYTES:,} are allowed")
+        return self._file.read(size)
+
+    def seek(self, offset: int) -> int:
+        return self._file.seek(offset)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _unpack_members(tar: tarfile.TarFile, file: _TarStream, folder: Path) -> None:
     total_bytes = 0
     for number, member in enumerate(tar):
+        tar.members.clear()  # it would keep them all, with their headers
         if number >= MEMBERS_MAX:
             raise TooLarge(f"the bundle has more than {MEMBERS_MAX} files")
         path = folder.joinpath(*_parts(member.name))
@@ -141,7 +166,9 @@ def _unpack_members(tar: tarfile.TarFile, folder: Path) -> None:
         content = tar.extractfile(member)
         assert content is not None
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        file.in_content = True
         _write(content, path, executable=bool(member.mode & 0o100))
+        file.in_content = False
 
 
 def _parts(name: str) -> tuple[str, ...]:

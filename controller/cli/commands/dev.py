@@ -240,7 +240,7 @@ def _own_system(port: int, *, keep_weights: bool) -> Iterator[str]:
         with layout.log("supervisor").open("ab") as log:
             process = subprocess.Popen(
                 supervisor_argv(layout.home, port=port, is_open=True),
-                env={**os.environ, **({} if keep_weights else {"FS_KEEP_WEIGHTS": "0"})},
+                env={**os.environ, "FS_REDIS_URL": "", **({} if keep_weights else {"FS_KEEP_WEIGHTS": "0"})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

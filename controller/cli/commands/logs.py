@@ -122,7 +122,7 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
 def format_line(line: LogLine) -> str:
     clock = datetime.fromtimestamp(line.unix_ms / 1000).strftime("%H:%M:%S.%f")[:-3]
     mark = {"stdout": " ", "stderr": "!", "system": "·"}[line.stream]
-    return f"{clock} {line.worker}@{line.version} {mark} {line.text}"
+    return f"{clock} {line.worker}@{line.version} {mark} {output.printable(line.text)}"
 
 
 def _followed(server: ApiClient, name: str, tail: int) -> Iterator[LogLine]:

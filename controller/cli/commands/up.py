@@ -54,7 +54,13 @@ POLL_S = 0.05
 )
 @click.option("--tls-cert", default="", metavar="FILE", help="Certificate of --listen with its chain, PEM.")
 @click.option("--tls-key", default="", metavar="FILE", help="Key of the certificate, PEM.")
-@click.option("--redis", default="", metavar="URL", help="Use this Redis instead of a private one.")
+@click.option(
+    "--redis",
+    default="",
+    metavar="URL",
+    envvar="FS_REDIS_URL",
+    help="Use this Redis instead of a private one. In FS_REDIS_URL its password stays out of process lists.",
+)
 @click.option("--store", default="", metavar="PATH|s3://…", help="Where bundles and checkpoints are stored.")
 @click.option("--node-memory", default="", metavar="SIZE", help="Memory for workers and weights, such as 8GiB.")
 @click.option(
@@ -122,11 +128,10 @@ def command(
             f"a node of the system at {runs.joined} runs in {home}",
             hint="stop it with `fs down` first, or use another FS_HOME",
         )
-    environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region}
+    environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region, "FS_REDIS_URL": redis}
     argv = supervisor_argv(
         home,
         port=port,
-        redis=redis,
         store=store,
         node_memory=node_memory,
         is_open=is_open,
@@ -179,14 +184,15 @@ def supervisor_argv(
     home: Path,
     *,
     port: int,
-    redis: str = "",
     store: str = "",
     node_memory: str = "",
     is_open: bool,
     listen: str = "",
     tls: tuple[str, str] | None = None,
 ) -> list[str]:
-    options = ("--home", str(home), "--port", str(port), "--redis", redis, "--store", store)
+    """The supervisor's command line. The URL of Redis is in its environment (FS_REDIS_URL): all users of a machine may
+    read command lines."""
+    options = ("--home", str(home), "--port", str(port), "--store", store)
     certificate, key = tls or ("", "")
     public = ("--listen", listen, "--tls-cert", certificate, "--tls-key", key)
     more = ("--node-memory", node_memory, *(["--open"] if is_open else []))

