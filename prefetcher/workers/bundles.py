@@ -130,7 +130,7 @@ def unpack(data: bytes, target: Path) -> Path:
 class _TarStream:
     """A tar's bytes for `tarfile`, which would read a header of any length into memory."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: gzip.GzipFile | io.BytesIO) -> None:
         self._file = file
         self.in_content = False
 
@@ -149,7 +149,7 @@ class _TarStream:
 def _unpack_members(tar: tarfile.TarFile, file: _TarStream, folder: Path) -> None:
     total_bytes = 0
     for number, member in enumerate(tar):
-        tar.members.clear()  # it would keep them all, with their headers
+        tar.members.clear()  # type: ignore[attr-defined] # it would keep them all, with their headers
         if number >= MEMBERS_MAX:
             raise TooLarge(f"the bundle has more than {MEMBERS_MAX} files")
         path = folder.joinpath(*_parts(member.name))
