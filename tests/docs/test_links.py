@@ -39,6 +39,10 @@ def test_a_feature_has_the_tests_that_it_names(row: str) -> None:
         }
 
 
+def test_features_are_numbered_in_order() -> None:
+    assert [int(row.split("|")[1]) for row in FEATURES] == list(range(1, len(FEATURES) + 1))
+
+
 def test_what_features_lack_is_summed_up() -> None:
     text = (ROOT / "docs" / "features.md").read_text()
     (lacking,) = re.findall(r"^Not there: rows? ([\d, ]+)\.", text, re.MULTILINE)
