@@ -145,6 +145,19 @@ def test_a_secret_is_set_and_removed(system: System, page: Page) -> None:
     assert json_of(system, "secrets") == []
 
 
+def test_a_long_list_is_shown_in_pages(system: System, page: Page) -> None:
+    names = [f"LONG_{number}" for number in range(55)]
+    for name in names:
+        system.http.put(f"/api/v1/secrets/default/{name}", json={"value": "s3cret-value"}).raise_for_status()
+    go(page, "access", "Show 55")
+    assert len(rows(page, "Secrets")) == 50
+    page.run("[...document.querySelectorAll('a')].find((one) => one.innerText === 'Show 55').click()")
+    wait_until(lambda: len(rows(page, "Secrets")) == 55, what="all of them")
+    for name in names:
+        system.http.delete(f"/api/v1/secrets/default/{name}").raise_for_status()
+    page.shows("No secrets yet.")
+
+
 def test_a_key_is_made_rotated_and_revoked(system: System, page: Page) -> None:
     go(page, "access", "API keys")
     fill(page, "make-key", name="ci", right="invoke", functions="work")
