@@ -37,7 +37,7 @@ def test_the_room_exports_what_it_says() -> None:
         "context",
         "function",
     ]
-    assert sorted(fleetstart.runtime.__all__) == sorted([*names, "on_exit"])
+    assert sorted(fleetstart.runtime.__all__) == sorted([*names, "on_exit", "VolumeConflict", "VolumeError", "volume"])
     for name in fleetstart.runtime.__all__:
         assert getattr(fleetstart.runtime, name) is not None
 
