@@ -124,7 +124,8 @@ def print_invocation(info: InvocationInfo, *, as_json: bool) -> None:
         )
     if info.delivery is not None:
         said = info.delivery.error or (f"HTTP {info.delivery.http_status}" if info.delivery.http_status else "")
-        facts.append(f"  webhook {info.delivery.state} after {info.delivery.tries} tries{f': {said}' if said else ''}")
+        tries = "1 try" if info.delivery.tries == 1 else f"{info.delivery.tries} tries"
+        facts.append(f"  webhook {info.delivery.state} after {tries}{f': {said}' if said else ''}")
     output.data("\n".join(facts))
     if not isinstance(info.result, msgspec.UnsetType):
         output.data(bytes(info.result).decode())

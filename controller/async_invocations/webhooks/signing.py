@@ -81,4 +81,5 @@ def check_address(host: str, address: Address, allowed: Sequence[Network]) -> No
     if any(embedded(address) in network for network in allowed):
         return
     if not is_public(address):
-        raise WebhookRefused(f"Fs-Webhook: {host} is {address}, which is not a public address", hint=_HINT)
+        named = host if host.strip("[]") == str(address) else f"{host} is {address}, which"
+        raise WebhookRefused(f"Fs-Webhook: {named} is not a public address", hint=_HINT)

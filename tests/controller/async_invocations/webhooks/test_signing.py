@@ -107,6 +107,8 @@ def test_however_an_address_is_written_it_is_not_connected_to(host: str) -> None
     status, error = asyncio.run(post())
     assert status == 0
     assert "not a public address" in error
+    bare = host.strip("[]")
+    assert f"{bare} is {bare}" not in error
 
 
 # ── that it arrives ────────────────────────────────────────────────────────────────────────────────
