@@ -24,7 +24,7 @@ from ..auth.deploy_policy import apply_deploy_policy, check_kv_memory, named_spe
 from ..auth.request_context import caller_of, set_audit_object
 from ..function_calls.rules import missing_callees
 from ..http.json_api import json_body, json_response, now_unix_ms, query_flag, query_int
-from ..planner.constraints import constraints_of, unmet_constraint
+from ..planner.constraints import admits, constraints_of, too_large, unmet_constraint
 from ..planner.estimates import is_calibrated
 from ..registry.registry import Registry
 from ..scheduler.deploy_forecast import forecast
@@ -92,7 +92,11 @@ class FunctionsApi:
         spec = record.spec
         now_ns = time.monotonic_ns()
         nodes = [seen.report for seen in self._view.nodes.values() if not seen.lost(now_ns)]
-        why, _ = unmet_constraint(constraints_of(spec, record.packages_for), nodes)
+        wanted = constraints_of(spec, record.packages_for)
+        why, _ = unmet_constraint(wanted, nodes)
+        why = why or too_large(
+            spec.memory_bytes, max((node.memory_bytes for node in nodes if admits(wanted, node)), default=None)
+        )
         unmet = f"function {spec.name}: {why}; its calls wait, and get 503" if why else ""
         missing = missing_callees(spec, self._view.functions)
         return "; ".join(text for text in (unmet, missing) if text)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, FunctionSpec, Isolation
+from fleetstart.runtime.contract.sizes import MIB
 
 
 class PlacementConstraints(NamedTuple):
@@ -111,6 +112,13 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
         f"its kv_memory does not fit into its memory, so it needs a GPU, which {count}",
         "raise `memory` above `kv_memory`, or lower `kv_memory`; with a GPU the cache is in device memory",
     )
+
+
+def too_large(memory_bytes: int, largest_bytes: int | None) -> str:
+    """The reason why not even an empty node could hold a worker; empty if one could, or if there is no node."""
+    if largest_bytes is None or memory_bytes <= largest_bytes:
+        return ""
+    return f"a worker needs {memory_bytes // MIB} MiB, and the largest node has {largest_bytes // MIB} MiB"
 
 
 def region_counts(regions: Iterable[str]) -> str:

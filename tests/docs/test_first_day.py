@@ -26,7 +26,7 @@ HANDLERS = {
     "a Hugging Face model by name": ("docs/models.md", "similar/handler.py"),
     "a data file beside the handler": ("docs/handlers.md", "greetings/handler.py"),
 }
-"""Page and file of a handler of each kind. A function on a GPU cannot be written yet: see `STUMBLES`."""
+"""Page and file of a handler of each kind. A function cannot ask for a GPU yet: see `STUMBLES`."""
 OF_THE_STRANGER = ("docs/handlers.md", "tidy/handler.py")
 """A function with packages: building them needs a package index, which the stranger's day has (`tests/stranger`)."""
 

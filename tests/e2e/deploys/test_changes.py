@@ -98,7 +98,9 @@ def test_hot_calls_do_not_need_redis(changing: System) -> None:
 
 
 def test_a_function_that_fits_no_node_is_told_so_at_once(changing: System) -> None:
-    changing.deploy(version(1), name="giant", options=("--memory", "900GiB"))
+    handler = changing.source(version(1), folder="giant")
+    said = changing.fs("deploy", str(handler), "--name", "giant", "--no-probe", "--memory", "900GiB").err
+    assert "a worker needs 921600 MiB, and the largest node has" in said
     began_s = time.monotonic()
     status, error = changing.failed("giant", {}, timeout_s=20)
     assert (status, error.code) == (503, "unavailable")

@@ -256,7 +256,7 @@ class _Reader:
                 raise InvalidSpec(
                     f"{self.path}:{keyword.value.lineno}: {maker}() has no setting {keyword.arg!r}: GPUs are not "
                     "scheduled yet",
-                    hint="leave it out: functions run on the CPUs of their node",
+                    hint="leave it out: a function cannot ask for one",
                 )
             if keyword.arg == "layers":
                 raise InvalidSpec(
