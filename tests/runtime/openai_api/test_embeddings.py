@@ -47,7 +47,7 @@ def test_the_client_gets_the_vectors_of_the_function(tmp_path: Path, torch_funct
         assert [one.embedding for one in answer.data] == [pytest.approx(vector, abs=1e-6) for vector in vectors]
         assert [one.index for one in answer.data] == [0, 1]
         assert answer.usage.total_tokens == answer.usage.prompt_tokens == 6 + 9
-        plain = client.embeddings.create(model="f", input=TEXTS[0], encoding_format="float", dimensions=32)
+        plain = client.embeddings.create(model="f", input=TEXTS[0], encoding_format="float", dimensions=32, user="me")
         assert plain.data[0].embedding == pytest.approx(vectors[0], abs=1e-6)
         assert [model.id for model in client.models.list()] == ["f"]
         assert client.models.retrieve("f").id == "f"
