@@ -54,6 +54,7 @@ TEXT_FAMILIES: dict[str, dict[str, Any]] = {
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
     "modernbert": {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
     "gpt2": {"n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 24}, "qwen2": {"num_key_value_heads": 2},
+    "llama": {"num_key_value_heads": 2},
 }  # fmt: skip
 """Families with what makes them small."""
 
