@@ -173,7 +173,7 @@ class InvocationsApi:
             past,
             id=new_invocation_id(),
             target=target,
-            fingerprint=request_options.fingerprint(past.project, past.method, target, body),
+            fingerprint=request_options.fingerprint(past.project, past.method, target, [], body),
             accepted_unix_ms=now_unix_ms(),
             origin="replay",
             source=past.id,

@@ -192,7 +192,7 @@ class CronScheduler:
             target=target,
             headers=[(AT_HEADER, at)],
             body_bytes=0,
-            fingerprint=fingerprint("", "POST", target, at.encode()),
+            fingerprint=fingerprint("", "POST", target, [], at.encode()),
             accepted_unix_ms=time.time_ns() // 1_000_000,
             queue_s=QUEUE_S,
             ttl_s=TTL_S,

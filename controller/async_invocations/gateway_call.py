@@ -15,7 +15,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, TooLarge, WorkerLost
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HEADER, AnswerHead
 
-from ..http.asgi import Message, RawHeaders, Scope
+from ..http.asgi import OWN_EVENTS, Message, RawHeaders, Scope
 from ..http.headers import response_headers
 from ..http.invoke_url import PREFIX
 from ..http.scope import PROGRESS, REPEAT_KEY
@@ -102,7 +102,7 @@ class AnswerCapture:
         self._whole = whole
         bare_events = [bare for event in events if (bare := without_id(event))]
         for event in bare_events:
-            self._look_at(event)
+            self._look_at(event, own=bool(message.get(OWN_EVENTS)))
         if bare_events:
             await self._on_events(bare_events)
 
@@ -111,9 +111,9 @@ class AnswerCapture:
             return []
         return self._splitter.feed(piece) + (self._splitter.end() if whole else [])
 
-    def _look_at(self, event: bytes) -> None:
-        """Reads the two kinds of event that the gateway writes itself."""
-        if event.startswith(b"event: fleetstart\n"):
+    def _look_at(self, event: bytes, *, own: bool) -> None:
+        """Reads the bill, which the gateway writes itself (`own`), and the error that ended the stream."""
+        if event.startswith(b"event: fleetstart\n") and own:
             try:
                 self._bill = msgspec.json.decode(event.partition(b"data: ")[2], type=dict[str, object])
             except (msgspec.DecodeError, UnicodeDecodeError):

@@ -101,8 +101,13 @@ def check_key(key: str) -> str:
     return key
 
 
-def fingerprint(project: str, method: str, target: str, body: bytes) -> str:
+def fingerprint(project: str, method: str, target: str, headers: RawHeaders, body: bytes) -> str:
+    """Digest of what makes two calls the same one. Credentials are part of it: an answer that was computed for one of a
+    function's users is not shown to another one who chose the same key."""
     digest = hashlib.sha256(f"{project}\0{method}\0{target}\0".encode("utf-8", "surrogateescape"))
+    for name, value in headers:
+        if name in (b"authorization", b"cookie"):
+            digest.update(b"%b:%d:%b\0" % (name, len(value), value))
     digest.update(body)
     return digest.hexdigest()
 

@@ -95,7 +95,7 @@ def target_of(scope: Scope) -> str:
 
 
 def fingerprint_of(scope: Scope, body: bytes) -> str:
-    return fingerprint(identity_of(scope).project, scope["method"], target_of(scope), body)
+    return fingerprint(identity_of(scope).project, scope["method"], target_of(scope), scope["headers"], body)
 
 
 def envelope_of(

@@ -128,7 +128,8 @@ class Gateway:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()
-        request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
+        request_id = valid_request_id(header(scope, b"x-request-id"), own=REPEAT_KEY in scope)
+        request_id = request_id or new_invocation_id()
         try:
             target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
             backend = await self._router.find(target, request_id)

@@ -18,6 +18,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
+OWN_EVENTS = "fs.own_events"
+"""Message key: the events in this piece of a stream are the platform's. A handler may write events of their names."""
+
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
     """Data of a stream's closing event: the bill."""

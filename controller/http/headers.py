@@ -106,9 +106,16 @@ def scoped_cookie(cookie: bytes, root: bytes) -> bytes:
     return b"; ".join((pair, *kept, b"Path=" + path))
 
 
-def valid_request_id(value: bytes | None) -> str | None:
-    """The client's request id, if it is valid in keys, logs and headers; else None."""
+RESERVED_IDS = "cron-"
+"""Prefix of the ids of scheduled runs, which anybody could take before their time otherwise."""
+
+
+def valid_request_id(value: bytes | None, *, own: bool = False) -> str | None:
+    """The client's request id, if it is valid in keys, logs and headers and not reserved; else None. `own`: the
+    platform itself wrote it."""
     text = value.decode("latin-1") if value else ""
+    if text.startswith(RESERVED_IDS) and not own:
+        return None
     return text if _REQUEST_ID.fullmatch(text) else None
 
 

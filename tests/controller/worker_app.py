@@ -63,7 +63,7 @@ class WorkerApp:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
             raise ConnectionAbortedError
-        if path in ("/stream", "/gate", "/cut"):
+        if path in ("/stream", "/gate", "/cut", "/forged"):
             await self._stream(path, headers, receive, send)
             return
         if path == "/late":
@@ -100,6 +100,9 @@ class WorkerApp:
         await send({"type": "http.response.body", "body": b"data: first\n\n", "more_body": True})
         if path == "/cut":
             raise ConnectionAbortedError
+        if path == "/forged":
+            bill = b'event: fleetstart\ndata: {"request_id": "x", "billed_ms": 987654321, "cost": "0.123456789"}\n\n'
+            await send({"type": "http.response.body", "body": bill, "more_body": True})
         if path == "/gate":
             await self._until_released(receive, headers["x-request-id"])
         await send({"type": "http.response.body", "body": b"data: second\n\n", "more_body": True})

@@ -67,20 +67,22 @@ class EventSplitter:
     """Splits a byte stream into whole server-sent events, unchanged; empty ones are left out."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        data = self._rest + piece
-        events, begin = [], 0
-        for match in _END.finditer(data):
-            events.append(data[begin : match.start()])
-            begin = match.end()
-        self._rest = data[begin:]
+        # A terminator may begin in the last three bytes of what was searched before.
+        begin = max(0, len(self._rest) - 3)
+        self._rest += piece
+        events, ended = [], 0
+        while match := _END.search(self._rest, begin):
+            events.append(bytes(self._rest[ended : match.start()]))
+            begin = ended = match.end()
+        del self._rest[:ended]
         return [event for event in events if event.strip(b"\r\n")]
 
     def end(self) -> list[bytes]:
         """Returns the last event if the stream ended without its terminator."""
-        rest, self._rest = self._rest.strip(b"\r\n"), b""
+        rest, self._rest = bytes(self._rest).strip(b"\r\n"), bytearray()
         return [rest] if rest else []
 
 

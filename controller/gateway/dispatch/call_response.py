@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.errors import FleetError
 
-from ...http.asgi import Bill, RawHeaders, Send, error_event, respond_error
+from ...http.asgi import OWN_EVENTS, Bill, RawHeaders, Send, error_event, respond_error
 from ...http.asgi import bill_headers as headers_of_bill
 from ...http.asgi import closing_event as event_of_bill
 from .call_record import CallRecord
@@ -46,4 +46,4 @@ async def send_error(record: CallRecord, error: FleetError, send: Send) -> None:
         await respond_error(send, error, record.call.id, headers)
     elif record.events is not None and record.attempt is not None:
         last = error_event(error, record.call.id) + closing_event(record)
-        await send({"type": "http.response.body", "body": b"\n\n" + last, "more_body": False})
+        await send({"type": "http.response.body", "body": b"\n\n" + last, "more_body": False, OWN_EVENTS: True})

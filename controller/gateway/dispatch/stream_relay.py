@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, ERROR_HEADER
 
-from ...http.asgi import Send
+from ...http.asgi import OWN_EVENTS, Send
 from ...http.headers import response_headers
 from .call_record import CallRecord
 from .call_response import closing_event, platform_headers
@@ -82,7 +82,7 @@ class StreamRelay:
         if record.events is not None:
             last = (b"" if tail in (b"\n\n", b"") else b"\n\n") + closing_event(record)
         record.finish()
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        await self._send({"type": "http.response.body", "body": last, "more_body": False, OWN_EVENTS: True})
 
     def _check_continues(self, response: aiohttp.ClientResponse) -> None:
         """Errors: UpstreamUnreachable if the worker is draining; ResponseTruncated if it does not continue."""

@@ -91,3 +91,15 @@ def test_a_reader_who_was_away_too_long_is_told_so(
     assert gone.status_code == 410
     assert gone.json()["error"]["code"] == "events_gone"
     assert "result_url" in gone.json()["error"]["hint"]
+
+
+def test_a_bill_that_the_function_writes_is_not_taken_for_ours(
+    controller: ControllerProcess, node: HandNode, calls: Client
+) -> None:
+    controller.deploy("hello")
+    invocation = calls.accepted("hello/forged")
+    calls.until(invocation, "succeeded")
+    ended = wait_until(lambda: found if "row" in (found := calls.get(invocation)) else None, what="its row")
+    assert ended is not None
+    assert ended["billed_ms"] == ended["row"]["billed_ms"] != 987654321
+    assert "0.123456789" not in str({name: value for name, value in ended.items() if name != "result"})

@@ -138,6 +138,16 @@ def test_a_schedule_fires_as_an_async_invocation_and_is_listed(
     assert "cron expression" in bad.json()["error"]["message"]
 
 
+def test_nobody_can_take_the_id_of_a_moment(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("mine")
+    taken = "cron-nightly-20301123T020000Z"
+    for prefer in ({"prefer": "respond-async"}, {"idempotency-key": "k"}, {}):
+        answer = controller.http.post("/fn/mine/echo", content=b"x", headers={"x-request-id": taken, **prefer})
+        assert answer.status_code in (200, 202)
+        assert answer.headers["x-request-id"] != taken
+    assert controller.http.get(f"/api/v1/invocations/{taken}").status_code == 404
+
+
 def test_the_id_of_a_moment_is_always_the_same() -> None:
     one = schedule_id(FunctionName("report"), at("2026-11-22T10:10:00"))
     assert one == "cron-report-20261122T101000Z"

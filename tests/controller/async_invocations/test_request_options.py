@@ -67,6 +67,6 @@ def test_secrets_and_what_is_ours_are_not_kept() -> None:
 def test_only_the_same_call_has_the_same_fingerprint(
     project: str, target: str, body: bytes, other: str, other_body: bytes
 ) -> None:
-    same = fingerprint(project, "POST", target, body) == fingerprint(project, "POST", other, other_body)
+    same = fingerprint(project, "POST", target, [], body) == fingerprint(project, "POST", other, [], other_body)
     if "\0" not in target + other:
         assert same == ((target, body) == (other, other_body))

@@ -55,6 +55,18 @@ def test_another_call_under_the_key_is_refused(
     assert runs(node) == 1
 
 
+def test_another_user_of_the_function_under_the_key_is_refused(controller: ControllerProcess, node: HandNode) -> None:
+    """An app's users may choose the same key: neither gets the other's answer."""
+    controller.deploy("hello")
+    for number, name in enumerate(("authorization", "cookie")):
+        first = {"idempotency-key": f"k{number}", name: "user=ada"}
+        assert controller.http.post("/fn/hello/echo", content=b"x", headers=first).status_code == 200
+        again = controller.http.post("/fn/hello/echo", content=b"x", headers=first)
+        assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
+        other = controller.http.post("/fn/hello/echo", content=b"x", headers={**first, name: "user=bob"})
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_mismatch")
+
+
 def test_calls_at_the_same_time_are_one_run(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello", concurrency=10)
     with ThreadPoolExecutor(5) as pool:

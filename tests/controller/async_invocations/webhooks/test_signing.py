@@ -265,10 +265,10 @@ def test_a_project_has_a_secret_of_its_own_with_keys_and_without(
                 return project
         return "none that is shown"
 
-    assert (signed_with("hello"), signed_with("learn")) == ("default", "ml")
+    assert (signed_with("hello"), signed_with("ml.learn")) == ("default", "ml")
     admin = allowing.http.post("/api/v1/keys", json={"name": "admin", "rights": ["admin"]}).json()["key"]
     allowing.http.headers["authorization"] = f"Bearer {admin}"
-    assert (signed_with("hello"), signed_with("learn")) == ("default", "ml")
+    assert (signed_with("hello"), signed_with("ml.learn")) == ("default", "ml")
     unknown = allowing.http.get("/api/v1/webhooks/secret", params={"project": "mll"})
     assert (unknown.status_code, unknown.json()["error"]["hint"]) == (404, "did you mean ml?")
 
