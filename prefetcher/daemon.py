@@ -68,8 +68,8 @@ LEASE_POLL_S = 0.05
 """How often another machine's lease under this node's name is looked at: it is renewed every second, or ends in
 three."""
 MEASURE_POLL_S = 0.25
-MEASURE_AGAIN_S = 5.0
-"""A controller writes what is measured by; until it has, there is nothing to read."""
+MEASURE_AGAIN_S, MEASURE_AGAIN_MOST_S = 2.0, 600.0
+"""A controller writes what is measured by; until it has, there is nothing to read. Pauses grow, as requests cost."""
 LAST_WRITES_S = 2.0
 """Deadline at shutdown for the last statuses, log lines and ledger rows."""
 
@@ -275,10 +275,13 @@ class Daemon:
             await asyncio.sleep(MEASURE_POLL_S)
         self._measured.update(await in_thread(lambda: measure_machine(config.home, config.store), "measure"))
         self._lease.changed()
-        while remote and not self._measured.get("store"):
-            self._measured["store"] = await in_thread(lambda: measure_link(self._source), "measure")
-            await asyncio.sleep(0.0 if self._measured["store"] else MEASURE_AGAIN_S)
-        self._lease.changed()
+        again_s = MEASURE_AGAIN_S
+        while remote and not (rate := await in_thread(lambda: measure_link(self._source), "measure")):
+            await asyncio.sleep(again_s)
+            again_s = min(2 * again_s, MEASURE_AGAIN_MOST_S)
+        if remote:
+            self._measured["store"] = rate
+            self._lease.changed()
         await asyncio.Event().wait()  # a loop that ends, ends the daemon
 
     async def _refresh_rates(self) -> None:

@@ -52,6 +52,15 @@ class _Spare:
     since_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """A spare that is being prepared."""
+
+    version: VersionOf
+    spec: FunctionSpec
+    ended: asyncio.Event
+
+
 class LayerSpares:
     """The prepared spares of one node."""
 
@@ -71,6 +80,7 @@ class LayerSpares:
         self._cpus = cpus
         self._room_bytes = room_bytes
         self._spares: dict[VersionOf, _Spare] = {}
+        self._making: _Making | None = None
         self._wanted: dict[VersionOf, FunctionSpec] = {}
         self._distrusted: dict[VersionOf, None] = {}
         """Versions from whose spares nothing good came; the latest ones."""
@@ -82,8 +92,14 @@ class LayerSpares:
     def used_bytes(self) -> int:
         return sum(spare.size_bytes for spare in list(self._spares.values()))  # other threads ask, too
 
-    def take(self, order: WorkerOrder) -> ForkedProcess | None:
-        """The spare that is prepared for this order's version, if there is one. The caller owns its process."""
+    async def take(self, order: WorkerOrder) -> ForkedProcess | None:
+        """The spare that is prepared for this order's version, if there is one. The caller owns its process.
+
+        One that is being prepared is waited for: it has begun, and a worker that begins now would only slow it down.
+        """
+        making = self._making
+        if making is not None and making.version == _version(order) and making.spec == order.spec and not order.shell:
+            await making.ended.wait()
         spare = None if order.shell else self._spares.get(_version(order))
         if spare is None or spare.spec != order.spec:  # a stage of a pipeline may have a limit of its own
             return None
@@ -134,7 +150,12 @@ class LayerSpares:
                 self._end(unneeded, "it was not needed")
             version = next((version for version in reversed(self._wanted) if version not in self._spares), None)
             if version is not None and self._prefork_pool.is_quiet:
-                await self._make(version, self._wanted[version])
+                self._making = _Making(version, self._wanted[version], asyncio.Event())
+                try:
+                    await self._make(version, self._making.spec)
+                finally:
+                    self._making.ended.set()
+                    self._making = None
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):

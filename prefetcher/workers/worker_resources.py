@@ -81,7 +81,7 @@ class WorkerResources:
         """Acquires bundle, segments and process; returns the bundle's folder. Errors: FleetError, OSError."""
         spec, services = order.spec, self._services
         self._sandbox = GVisorSandbox(services, self._process) if spec.isolation == "gvisor" else None
-        spare = services.layer_spares.take(order)  # before its memory is asked for
+        spare = await services.layer_spares.take(order)  # before its memory is asked for
         if spare is not None:
             self._process.attach(spare)
             self.pooled = self.prepared = True

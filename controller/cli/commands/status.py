@@ -66,6 +66,9 @@ def node_lines(node: NodeReport) -> str:
     line += f"\n         isolation {isolation}   limits {node.limits or 'none'}"
     line += f"   warm fork servers: {', '.join(node.profiles) or 'none yet'}"
     line += f"\n         {_weights(node)}"
+    if node.layers or node.preloaded_bytes:
+        line += f"\n         packages: {len(node.layers)} layers on disk, {output.format_size(node.preloaded_bytes)} "
+        line += "imported ahead of calls"
     for segment in node.segments:
         share = f"{segment.ready_bytes / segment.size_bytes:.0%}" if segment.size_bytes else "empty"
         line += f"\n         weights {segment.checkpoint[:12]}   {output.format_size(segment.size_bytes)}   "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fleetstart.prefetcher.workers.layer_spare_policy import IDLE_S, SPARES_MAX, SpareState, VersionOf, expired, surplus
@@ -34,6 +36,12 @@ LAYER = {
     "heavy/__init__.py": HEAVY.encode(),
     "heavy/late.py": b"",
     "broken.py": b"import sys\nif 'handler' not in sys.modules: raise RuntimeError('not alone')\nX = 1\n",
+    "slow.py": b"""
+import ctypes, sys, time
+if "handler" not in sys.modules:
+    ctypes.CDLL(None).prctl(15, b"slow-import")  # its name, that others see
+    time.sleep(3)
+""",
     "deadly.py": b"import os, sys\nif 'handler' not in sys.modules: os._exit(7)\nX = 1\n",
 }
 HANDLER = """
@@ -107,6 +115,23 @@ def test_from_the_second_start_on_a_versions_packages_are_imported_ahead_and_con
     assert status is not None
     assert status.pooled
     wait_until(lambda: (report := node.report()) is not None and report.preloaded_bytes > 0, 30, what="another spare")
+
+
+def test_a_start_takes_over_the_spare_that_is_being_prepared(node: Node, store: Store) -> None:
+    spec = spec_with_layer(store, "import slow")
+    first = node.order(spec)
+    assert answer_of(node, first)["AHEAD"] is False
+    wait_until(lambda: _names(node).count("slow-import") == 1, 30, what="the spare's import")
+    second = answer_of(node, node.order(spec))
+    assert second["AHEAD"] is True
+
+
+def _names(node: Node) -> list[str]:
+    found = []
+    for process in node.descendants():
+        with contextlib.suppress(psutil.Error):
+            found.append(process.name())
+    return found
 
 
 def test_a_module_that_cannot_be_imported_ahead_is_left_to_the_function(node: Node, store: Store) -> None:
