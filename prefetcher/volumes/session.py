@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, StoreFailed, Unavailable
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, StoreFailed, TooLarge, Unavailable
 from fleetstart.runtime.contract.function.volume import MountedVolume, VolumeRecord, VolumeVersion
 from fleetstart.runtime.contract.ids import LayerId, WorkerId
 from fleetstart.runtime.contract.node.volume_stream import (
@@ -40,9 +40,6 @@ from .store_writer import StoreWriter
 
 log = logging.getLogger(__name__)
 
-FILE_MESSAGE_BYTES = 2048
-"""Most of a message that names a file: what a refused transfer may still send besides its files' bytes."""
-
 
 @dataclass(frozen=True, slots=True)
 class VolumeNode:
@@ -60,8 +57,17 @@ class VolumeSession:
     """The stream of one worker. `descriptor()` is the worker's end until `begin`."""
 
     def __init__(
-        self, node: VolumeNode, worker: WorkerId, function: str, project: str, volumes: list[MountedVolume]
+        self,
+        node: VolumeNode,
+        worker: WorkerId,
+        function: str,
+        project: str,
+        volumes: list[MountedVolume],
+        *,
+        memory_bytes: int,
     ) -> None:
+        """`memory_bytes`: the worker's memory, which holds its copies, so no version of it can be larger."""
+        self._memory_bytes = memory_bytes
         self._node = node
         self._worker = worker
         self._function = function
@@ -110,6 +116,12 @@ class VolumeSession:
         try:
             base, tree = self._base(commit.volume)
             check_announced(commit.files, commit.size_bytes)
+            if commit.size_bytes > self._memory_bytes:
+                raise TooLarge(
+                    f"{commit.size_bytes:,} bytes, and a version that {self._function} commits has "
+                    f"{self._memory_bytes:,} at most, as its worker has memory",
+                    hint="raise memory",
+                )
             staging = await self._node.cache.stage(commit.size_bytes)
             folder = staging
             await in_thread(
@@ -123,8 +135,7 @@ class VolumeSession:
         except (FleetError, OSError) as error:
             await self._send(Done(error=_told(error).info()))
             if not received:
-                most_bytes = max(0, commit.size_bytes) + FILE_MESSAGE_BYTES * max(1, commit.files)
-                await in_thread(lambda: discard_files(self._stream, most_bytes), f"volumes-{self._worker}")
+                await in_thread(lambda: discard_files(self._stream), f"volumes-{self._worker}")
         finally:
             if staging is not None:
                 await self._node.cache.unstage(staging)

@@ -242,7 +242,14 @@ class WorkerResources:
         spec = order.spec
         if not any(one.write for one in self._volumes):
             return None
-        return VolumeSession(self._services.volumes, order.worker, spec.name, spec.home, self._volumes)
+        return VolumeSession(
+            self._services.volumes,
+            order.worker,
+            spec.name,
+            spec.home,
+            self._volumes,
+            memory_bytes=spec.memory_bytes,
+        )
 
     def _close_session(self) -> None:
         if self._session is not None:

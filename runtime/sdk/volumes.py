@@ -25,6 +25,7 @@ from ..contract.node.volume_stream import (
     Message,
     Reload,
     StreamClosed,
+    TransferAborted,
     VolumeStream,
     check_announced,
     receive_files,
@@ -258,6 +259,8 @@ def _errors(name: str) -> Iterator[None]:
         yield
     except FleetError as error:
         raise _error(error.info()) from error
+    except TransferAborted as error:
+        raise VolumeError(f"volume {name}: the node could not send the newest version") from error
     except StreamClosed as error:
         raise VolumeError(f"volume {name}: the node no longer answers: {error}") from error
     except OSError as error:

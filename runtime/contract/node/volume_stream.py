@@ -2,7 +2,7 @@
 
 One connected pair of sockets for the worker's life. The worker asks (`Commit` and its files, `Reload`), the node
 answers each with `Done`; before the `Done` of a reload come the files. Either side may end a transfer early: the
-sender with `Abort`, the receiver with its `Done`, which the sender sees between two files.
+sender with `Abort`, the receiver with its `Done`, which the sender sees before its next block.
 
 What comes from a worker is untrusted. Files are named by path and size only, so that no link and no device can be
 expressed, and `receive_files` refuses every path that could lead out of the folder, and more bytes than were announced.
@@ -26,6 +26,10 @@ from ..sizes import MIB
 
 BLOCK_BYTES = MIB
 MESSAGE_MAX_BYTES = 64 * 1024
+FILE_MESSAGE_BYTES = 1024
+"""Counted for a message of a refused transfer."""
+REFUSED_MAX_BYTES = 64 * MIB
+"""What may still come of a transfer that was refused: the sender looks for the answer before each block."""
 _HEAD = struct.Struct(">cI")
 _MESSAGE, _DATA = b"m", b"d"
 
@@ -162,6 +166,9 @@ def send_files(
             left = file.size_bytes
             with (folder / file.path).open("rb") as opened:
                 while left and (block := opened.read(min(BLOCK_BYTES, left))):
+                    if stop():
+                        stream.send(Abort())
+                        return
                     stream.send_data(block)
                     left -= len(block)
             if left:
@@ -230,9 +237,9 @@ def _receive_file(stream: VolumeStream, folder: Path, file: FileHead) -> None:
             left -= len(block)
 
 
-def discard_files(stream: VolumeStream, most_bytes: int) -> None:
+def discard_files(stream: VolumeStream, most_bytes: int = REFUSED_MAX_BYTES) -> None:
     """Drops the rest of a transfer that was refused, up to its end. Errors: StreamClosed, also if it does not end."""
     while not isinstance(message := stream.receive(), End | Abort):
-        most_bytes -= len(message) if isinstance(message, bytes) else MESSAGE_MAX_BYTES // 64
+        most_bytes -= len(message) if isinstance(message, bytes) else FILE_MESSAGE_BYTES
         if most_bytes < 0:
             raise StreamClosed("a refused transfer goes on")

@@ -24,11 +24,19 @@ from fleetstart.prefetcher.volumes.store_writer import BucketWriter, FolderWrite
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.function.volume import MountedVolume, VolumeRecord
 from fleetstart.runtime.contract.ids import LayerId, NodeId, WorkerId
-from fleetstart.runtime.contract.node.volume_stream import Commit, Done, End, FileHead, Message, VolumeStream
+from fleetstart.runtime.contract.node.volume_stream import (
+    Commit,
+    Done,
+    End,
+    FileHead,
+    Message,
+    StreamClosed,
+    VolumeStream,
+)
 from fleetstart.runtime.sdk import volumes as sdk
 from fleetstart.runtime.sdk.volumes import Volume, VolumeConflict, VolumeError, volume
 from tests.prefetcher.nodes import Store
-from tests.servers import RedisServer
+from tests.servers import RedisServer, wait_until
 
 Result = TypeVar("Result")
 ONE, TWO = WorkerId("w-1"), WorkerId("w-2")
@@ -67,7 +75,7 @@ class Bench:
         )
         if newest is not None:
             mounted = msgspec.structs.replace(mounted, folder=await self.cache.acquire(newest.tree, worker))
-        session = VolumeSession(self.node, worker, "writes", "default", [mounted])
+        session = VolumeSession(self.node, worker, "writes", "default", [mounted], memory_bytes=4 << 30)
         sock = socket.socket(fileno=os.dup(session.descriptor()))
         session.begin()
         sdk.provide_volumes([(mounted, mounted.folder)], sock)
@@ -146,7 +154,7 @@ def test_commits_are_versions_that_any_node_can_fetch_and_only_what_is_new_is_st
     first, second = bench.record.versions
     assert (first.new_bytes, second.new_bytes) == (len(large) + 1, 1)
     assert (first.created_by, first.files, second.files) == ("writes", 2, 3)
-    assert bench.staged() == []
+    wait_until(lambda: not bench.staged(), what="an empty staging")
 
 
 def test_the_same_files_again_make_no_version(folder_bench: Bench) -> None:
@@ -157,7 +165,7 @@ def test_the_same_files_again_make_no_version(folder_bench: Bench) -> None:
 
     run(folder_bench, scenario)
     assert len(folder_bench.record.versions) == 1
-    assert folder_bench.staged() == []
+    wait_until(lambda: not folder_bench.staged(), what="an empty staging")
 
 
 def test_two_workers_conflict_and_a_reload_solves_it(folder_bench: Bench) -> None:
@@ -173,7 +181,7 @@ def test_two_workers_conflict_and_a_reload_solves_it(folder_bench: Bench) -> Non
             assert await asyncio.to_thread(two.reload) == 2
 
     run(folder_bench, scenario)
-    assert folder_bench.staged() == []
+    wait_until(lambda: not folder_bench.staged(), what="an empty staging")
 
 
 def test_a_worker_that_ends_in_the_middle_changes_nothing(folder_bench: Bench, store: Store) -> None:
@@ -239,6 +247,7 @@ HOSTILE: dict[str, tuple[str, int, int, list[Message | bytes], str]] = {
     "more": ("index", 1, 1, [FileHead("a", 1 << 40), b"x"], "more came"),
     "other": ("secret", 1, 1, [FileHead("a", 1), b"x"], "not among those"),
     "no room": ("index", 1, 2 << 30, [], "FS_VOLUME_CACHE"),
+    "beyond its memory": ("index", 1, 5 << 30, [], "raise memory"),
 }
 
 
@@ -260,7 +269,7 @@ def test_a_hostile_commit_is_refused_and_the_next_one_is_taken(folder_bench: Ben
             assert await asyncio.to_thread(write, volume("index"), {"fine": b"1"}) == 1
 
     run(folder_bench, scenario)
-    assert folder_bench.staged() == []
+    wait_until(lambda: not folder_bench.staged(), what="an empty staging")
     assert not list(tmp_path.rglob("x"))
     assert [one.number for one in folder_bench.record.versions] == [1]
 
@@ -309,7 +318,54 @@ def test_a_removed_volume_takes_no_commit(folder_bench: Bench) -> None:
                 await asyncio.to_thread(write, one, {"a": b"1"})
 
     run(folder_bench, scenario)
-    assert folder_bench.staged() == []
+    wait_until(lambda: not folder_bench.staged(), what="an empty staging")
+
+
+def test_a_refused_commit_that_goes_on_ends_the_stream(folder_bench: Bench) -> None:
+    async def scenario() -> None:
+        async with folder_bench.stream() as sock:
+            stream = VolumeStream(sock)
+            stream.send(Commit("secret", 1, 1 << 40))
+
+            def flood() -> None:
+                for _ in range(1000):
+                    stream.send_data(bytes(1 << 20))
+
+            with pytest.raises(StreamClosed):
+                await asyncio.to_thread(flood)
+
+    run(folder_bench, scenario)
+    assert folder_bench.record.versions == []
+
+
+def test_a_worker_sees_that_its_large_commit_is_refused_before_it_has_sent_all(folder_bench: Bench) -> None:
+    async def scenario() -> None:
+        async with folder_bench.worker() as one:
+            with one.writable() as folder:
+                with (folder / "sparse").open("wb") as sparse:
+                    sparse.truncate(5 << 30)
+                with pytest.raises(VolumeError, match="raise memory"):
+                    await asyncio.to_thread(one.commit)
+            assert await asyncio.to_thread(write, one, {"fine": b"1"}) == 1
+
+    run(folder_bench, scenario)
+
+
+def test_a_reload_that_the_store_does_not_have_changes_nothing(folder_bench: Bench, store: Store) -> None:
+    async def scenario() -> None:
+        async with folder_bench.worker(ONE) as one:
+            assert await asyncio.to_thread(write, one, {"one": b"1"}) == 1
+            record = folder_bench.record
+            missing = msgspec.structs.replace(record.versions[0], number=2, tree=LayerId("0" * 64))
+            record = msgspec.structs.replace(record, versions=[*record.versions, missing], last=2)
+            folder_bench.client.hset(keys.VOLUMES, record.full_name, msgspec.json.encode(record))
+            with pytest.raises(VolumeError, match="is not in the store"):
+                await asyncio.to_thread(one.reload)
+            assert (one.version, contents(one.path)) == (1, {"one": b"1"})
+            with pytest.raises(VolumeConflict):
+                await asyncio.to_thread(write, one, {"two": b"2"})
+
+    run(folder_bench, scenario)
 
 
 def test_a_store_that_fails_fails_the_commit(folder_bench: Bench, store: Store) -> None:
