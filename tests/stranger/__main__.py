@@ -100,10 +100,10 @@ def function_with_packages(day: Day) -> None:
 def classifier(day: Day) -> None:
     machine = day.machine
     with day.diary.step("a classifier of Hugging Face", "fs logs mood") as seen:
-        machine.run(machine.python, "mood/make_weights.py")
+        machine.script("mood/make_weights.py")
         machine.fs("deploy", "mood/handler.py")
         answer = machine.fs("invoke", "mood", '{"texts": "a good film."}')
-        worst = machine.run(machine.python, "mood/compare.py", stdin=answer)
+        worst = machine.script("mood/compare.py", stdin=answer)
         seen.append(f"{answer[:60]}…; off from plain transformers by at most {worst}")
 
 
@@ -122,8 +122,7 @@ def language_model(day: Day) -> None:
     with day.diary.step("a language model through `openai`", "fs logs chat, fs trace chat") as seen:
         shutil.copytree(ROOT / "examples" / "chat" / "weights", machine.work / "chat" / "weights")
         machine.fs("deploy", "chat/handler.py")
-        key = {"OPENAI_API_KEY": machine.key()}
-        told = machine.run(machine.python, "ask.py", f"{day.url}/fn/chat/v1", limit_s=120, env=key)
+        told = machine.script("ask.py", f"{day.url}/fn/chat/v1", OPENAI_API_KEY=machine.key())
         seen.append(told)
 
 

@@ -74,6 +74,13 @@ class Machine:
             raise Failed(f"{shown}: exit code {done.returncode}\n{_tail(done.stdout)}\n{_tail(done.stderr)}")
         return done.stdout.strip()
 
+    def script(self, *argv: str | Path, limit_s: float = 120, stdin: str = "", **env: str) -> str:
+        """Runs a program of the stranger's own with the Python of the environment. What its libraries leave in the
+        temporary folder is not the platform's."""
+        own = self.root / "tmp-of-scripts"
+        own.mkdir(exist_ok=True)
+        return self.run(self.python, *argv, limit_s=limit_s, stdin=stdin, env={"TMPDIR": str(own), **env})
+
     def fs(self, *arguments: str | Path, home: str = "vm1", limit_s: float = 60, **env: str) -> str:
         return self.run(
             self.venv / "bin" / "fs", *arguments, limit_s=limit_s, env={"FS_HOME": str(self.home(home)), **env}
