@@ -77,6 +77,8 @@ def test_two_projects_may_both_have_a_name(controller: ControllerProcess, node: 
         (info,) = client.get("/api/v1/functions", headers=bearer(ml)).json()
         assert (info["name"], info["spec"]["project"]) == ("ml.greet", "ml")
         assert client.get("/api/v1/functions/greet/traffic", headers=bearer(ml)).json()["name"] == "ml.greet"
+        document = client.get("/api/v1/functions/greet/openapi.json", headers=bearer(ml)).json()
+        assert (document["info"]["title"], document["servers"]) == ("ml.greet", [{"url": answer["url"]}])
     for name in ("greet", "default.greet"):
         assert controller.http.get(f"/fn/{name}").json()["headers"]["fs-root-path"] == "/fn/greet"
     assert {one["name"] for one in controller.http.get("/api/v1/functions").json()} == {"greet", "ml.greet"}
