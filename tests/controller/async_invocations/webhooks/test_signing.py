@@ -250,7 +250,7 @@ def test_a_project_has_a_secret_of_its_own_with_keys_and_without(
 ) -> None:
     assert allowing.http.put("/api/v1/projects/ml", json={}).status_code == 200
     allowing.deploy("hello")
-    allowing.deploy("learn", project="ml")
+    allowing.deploy("ml.learn")
     calls = Client(allowing)
 
     def signed_with(name: str) -> str:
