@@ -48,7 +48,7 @@ def warm_up(profile: str, preload: str = "") -> None:
     """Imports a profile's modules and runs each start's path once, because first runs are slow."""
     _import_profile(profile)
     for name in PRELOADS.get(preload, ()):
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, OSError):  # a library of C that a package looks for may be missing, too
             importlib.import_module(name)
     if preload == "transformers":
         importlib.import_module("fleetstart.runtime.pretrained.warmup").warm_up_pretrained()
