@@ -193,7 +193,7 @@ class FunctionsApi:
             raise unreadable(f"version {key.version} of {key.name}", error)
         load = view.loads().get(str(key), FunctionLoad(0, 0))
         failure = view.failures.get(key)
-        workers = [s for s in view.statuses.values() if s.function == record.name and s.state not in FINAL]
+        workers = [status for status in view.statuses_of(record.name).values() if status.state not in FINAL]
         return FunctionInfo(
             name=record.name,
             version=record.live,

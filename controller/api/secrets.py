@@ -137,7 +137,8 @@ class SecretsApi:
         used_by = [
             name for name in functions_using_secret(self._view, record.project, record.name) if caller.sees(name)
         ]
-        running = [one for one in self._view.statuses.values() if one.function in used_by and one.state not in FINAL]
+        statuses = (one for name in used_by for one in self._view.statuses_of(name).values())
+        running = [one for one in statuses if one.state not in FINAL]
         return SecretInfo(
             name=record.name,
             project=record.project,

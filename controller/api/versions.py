@@ -33,9 +33,7 @@ class VersionsApi:
     async def versions(self, request: Request) -> Response:
         record = self._record(request)
         workers = Counter(
-            status.version
-            for status in self._view.statuses.values()
-            if status.function == record.name and status.state not in FINAL
+            status.version for status in self._view.statuses_of(record.name).values() if status.state not in FINAL
         )
         return json_response(
             [

@@ -46,12 +46,16 @@ class ReplayRecorder:
         self._writing: set[asyncio.Task[None]] = set()
         self.functions: frozenset[FunctionName] = frozenset()
         """Functions whose live version has `keep_requests`."""
+        self._changes = view.follow()
+        self._changes.functions.update(view.functions)
         view.on_change(self._look)
 
     def _look(self) -> None:
-        self.functions = frozenset(
-            name for name in self._view.functions if (live := self._view.live(name)) and live.spec.keep_requests
-        )
+        changed = self._changes.take_functions()
+        if changed:
+            kept = {name for name in changed if (live := self._view.live(name)) and live.spec.keep_requests}
+            if kept or not self.functions.isdisjoint(changed):
+                self.functions = self.functions - changed | kept
 
     def wanted(self, path: str) -> bool:
         name, _, _ = path.removeprefix(PREFIX).partition("/")

@@ -23,8 +23,9 @@ from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
-from ..state.records import VersionKey, is_helper
+from ..state.records import is_helper
 from ..state.redis_client import REDIS_ERRORS, Script
+from ..state.traffic import in_service, scale_of
 from ..state.view import View
 from .budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
 
@@ -192,18 +193,22 @@ class BudgetWatch:
 
 
 def kept_workers(view: View, spent: Set[FunctionName]) -> frozenset[WorkerId]:
-    """The `min` longest-ready workers of each live version; none of a function whose budget is spent."""
+    """The `min` longest-ready workers of each version in service, by the scaling that is in force; none of a function
+    whose budget is spent."""
     kept: set[WorkerId] = set()
-    for name, record in view.functions.items():
-        version = view.versions.get(VersionKey(name, record.live))
-        if version is None or not version.spec.scale.min or name in spent:
+    for key in view.ordered_versions():
+        record, version = view.functions.get(key.name), view.versions.get(key)
+        if record is None or version is None or key.name in spent or key.version not in in_service(record):
+            continue
+        least = scale_of(record, version.spec).min
+        if not least:
             continue
         ready = [
             (status.changed_unix_ns, order.worker)
-            for order in view.orders.values()
-            if order.spec.name == name and order.version == record.live and order.wanted == "run"
+            for order in view.orders_of(key).values()
+            if order.wanted == "run"
             if (status := view.statuses.get(order.worker)) is not None
             if status.state == "ready" and not is_helper(order, status)
         ]
-        kept.update(worker for _, worker in sorted(ready)[: version.spec.scale.min])
+        kept.update(worker for _, worker in sorted(ready)[:least])
     return frozenset(kept)

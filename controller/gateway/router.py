@@ -83,8 +83,8 @@ class Router:
                 elsewhere=lambda worker: self._view.running_elsewhere(worker, key, self._gateway),
                 later=asyncio.get_running_loop().call_later,
             )
-            for status in list(self._view.statuses.values()):
-                if status.function == key.name and status.version == key.version:
+            for status in list(self._view.statuses_of(key.name).values()):
+                if status.version == key.version:
                     backend.on_status(status, 0)  # ready before the first call here: hot
         return backend
 
@@ -135,7 +135,7 @@ class Router:
                 ended = self._feasibility.unschedulable(backend, now_ns, now_unix_ns // 1_000_000)
                 if ended is not None:
                     backend.fail_waiting(*ended)
-            elif backend.idle and not backend.workers:
+            elif not backend.workers and backend.idle:
                 record = self._view.functions.get(key.name)
                 if record is None or record.live != key.version:
                     del self._backends[key]
@@ -160,6 +160,8 @@ class Router:
         """Load of all versions: calls that wait or run, or did since the last published report."""
         loads, now_ns = {}, time.monotonic_ns()
         for key, backend in self._backends.items():
+            if backend.quiet:
+                continue
             load = backend.load(now_ns)
             if load.queued or load.running:
                 loads[str(key)] = load

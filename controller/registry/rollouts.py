@@ -19,7 +19,7 @@ from yarl import URL
 
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import WorkerId, new_invocation_id
+from fleetstart.runtime.contract.ids import FunctionName, WorkerId, new_invocation_id
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import (
     CONTINUE_HEADER,
@@ -124,6 +124,10 @@ class RolloutController:
         self._unplaced_since_ns: dict[VersionKey, int] = {}
         self._problems: dict[WorkerId, str] = {}
         """Result of each worker's last probe, "" if it passed."""
+        self._changes = state.view.follow()
+        self._changes.functions.update(state.view.functions)
+        self._trying: set[FunctionName] = set()
+        """Functions with a rollout."""
         state.view.on_change(self._wake.set)
 
     async def run(self) -> None:
@@ -140,9 +144,15 @@ class RolloutController:
 
     async def _round(self, session: aiohttp.ClientSession) -> bool:
         """One round over all rollouts. Returns whether a worker must be probed again soon."""
-        for record in list(self._view.functions.values()):
-            await self._note_start(record)
-        tried = [record for record in self._view.functions.values() if record.rollout is not None]
+        for name in self._changes.take_functions():
+            record = self._view.functions.get(name)
+            if record is None or record.rollout is None:
+                self._trying.discard(name)
+            else:
+                self._trying.add(name)
+            if record is not None:
+                await self._note_start(record)
+        tried = [record for name in self._trying if (record := self._view.functions.get(name)) is not None]
         if not tried:
             self._unplaced_since_ns.clear()
             self._problems.clear()
@@ -197,8 +207,8 @@ class RolloutController:
         )
 
     def _ready(self, key: VersionKey) -> WorkerStatus | None:
-        for status in self._view.statuses.values():
-            if VersionKey(status.function, status.version) == key and status.state == "ready" and status.endpoint:
+        for status in self._view.statuses_of(key.name).values():
+            if status.version == key.version and status.state == "ready" and status.endpoint:
                 return status
         return None
 

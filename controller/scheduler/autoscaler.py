@@ -35,6 +35,11 @@ class KeepAliveWindow:
             self._past.append((now_ns, self._current))
         self._current = need
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is needed, and nothing was within the window."""
+        return not self._current and not self._past
+
     def falls_ns(self, scale: Scale) -> int | None:
         """Time at which the highest need leaves the window, as far as is known now."""
         if not self._past or self._past[0][1] <= self._current:

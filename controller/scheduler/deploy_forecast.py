@@ -11,7 +11,8 @@ from ..planner.accuracy_report import ObservedStart, explain
 from ..schemas.planning import Forecast, Proposal
 from ..state.records import VersionKey, VersionRecord
 from ..state.view import View
-from .start_orders import cluster_of, plan_start, request_of
+from .live_cluster import LiveCluster
+from .start_orders import plan_start, request_of
 
 
 def forecast(view: View, proposal: Proposal, *, now_ns: int, now_unix_ns: int) -> Forecast:
@@ -27,7 +28,7 @@ def forecast(view: View, proposal: Proposal, *, now_ns: int, now_unix_ns: int) -
         layout=proposal.layout,
         packages_bytes=proposal.packages_bytes,
     )
-    plan = plan_start(request_of(view, key, record, 1), cluster_of(view, {}, now_ns, now_unix_ns), now_ns / 1e9)
+    plan = plan_start(request_of(view, key, record, 1), LiveCluster(view).refreshed(now_ns, now_unix_ns), now_ns / 1e9)
     return Forecast(
         name=spec.name,
         live=live.version if live is not None else None,

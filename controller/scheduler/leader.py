@@ -45,7 +45,7 @@ class LeaderLease:
 
     async def write(self, step: Step, fence: int) -> bool:
         """Writes a step to Redis and to the view; False, and nothing is written, if the fencing token is old."""
-        names: list[str] = [keys.FENCE]
+        names: list[str] = [keys.FENCE, keys.FAILING]
         args: list[str | bytes | int] = [fence]
         for key, failure in step.failures:
             names.append(keys.failures(key.name, key.version))
@@ -61,7 +61,7 @@ class LeaderLease:
         for order in step.deleted_orders:
             names.append(keys.desired(order.node))
             args += ["del", order.worker, "", "", ""]
-        if len(names) == 1:
+        if len(names) == 2:
             return True
         async with self._writes:
             if not await self._apply(names, args):

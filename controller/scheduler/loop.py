@@ -1,7 +1,8 @@
 """The scheduler's loop: holds the leader lease, runs a reconcile step on each change, and writes its result.
 
 Every controller runs one; only the one with the lease steps. It wakes on any change of the view, so that demand
-becomes an order within a millisecond or two, and on a tick for what time alone changes.
+becomes an order within a millisecond or two, and when time alone changes something. The agenda says for which versions;
+where they are many, a step takes some of them, and the loop is free between two steps.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fleetstart.runtime.contract.process.tasks import run_all
 from ..billing.ledger_writer import LedgerWriter
 from ..state.records import VersionKey
 from ..state.redis_client import REDIS_ERRORS
+from .agenda import Agenda
 from .leader import LeaderLease
 from .reconcile import Reconciler, Step
 from .volume_mounts import with_mounts
@@ -42,10 +44,11 @@ class Scheduler:
         self._seal = seal
         self._wake = asyncio.Event()
         self._reconciler = Reconciler()
+        self._agenda = Agenda(lease.view)
         self.fence = 0
         """Fencing token; 0 while another controller schedules, or it is not known which."""
         self.unplaced: dict[VersionKey, ErrorInfo] = {}
-        """Versions whose workers the last step could not place, with the reason."""
+        """Versions whose workers could not be placed when they were looked at last, with the reason."""
         self._faults: dict[VersionKey, str] = {}
         lease.view.on_change(self._wake.set)
 
@@ -76,7 +79,8 @@ class Scheduler:
             return
         if fence:
             log.info("this controller schedules", extra={"fence": fence})
-            self._reconciler = Reconciler()
+            self._reconciler, self._agenda = Reconciler(), Agenda(self._view)
+            self.unplaced = {}
             self._wake.set()
         else:
             log.warning("another controller schedules", extra={"leader": self._view.leader})
@@ -92,33 +96,45 @@ class Scheduler:
             wait_s = TICK_S
             if not self.fence or self._view.redis != "ok":
                 continue
+            agenda = self._agenda
             try:
-                again_unix_ms = await self._step()
+                await self._step(agenda)
             except REDIS_ERRORS as error:
                 log.warning("orders cannot be written: redis is unavailable", extra={"error": str(error)})
                 wait_s = 0.1
                 continue
-            if again_unix_ms is not None:
-                wait_s = max(0.001, min(TICK_S, again_unix_ms / 1000 - time.time()))
+            wait_ns = agenda.wait_ns(time.monotonic_ns())
+            if wait_ns is not None:
+                wait_s = max(0.001, min(TICK_S, wait_ns / 1e9))
 
-    async def _step(self) -> int | None:
-        step = self._reconciler.step(self._view, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns())
+    async def _step(self, agenda: Agenda) -> None:
+        now_ns = time.monotonic_ns()
+        keys = agenda.take(now_ns)
+        if not keys:
+            return
+        step = self._reconciler.step(self._view, now_ns=now_ns, now_unix_ns=time.time_ns(), keys=keys)
         step.orders = [with_mounts(self._view, self._seal(order)) for order in step.orders]
-        if not await self._lease.write(step, self.fence):
+        try:
+            written = await self._lease.write(step, self.fence)
+        except REDIS_ERRORS:
+            agenda.again(keys)
+            raise
+        if not written:
             log.warning("orders were rejected: another controller schedules", extra={"fence": self.fence})
             self.fence = 0
-            return None
-        self.unplaced = step.unplaced
+            return
+        agenda.done(step.rests, step.unplaced.keys(), now_ns)
+        self.unplaced = {key: why for key, why in self.unplaced.items() if key not in step.rests} | step.unplaced
         self._log_faults(step)
         _log_step(step)
-        return step.again_unix_ms
 
     def _log_faults(self, step: Step) -> None:
         """Logs each fault once, as long as it lasts."""
         for key, error in step.faults.items():
             if self._faults.get(key) != repr(error):
                 log.error("a version could not be scheduled", extra={"function": str(key)}, exc_info=error)
-        self._faults = {key: repr(error) for key, error in step.faults.items()}
+        still = {key: text for key, text in self._faults.items() if key not in step.rests}
+        self._faults = still | {key: repr(error) for key, error in step.faults.items()}
 
     async def _close_abandoned(self) -> None:
         while True:

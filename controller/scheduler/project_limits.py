@@ -58,7 +58,7 @@ class ProjectLimits:
         self._granted: dict[VersionKey, int] = {}
         self._room: dict[str, QuotaRoom] = {}
         by_project: dict[str, list[ObservedVersion]] = defaultdict(list)
-        limited = {name: one.quotas for name, one in view.access.projects.items() if has_worker_quotas(one.quotas)}
+        limited = limited_projects(view)
         for one in observed if limited else ():
             if (project := project_of(one.key.name)) in limited:
                 by_project[project].append(one)
@@ -88,6 +88,11 @@ class ProjectLimits:
             project = project_of(one.key.name)
             return quota_reached(project, self._quotas[project], one.key)
         return None
+
+
+def limited_projects(view: View) -> dict[str, Quotas]:
+    """The projects with a quota of workers or memory."""
+    return {name: one.quotas for name, one in view.access.projects.items() if has_worker_quotas(one.quotas)}
 
 
 def _demand(one: ObservedVersion) -> VersionDemand:

@@ -9,31 +9,35 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo, StartFailed
+from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
-from ..planner import CheckpointLayout, Cluster, Plan
+from ..planner import Cluster, Plan, PlanRequest
 from ..planner.estimates import FleetMeasures, fleet_measures
 from ..planner.selection import SIZE_USUAL
-from ..state.records import Failure, VersionKey, VersionRecord, is_helper, parse_version_key
-from ..state.traffic import in_service, scale_of, tracked_versions
+from ..state.records import Failure, VersionKey, VersionRecord, is_helper
+from ..state.traffic import in_service, scale_of
 from ..state.view import View
+from .agenda import Rest, all_versions, called_versions, start_order
 from .autoscaler import KeepAliveWindow, consolidation_count, workers_needed
+from .live_cluster import LiveCluster
 from .pipelines import consolidation_orders, update_pipelines
-from .project_limits import ObservedVersion, ProjectLimits
-from .start_orders import NEW_IDS, IdSource, cluster_of, orders_of, plan_start, request_of, reserve
+from .project_limits import ObservedVersion, ProjectLimits, limited_projects
+from .start_orders import NEW_IDS, IdSource, orders_of, plan_start, request_of, reserve
 from .worker_pool import FAILURES_TO_BREAK, Decision, Member, broken, decide
 
 NO_LOAD = FunctionLoad(0, 0)
+FLEET_NS = 5_000_000_000
+"""Age of estimates over all versions: to make them takes milliseconds where versions are many."""
 WAITED_LEAST_S = 0.05
 """Minimum waiting time that counts: less is the latency of load reports."""
 
@@ -46,6 +50,8 @@ class Step:
     """Records of failed starts; None clears the record."""
     orders: list[WorkerOrder] = field(default_factory=list)
     deleted_orders: list[WorkerOrder] = field(default_factory=list)
+    rests: dict[VersionKey, tuple[Rest, int | None]] = field(default_factory=dict)
+    """What is expected of each version that was looked at, and the monotonic time at which it must be again."""
     impossible: list[str] = field(default_factory=list)
     """Stories of workers in an impossible state, to be logged."""
     unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
@@ -57,18 +63,20 @@ class Step:
 
     def add(self, other: Step) -> None:
         """Adds the writes of another step, which come after these."""
-        self.failures += other.failures
-        self.orders += other.orders
-        self.deleted_orders += other.deleted_orders
-        self.impossible += other.impossible
-        self.unplaced |= other.unplaced
-        self.plans |= other.plans
-        self.faults |= other.faults
+        for name in _WRITES:
+            theirs = getattr(other, name)
+            if theirs:
+                ours = getattr(self, name)
+                ours.update(theirs) if isinstance(ours, dict) else ours.extend(theirs)
         self.soonest(other.again_unix_ms)
 
     def soonest(self, unix_ms: int | None) -> None:
         if unix_ms is not None:
             self.again_unix_ms = min(unix_ms, self.again_unix_ms or unix_ms)
+
+
+_WRITES = ("failures", "orders", "deleted_orders", "impossible", "unplaced", "plans", "faults", "rests")
+"""The fields of a step that add up."""
 
 
 class Reconciler:
@@ -79,29 +87,26 @@ class Reconciler:
         self._windows: dict[VersionKey, KeepAliveWindow] = {}
         self._seen: dict[WorkerId, tuple[int, int]] = {}
         """Time of each worker's last order, and when it was first seen, on a monotonic clock."""
-        self._layouts: dict[CheckpointId, CheckpointLayout] = {}
+        self._active: set[VersionKey] = set()
+        """Versions of which something is expected."""
+        self._live: LiveCluster | None = None
+        self._fleet = FleetCache()
         self._ids = ids
 
-    def step(self, view: View, *, now_ns: int, now_unix_ns: int) -> Step:
-        step = Step()
+    def step(self, view: View, *, now_ns: int, now_unix_ns: int, keys: Collection[VersionKey] | None = None) -> Step:
+        """The writes for these versions, or for all. Those with the oldest waiting calls come first."""
         loads = view.loads()
-        orders: dict[VersionKey, list[WorkerOrder]] = defaultdict(list)
-        for order in view.orders.values():
-            orders[VersionKey(order.spec.name, order.version)].append(order)
-        planning = _PlanningContext(view, lambda: cluster_of(view, self._layouts, now_ns, now_unix_ns))
-        keys = {
-            VersionKey(name, version) for name, record in view.functions.items() for version in tracked_versions(record)
-        }
-        called = {key for text in loads if (key := parse_version_key(text)) is not None}
+        planning = self._planning(view, now_ns, now_unix_ns)
+        looked_at = all_versions(view) if keys is None else self._with_their_projects(view, keys)
+        parts: dict[VersionKey, Step] = {}
         observed = []
-        for key in sorted(keys | called | orders.keys(), key=lambda key: _start_order(key, loads)):
-            part = Step()
+        for key in sorted(looked_at, key=lambda key: start_order(key, loads)):
+            part = parts[key] = Step()
+            orders = list(view.orders_of(key).values())
             try:
-                load = loads.get(str(key), NO_LOAD)
-                one = self._observed(part, view, key, load, orders.get(key, []), now_ns, now_unix_ns)
+                one = self._observed(part, view, key, loads.get(str(key), NO_LOAD), orders, now_ns, now_unix_ns)
             except Exception as error:  # one version's fault must not stop the others'
-                one, part = None, _faulty(view, key, error, now_unix_ns // 1_000_000)
-            step.add(part)
+                one, parts[key] = None, _faulty(view, key, error, now_unix_ns // 1_000_000)
             if one is not None:
                 observed.append(one)
         limits = ProjectLimits(view, observed)
@@ -111,14 +116,53 @@ class Reconciler:
                 self._version(part, view, planning, limits, one, now_ns, now_unix_ns)
             except Exception as error:
                 part = _faulty(view, one.key, error, now_unix_ns // 1_000_000)
+            parts[one.key].add(part)
+        step = Step()
+        for key, part in parts.items():
+            part.rests[key] = self._rest(view, key, loads.get(str(key), NO_LOAD), part, now_ns, now_unix_ns)
             step.add(part)
-        for gone in self._windows.keys() - keys - called - orders.keys():
-            del self._windows[gone]
-        for worker in self._seen.keys() - view.orders.keys():
+        for worker in self._seen.keys() - view.orders.keys() if len(self._seen) > len(view.orders) else ():
             del self._seen[worker]
         for order in step.orders:
             self._first_seen_ns(order, now_ns)
         return step
+
+    def _planning(self, view: View, now_ns: int, now_unix_ns: int) -> _PlanningContext:
+        if self._live is None or self._live.view is not view:
+            self._live = LiveCluster(view)
+        return _PlanningContext(self._live, self._fleet, now_ns, now_unix_ns)
+
+    def _with_their_projects(self, view: View, keys: Collection[VersionKey]) -> set[VersionKey]:
+        """These versions, and those that share a quota with one of them: what one has, another cannot."""
+        limited = limited_projects(view)
+        asked = {project for key in keys if (project := project_of(key.name)) in limited} if limited else ()
+        if not asked:
+            return set(keys)
+        there = {*view.ordered_versions(), *self._active, *called_versions(view)}
+        return {*keys, *(key for key in there if project_of(key.name) in asked)}
+
+    def _rest(
+        self, view: View, key: VersionKey, load: FunctionLoad, part: Step, now_ns: int, now_unix_ns: int
+    ) -> tuple[Rest, int | None]:
+        """What is to be expected of a version after its part of a step, and when it must be looked at again."""
+        orders, window = view.orders_of(key).values(), self._windows.get(key)
+        writes = part.orders or part.deleted_orders or part.failures or part.unplaced or part.faults
+        function = view.functions.get(key.name)
+        tried = function is not None and function.rollout is not None and function.rollout.version == key.version
+        rest: Rest = "inert"
+        if writes or tried or load.queued or any(_moves(view, order) for order in orders):
+            rest = "moving"
+        elif orders or load.running or (window is not None and not window.empty):
+            rest = "steady"
+        again_ns = None
+        if part.again_unix_ms is not None:
+            again_ns = now_ns + part.again_unix_ms * 1_000_000 - now_unix_ns
+        if rest == "inert" and again_ns is None:
+            self._windows.pop(key, None)
+            self._active.discard(key)
+        else:
+            self._active.add(key)
+        return rest, again_ns
 
     def _observed(
         self,
@@ -317,7 +361,7 @@ class Reconciler:
             full = sum(stage.full for stage in chosen.stages)
             grow = consolidation_count(group=len(chosen.stages), full=full, needed=missing, others=0)
             orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
-            reserve(planning.cluster, chosen, orders, request, now_ns)
+            planning.reserve(chosen, orders, request)
             step.orders.extend(orders)
             decided = msgspec.structs.replace(chosen, decided_unix_ms=now_unix_ns // 1_000_000)
             step.plans.update({order.worker: decided for order in orders})
@@ -339,20 +383,52 @@ def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> 
     return step
 
 
+class FleetCache:
+    """Estimates over all versions, made anew once in a while: they change little by one start."""
+
+    def __init__(self) -> None:
+        self._made_ns = 0
+        self._of: object = None
+        self._count = -1
+        self._known = fleet_measures(())
+
+    def of(self, view: View, now_ns: int) -> FleetMeasures:
+        measures = view.version_measures
+        if measures is not self._of or len(measures) != self._count or now_ns - self._made_ns > FLEET_NS:
+            self._made_ns, self._of, self._count = now_ns, measures, len(measures)
+            self._known = fleet_measures(measures.values())
+        return self._known
+
+
 class _PlanningContext:
     """The cluster that a step's starts are planned on, made on first use: most steps start nothing."""
 
-    def __init__(self, view: View, make: Callable[[], Cluster]) -> None:
-        self._view = view
-        self._make = make
+    def __init__(self, live: LiveCluster, fleet: FleetCache, now_ns: int, now_unix_ns: int) -> None:
+        self._live = live
+        self._fleet = fleet
+        self._now_ns = now_ns
+        self._now_unix_ns = now_unix_ns
 
     @functools.cached_property
     def cluster(self) -> Cluster:
-        return self._make()
+        return self._live.refreshed(self._now_ns, self._now_unix_ns)
 
     @functools.cached_property
     def others(self) -> FleetMeasures:
-        return fleet_measures(self._view.version_measures.values())
+        return self._fleet.of(self._live.view, self._now_ns)
+
+    def reserve(self, plan: Plan, orders: list[WorkerOrder], request: PlanRequest) -> None:
+        """Enters orders into the cluster, for the next decision of the same step. After it the nodes are derived anew,
+        from the orders that were written."""
+        reserve(self.cluster, plan, orders, request, self._now_ns)
+        for stage in plan.stages:
+            self._live.changed(stage.node)
+
+
+def _moves(view: View, order: WorkerOrder) -> bool:
+    """Whether something is to be expected of a worker: it starts or ends."""
+    status = view.statuses.get(order.worker)
+    return order.wanted != "run" or status is None or status.state != "ready" or order.stage is not None
 
 
 def _needed(load: FunctionLoad, spec: FunctionSpec) -> int:
@@ -379,11 +455,6 @@ def _leave_draining(step: Step, view: View, orders: list[WorkerOrder], now_unix_
             step.orders.append(order)
         left.append(order)
     return left
-
-
-def _start_order(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:
-    """Sort key of versions: that with the oldest waiting call starts first."""
-    return loads.get(str(key), NO_LOAD).oldest_unix_ms or math.inf, key
 
 
 def _waited_s(load: FunctionLoad, members: list[Member], now_unix_ns: int) -> float:

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
+from fleetstart.runtime.contract.ids import CheckpointId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
 from ..planner import (
     CheckpointLayout,
     Cluster,
-    OrderState,
     Plan,
     PlanRequest,
     checkpoint_layout,
     make_plan,
-    node_state,
     with_stage,
 )
 from ..planner.constraints import constraints_of
 from ..planner.error_margins import margins_of
 from ..planner.estimates import (
     FleetMeasures,
-    NodeMeasures,
     VersionMeasures,
-    node_prior,
     version_prior,
     with_fleet_measures,
 )
@@ -102,38 +97,6 @@ def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     if request.waited_s and not chosen.meets_slo and chosen.error is None:
         return make_plan(dataclasses.replace(request, waited_s=0.0, patient=False), cluster, now_s)
     return chosen
-
-
-def cluster_of(view: View, layouts: dict[CheckpointId, CheckpointLayout], now_ns: int, now_unix_ns: int) -> Cluster:
-    """The live nodes that take workers, with the orders on them. `layouts` caches the layouts of checkpoints."""
-    seen: dict[NodeId, list[OrderState]] = defaultdict(list)
-    for order in view.orders.values():
-        key = VersionKey(order.spec.name, order.version)
-        record = view.versions.get(key)
-        if record is None:
-            continue
-        layout = layout_in(layouts, record)
-        status = view.statuses.get(order.worker) or view.ended.get(order.worker)
-        seen[order.node].append(OrderState(order=order, status=status, layout=layout))
-    for record in view.versions.values():
-        layout_in(layouts, record)
-    prior = node_prior(list(view.node_measures.values()))
-    return Cluster(
-        node_state(
-            found.report,
-            seen[node],
-            _known(view.node_measures.get(node), prior),
-            layouts=layouts,
-            now_s=now_ns / 1e9,
-            now_unix_ns=now_unix_ns,
-        )
-        for node, found in view.nodes.items()
-        if found.absent_since_ns is None and node not in view.draining
-    )
-
-
-def _known(own: NodeMeasures | None, prior: NodeMeasures) -> NodeMeasures:
-    return prior if own is None else own
 
 
 def layout_in(layouts: dict[CheckpointId, CheckpointLayout], record: VersionRecord) -> CheckpointLayout:

@@ -1,12 +1,15 @@
 """The full resync: reads all state from Redis into the view, in a few round trips. Unchanged entries are not decoded.
 
-`sync` decides when, and keeps the process's own writes out meanwhile.
+`sync` decides when, whether functions are read too, and keeps the process's own writes out meanwhile. The loop is free
+between two parts of a read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar, cast
 
 import redis.asyncio as redis
 
@@ -18,13 +21,20 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..planner.estimates import NodeMeasures, VersionMeasures
-from .access_table import read_table
+from .access_table import Raw, read_table
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
 from .traffic import tracked_versions
 from .unreadable import UnreadableRecords
 from .view import NodeSeen, View
 
 Record = TypeVar("Record")
+
+EXEMPTED_AT_ONCE = 1_000
+"""New records after which they are exempted from garbage collection."""
+NODES_AT_ONCE = 25
+FUNCTIONS_AT_ONCE = 500
+FAILURES_AT_ONCE = 200
+"""What is read in one round trip: some milliseconds of the loop."""
 
 
 class _DecodeCache(Generic[Record]):
@@ -37,11 +47,14 @@ class _DecodeCache(Generic[Record]):
         self._known: dict[bytes, Record | UnreadableRecord] = {}
         self._next: dict[bytes, Record | UnreadableRecord] = {}
         self._problems: dict[str, str] = {}
+        self.decoded = 0
+        """Number of records that were decoded."""
 
     def read(self, name: bytes | str, raw: bytes) -> Record | None:
         """The decoded record; None if it cannot be decoded."""
         value = self._known.get(raw)
         if value is None:
+            self.decoded += 1
             try:
                 value = self._decoder.decode(raw)
             except UnreadableRecord as error:
@@ -70,47 +83,110 @@ class FullResync:
         self._orders = _DecodeCache("order", WorkerOrder)
         self._statuses = _DecodeCache("status", WorkerStatus)
         self._errors = RecordDecoder(ErrorInfo)
+        self._turn = 0
+        self._exempted = 0
         self._measures: dict[bytes, bytes] = {}
 
-    async def read(self) -> None:
-        """Reads everything and applies it to the view at once."""
+    async def read(self, *, functions: bool) -> None:
+        """Reads the nodes' states and the keys, and with `functions` also functions, projects, secrets and
+        volumes, of which each change is published."""
         view = self._view
         async with self._client.pipeline(transaction=False) as pipe:
-            pipe.hgetall(keys.FUNCTIONS)
             pipe.hkeys(keys.NODES)
             pipe.hkeys(keys.NODES_DRAINING)
             pipe.get(keys.LEADER)
             pipe.hgetall(keys.MEASURES)
+            pipe.smembers(keys.FAILING)
             pipe.hgetall(keys.KEYS)
-            pipe.hgetall(keys.PROJECTS)
-            pipe.hgetall(keys.SECRETS)
-            pipe.hgetall(keys.VOLUMES)
-            functions, node_names, draining, leader, measures, *access = await pipe.execute()
+            if functions:
+                pipe.hgetall(keys.PROJECTS)
+                pipe.hgetall(keys.SECRETS)
+                pipe.hgetall(keys.VOLUMES)
+            node_names, draining, leader, measures, failing, raw_keys, *others = await pipe.execute()
+        raw_projects, raw_secrets, raw_volumes = others or view.access.raw[1:]
         nodes = [NodeId(name.decode()) for name in node_names]
-        async with self._client.pipeline(transaction=False) as pipe:
-            for node in nodes:
-                pipe.get(keys.node(node))
-                pipe.hgetall(keys.desired(node))
-                pipe.hgetall(keys.observed(node))
-            answers = await pipe.execute()
-        by_node = {node: answers[3 * i : 3 * i + 3] for i, node in enumerate(nodes)}
-        records = self._records(functions)
-        await self.load_versions([key for record in records.values() for key in needed_versions(record)])
-        view.functions = records
+        by_node = await self._read_nodes(nodes)
+        if functions:
+            await self._read_functions()
         view.node_names = frozenset(nodes)
         view.draining = frozenset(NodeId(name.decode()) for name in draining)
-        view.access = read_table(access[0], access[1], access[2], access[3], view.access)
-        for what, problems in view.access.unreadable.items():
-            view.unreadable.replace(what, problems)
+        self._apply_access(raw_keys, raw_projects, raw_secrets, raw_volumes)
         self._apply(by_node)
-        ordered = {VersionKey(order.spec.name, order.version) for order in view.orders.values()}
-        for key in [key for key in view.versions if not (_exists(key, records) or key in ordered)]:
-            del view.versions[key]
-        await self._load_failures()
+        await self._load_failures(failing)
         view.leader = leader.decode() if leader else ""
         self._apply_measures(measures)
-        for cache in (self._functions, self._nodes, self._orders, self._statuses):
+        for cache in (self._nodes, self._orders, self._statuses):
             cache.turn(view.unreadable)
+        self._spare_collector()
+
+    def _spare_collector(self) -> None:
+        """Exempts what was read from garbage collection, which would go through it for 100 ms again and again: records
+        have no cycles, and are freed when they are replaced."""
+        decoded = self._functions.decoded + self._orders.decoded + self._statuses.decoded
+        if decoded - self._exempted >= EXEMPTED_AT_ONCE:
+            self._exempted = decoded
+            gc.freeze()
+
+    async def _read_nodes(self, nodes: list[NodeId]) -> dict[NodeId, list[Any]]:
+        """Lease, orders and statuses of each node."""
+        found: dict[NodeId, list[Any]] = {}
+        for begin in range(0, len(nodes), NODES_AT_ONCE):
+            some = nodes[begin : begin + NODES_AT_ONCE]
+            async with self._client.pipeline(transaction=False) as pipe:
+                for node in some:
+                    pipe.get(keys.node(node))
+                    pipe.hgetall(keys.desired(node))
+                    pipe.hgetall(keys.observed(node))
+                answers = await pipe.execute()
+            found |= {node: answers[3 * i : 3 * i + 3] for i, node in enumerate(some)}
+            await asyncio.sleep(0)
+        return found
+
+    async def _read_functions(self) -> None:
+        """Reads the functions, some at a time. Each is as it was at some moment of the read."""
+        view = self._view
+        seen: set[FunctionName] = set()
+        cursor, changed = 0, False
+        while True:
+            scanned = self._client.hscan(keys.FUNCTIONS, cursor, count=FUNCTIONS_AT_ONCE)
+            cursor, raw = await cast(Awaitable[Any], scanned)
+            records = self._records(raw)
+            seen |= records.keys()
+            new = {name: record for name, record in records.items() if self._is_new(record)}
+            await self.load_versions([key for record in new.values() for key in needed_versions(record)])
+            for name, record in new.items():
+                changed = changed or view.functions.get(name) != record
+                view.functions[name] = record
+            if not cursor:
+                break
+        for gone in view.functions.keys() - seen:
+            changed = True
+            del view.functions[gone]
+        self._functions.turn(view.unreadable)
+        if changed or not view.synced:
+            self._forget_versions()
+
+    def _is_new(self, record: FunctionRecord) -> bool:
+        view = self._view
+        return (
+            view.functions.get(record.name) is not record or VersionKey(record.name, record.live) not in view.versions
+        )
+
+    def _forget_versions(self) -> None:
+        view = self._view
+        ordered = set(view.ordered_versions())
+        for key in [key for key in view.versions if not (_exists(key, view.functions) or key in ordered)]:
+            del view.versions[key]
+
+    def _apply_access(self, raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, raw_volumes: Raw) -> None:
+        view, before = self._view, self._view.access
+        view.access = read_table(raw_keys, raw_projects, raw_secrets, raw_volumes, before)
+        if view.access is before:
+            return
+        for what, problems in view.access.unreadable.items():
+            view.unreadable.replace(what, problems)
+        if view.access.projects != before.projects:
+            view.quotas_changed()
 
     def _records(self, functions: Mapping[bytes, bytes]) -> dict[FunctionName, FunctionRecord]:
         """The functions by name. One that cannot be read stays as it was last: its workers are not ours to end."""
@@ -132,18 +208,24 @@ class FullResync:
             seen = view.nodes.get(node)
             report = self._nodes.read(node, lease) if lease else None
             if report is not None:
-                view.nodes[node] = NodeSeen(report)
+                if seen is None or seen.report is not report or seen.absent_since_ns is not None:
+                    view.nodes[node] = NodeSeen(report)
             elif lease:
                 unread.add(node)
-                if seen is not None:
+                if seen is not None and seen.absent_since_ns is not None:
                     seen.absent_since_ns = None
-            elif seen is not None and seen.absent_since_ns is None:
-                seen.absent_since_ns = now_ns
+                    view.node_came_or_went(node)
+            elif seen is not None:
+                if seen.absent_since_ns is None:
+                    seen.absent_since_ns = now_ns
+                view.node_came_or_went(node)  # at each read, until it is lost
             orders.update({o.worker: o for name, raw in desired.items() if (o := self._orders.read(name, raw))})
             if node in unread or (node in view.nodes and not view.nodes[node].lost(now_ns)):
                 read = ((name, self._statuses.read(name, raw)) for name, raw in observed.items())
                 statuses.update({status.worker: status for _, status in read if status is not None})
-        view.unread_nodes = frozenset(unread)
+        changed, view.unread_nodes = view.unread_nodes ^ unread, frozenset(unread)
+        for node in changed:
+            view.node_came_or_went(node)
         for gone in view.nodes.keys() - by_node.keys():
             del view.nodes[gone]
         view.shell_orders = {worker: order for worker, order in orders.items() if order.shell}
@@ -185,13 +267,16 @@ class FullResync:
                         "version", {str(key): text for key, text in self._unreadable_versions.items()}
                     )
 
-    async def _load_failures(self) -> None:
+    async def _load_failures(self, failing: Iterable[bytes]) -> None:
+        """Reads the failed starts: of the versions that the index names, of those that are known, and of some others,
+        because an earlier release writes no index."""
         view = self._view
-        wanted = sorted(
-            {key for record in view.functions.values() for key in needed_versions(record)}
-            | {VersionKey(order.spec.name, order.version) for order in view.orders.values()}
-            | view.failures.keys()
-        )
+        others = list(view.versions)
+        turns = max(1, -(-len(others) // FAILURES_AT_ONCE))
+        self._turn = (self._turn + 1) % turns
+        named = (keys.failures_of(name.decode(errors="replace")) for name in failing)
+        known = {VersionKey(*one) for one in named if one is not None} | view.failures.keys()
+        wanted = sorted(known | set(others[self._turn :: turns]))
         async with self._client.pipeline(transaction=False) as pipe:
             for key in wanted:
                 pipe.hgetall(keys.failures(key.name, key.version))
@@ -208,7 +293,7 @@ class FullResync:
                     )
                 except (KeyError, ValueError) as error:
                     problems[str(key)] = f"{type(error).__name__}: {error}"
-        view.failures = failures
+        view.failures.become(failures)
         view.unreadable.replace("failure", problems)
 
 

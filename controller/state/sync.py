@@ -1,6 +1,8 @@
 """Synchronises the view with Redis.
 
 By publications, at once, and by a full resync once a second and after each reconnect, which makes up for lost ones.
+Functions, projects and secrets may be thousands, and seldom change: they are read again when a change was published,
+after a reconnect, and once in a while.
 While Redis is unavailable the view stays as it was, `view.redis` has the error, and the next resync brings it up to
 date.
 """
@@ -33,6 +35,8 @@ from .view import View
 log = logging.getLogger(__name__)
 
 RESYNC_S = 1.0
+FUNCTIONS_NS = 10_000_000_000
+"""Age of the functions' last read at which they are read again, although no change was published."""
 
 
 class StateSync:
@@ -45,6 +49,9 @@ class StateSync:
         self.writes = asyncio.Lock()
         """Lock between full resyncs and writes: a read from before a write would undo it in the view."""
         self._resync_now = asyncio.Event()
+        self._functions_changed = True
+        """Whether functions, projects or secrets may have changed since they were read."""
+        self._functions_read_ns = 0
         self._full = FullResync(client, view, monotonic_ns)
         self._reports = RecordDecoder(GatewayReport)
         self._functions = RecordDecoder(FunctionRecord)
@@ -60,7 +67,7 @@ class StateSync:
         while True:
             try:
                 async with asyncio.timeout(5):
-                    await self.resync()
+                    await self.resync(functions=self._functions_are_due())
             except REDIS_ERRORS as error:
                 self._failed(error)
             with contextlib.suppress(TimeoutError):
@@ -76,12 +83,23 @@ class StateSync:
             seen.absent_since_ns = None
             """Nodes could not renew their leases either: their grace period starts again."""
 
-    async def resync(self) -> None:
+    def _functions_are_due(self) -> bool:
+        return self._functions_changed or self._monotonic_ns() - self._functions_read_ns > FUNCTIONS_NS
+
+    async def resync(self, *, functions: bool = True) -> None:
         """Resyncs the view and calls its listeners."""
         view = self.view
         async with self.writes:
             view.touched.clear()
-            await self._full.read()
+            if functions:
+                self._functions_changed, begun_ns = False, self._monotonic_ns()
+            try:
+                await self._full.read(functions=functions)
+            except BaseException:
+                self._functions_changed = self._functions_changed or functions
+                raise
+            if functions:
+                self._functions_read_ns = begun_ns
         view.forget_gateways(self._monotonic_ns())
         view.synced = True
         view.synced_ns = self._monotonic_ns()
@@ -132,6 +150,7 @@ class StateSync:
             try:
                 await pubsub.subscribe(keys.EVENTS_OBSERVED, keys.EVENTS_GATEWAYS, keys.EVENTS_FUNCTIONS)
                 await pubsub.psubscribe(keys.events_desired(NodeId("*")))
+                self._functions_changed = True
                 self._resync_now.set()
                 await self._hear(pubsub)
             except REDIS_ERRORS as error:
@@ -156,6 +175,7 @@ class StateSync:
             elif channel == keys.EVENTS_GATEWAYS:
                 view.put_gateway(self._reports.decode(data), self._monotonic_ns())
             elif channel == keys.EVENTS_FUNCTIONS:
+                self._functions_changed = True
                 self._resync_now.set()
                 return
             else:

@@ -8,8 +8,10 @@ are served.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
+from weakref import WeakSet
 
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
@@ -17,8 +19,10 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport
 
 from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import EMPTY, AccessTable
-from .records import Failure, FunctionRecord, VersionKey, VersionRecord
+from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
+from .traffic import tracked_versions
 from .unreadable import UnreadableRecords
+from .view_index import Changes, Groups, WatchedDict
 
 NODE_GRACE_NS = 2_000_000_000
 """Grace period after a node's lease has expired. Leases are renewed once a second, so one renewal may be late."""
@@ -48,24 +52,29 @@ class View:
         """Monotonic time of the last full read."""
         self.redis = "not reached yet"
         self.leader = ""
-        self.functions: dict[FunctionName, FunctionRecord] = {}
-        self.versions: dict[VersionKey, VersionRecord] = {}
-        self.failures: dict[VersionKey, Failure] = {}
-        self.nodes: dict[NodeId, NodeSeen] = {}
+        self._followers: WeakSet[Changes] = WeakSet()
+        self.functions: WatchedDict[FunctionName, FunctionRecord] = WatchedDict(self._function_changed)
+        self.versions: WatchedDict[VersionKey, VersionRecord] = WatchedDict(self._version_changed)
+        self.failures: WatchedDict[VersionKey, Failure] = WatchedDict(self._version_changed)
+        self.nodes: WatchedDict[NodeId, NodeSeen] = WatchedDict(self._node_changed)
         self.node_names: frozenset[NodeId] = frozenset()
         """All nodes that were ever seen and not removed."""
-        self.draining: frozenset[NodeId] = frozenset()
-        """Nodes that get no workers, and lose those that they have."""
+        self._draining: frozenset[NodeId] = frozenset()
         self.unread_nodes: frozenset[NodeId] = frozenset()
         """Nodes that live, and whose reports this release cannot read: they keep their workers."""
         self.unreadable = UnreadableRecords()
         """Records in Redis that this release cannot read."""
-        self.orders: dict[WorkerId, WorkerOrder] = {}
-        self.statuses: dict[WorkerId, WorkerStatus] = {}
+        self.orders: WatchedDict[WorkerId, WorkerOrder] = WatchedDict(self._order_changed)
+        self.statuses: WatchedDict[WorkerId, WorkerStatus] = WatchedDict(self._status_changed)
+        self._orders_by_version: Groups[WorkerId, WorkerOrder] = Groups(_version_of_order)
+        self._orders_by_node: Groups[WorkerId, WorkerOrder] = Groups(lambda order: order.node)
+        self._statuses_by_function: Groups[WorkerId, WorkerStatus] = Groups(lambda status: status.function)
         self.shell_orders: dict[WorkerId, WorkerOrder] = {}
         self.shell_statuses: dict[WorkerId, WorkerStatus] = {}
         """Statuses of shell workers, kept apart because they serve no calls."""
         self.gateways: dict[str, tuple[GatewayReport, int]] = {}
+        self._loads: dict[str, FunctionLoad] | None = None
+        """Sums over the gateways, until a report changes them."""
         self.node_measures: dict[NodeId, NodeMeasures] = {}
         self.version_measures: dict[VersionKey, VersionMeasures] = {}
         """The planner's estimates of nodes and versions."""
@@ -94,6 +103,97 @@ class View:
         for listener in self._listeners:
             listener()
 
+    # ── what has changed ───────────────────────────────────────────────────────────────────────────
+
+    def follow(self) -> Changes:
+        """A record of changes from now on, for one reader, as long as the reader keeps it."""
+        changes = Changes()
+        self._followers.add(changes)
+        return changes
+
+    def _mark_version(self, key: VersionKey) -> None:
+        for changes in self._followers:
+            changes.versions.add(key)
+
+    def _function_changed(
+        self, name: FunctionName, before: FunctionRecord | None, after: FunctionRecord | None
+    ) -> None:
+        versions = {v for record in (before, after) if record is not None for v in tracked_versions(record)}
+        for changes in self._followers:
+            changes.functions.add(name)
+            changes.versions.update(VersionKey(name, version) for version in versions)
+
+    def _version_changed(self, key: VersionKey, before: object, after: object) -> None:
+        for changes in self._followers:
+            changes.functions.add(key.name)
+            changes.versions.add(key)
+
+    def _order_changed(self, worker: WorkerId, before: WorkerOrder | None, after: WorkerOrder | None) -> None:
+        self._orders_by_version.note(worker, before, after)
+        self._orders_by_node.note(worker, before, after)
+        for order in (before, after):
+            if order is not None:
+                for changes in self._followers:
+                    changes.versions.add(_version_of_order(order))
+                    changes.nodes.add(order.node)
+
+    def _status_changed(self, worker: WorkerId, before: WorkerStatus | None, after: WorkerStatus | None) -> None:
+        self._statuses_by_function.note(worker, before, after)
+        status = after or before
+        assert status is not None
+        for changes in self._followers:
+            changes.versions.add(VersionKey(status.function, status.version))
+            changes.nodes.add(status.node)
+            changes.functions.add(status.function)
+
+    def _node_changed(self, node: NodeId, before: NodeSeen | None, after: NodeSeen | None) -> None:
+        stays = before is not None and after is not None and before.report.epoch == after.report.epoch
+        if stays and before is not None and before.absent_since_ns is None:
+            for changes in self._followers:
+                changes.nodes.add(node)
+        else:
+            self.node_came_or_went(node)
+
+    def node_came_or_went(self, node: NodeId) -> None:
+        """Notes that a node's lease, or whether it drains, is different: what is to become of its workers may be."""
+        for changes in self._followers:
+            changes.nodes.add(node)
+            changes.versions.update(_version_of_order(order) for order in self.orders_on(node).values())
+
+    def quotas_changed(self) -> None:
+        """Notes that projects have other quotas: what their versions may have is different."""
+        for changes in self._followers:
+            changes.versions.update(self.ordered_versions())
+
+    @property
+    def draining(self) -> frozenset[NodeId]:
+        """Nodes that get no workers, and lose those that they have."""
+        return self._draining
+
+    @draining.setter
+    def draining(self, nodes: frozenset[NodeId]) -> None:
+        changed, self._draining = self._draining ^ nodes, nodes
+        for node in changed:
+            self.node_came_or_went(node)
+
+    # ── by what they have in common ────────────────────────────────────────────────────────────────
+
+    def orders_of(self, key: VersionKey) -> Mapping[WorkerId, WorkerOrder]:
+        """The orders of a version."""
+        return self._orders_by_version.of(key)
+
+    def ordered_versions(self) -> Iterator[VersionKey]:
+        """The versions that have orders."""
+        return cast(Iterator[VersionKey], iter(self._orders_by_version))
+
+    def orders_on(self, node: NodeId) -> Mapping[WorkerId, WorkerOrder]:
+        """The orders for a node."""
+        return self._orders_by_node.of(node)
+
+    def statuses_of(self, name: FunctionName) -> Mapping[WorkerId, WorkerStatus]:
+        """The statuses of a function's workers, of all its versions."""
+        return self._statuses_by_function.of(name)
+
     def live(self, name: FunctionName) -> VersionRecord | None:
         record = self.functions.get(name)
         return self.versions.get(VersionKey(name, record.live)) if record else None
@@ -108,6 +208,8 @@ class View:
             self._put_shell_status(status, touch=touch)
             return False
         known = self.statuses.get(status.worker) or self.ended.get(status.worker)
+        if known is status:
+            return False
         if known is not None and not self._is_news(status, known, read=not touch):
             return False
         if touch:
@@ -158,21 +260,37 @@ class View:
         self.touched.add(worker)
 
     def put_gateway(self, report: GatewayReport, now_ns: int) -> None:
+        known = self.gateways.get(report.gateway)
         self.gateways[report.gateway] = (report, now_ns)
+        self._loads_changed(known[0].loads if known is not None else {}, report.loads)
 
     def forget_gateways(self, now_ns: int) -> None:
-        for gateway, (_, seen_ns) in list(self.gateways.items()):
+        for gateway, (report, seen_ns) in list(self.gateways.items()):
             if now_ns - seen_ns > GATEWAY_LEASE_MS * 1_000_000:
                 del self.gateways[gateway]
+                self._loads_changed(report.loads, {})
 
-    def loads(self) -> dict[str, FunctionLoad]:
+    def _loads_changed(self, before: Mapping[str, FunctionLoad], after: Mapping[str, FunctionLoad]) -> None:
+        if before is after:  # changed in place: what it was is not known
+            before = {}
+        changed = [text for text in before.keys() | after.keys() if before.get(text) != after.get(text)]
+        if changed:
+            self._loads = None
+        for text in changed:
+            key = parse_version_key(text)
+            if key is not None:
+                self._mark_version(key)
+
+    def loads(self) -> Mapping[str, FunctionLoad]:
         """Sums over the gateways, keyed `name@version`."""
-        total: dict[str, FunctionLoad] = {}
-        for report, _ in self.gateways.values():
-            for key, load in report.loads.items():
-                known = total.get(key)
-                total[key] = load if known is None else _sum(known, load)
-        return total
+        if self._loads is None:
+            total: dict[str, FunctionLoad] = {}
+            for report, _ in self.gateways.values():
+                for key, load in report.loads.items():
+                    known = total.get(key)
+                    total[key] = load if known is None else _sum(known, load)
+            self._loads = total
+        return self._loads
 
     def running_elsewhere(self, worker: WorkerId, key: VersionKey, gateway: str) -> int:
         """Calls of other gateways on a worker, by their last reports."""
@@ -190,6 +308,10 @@ class View:
         if seen is None:
             return self.synced
         return seen.lost(now_ns) or (epoch is not None and seen.report.epoch != epoch)
+
+
+def _version_of_order(order: WorkerOrder) -> VersionKey:
+    return VersionKey(order.spec.name, order.version)
 
 
 def _gone(status: WorkerStatus) -> WorkerStatus:

@@ -16,6 +16,7 @@
 | fs:leader | string, expiring | gateway id that schedules | scheduler |
 | fs:fence | string | fencing token, one more at each change of scheduler | scheduler |
 | fs:failures:{name}:{version} | hash | consecutive failed starts: count, last_unix_ms, error | scheduler |
+| fs:failing | set | keys of the fs:failures that there may be: which of all versions to read | scheduler |
 | fs:open | hash | invocation → OpenInvocation: accepted, not yet in the ledger | gateway |
 | fs:ledger | stream | rows that are in no segment yet: field `row` is an InvocationRow or PhaseRow | gateway, node |
 | fs:ledger:ids | sorted set | row id → unix ms: makes writes idempotent; old ones are removed | gateway, node |
@@ -73,6 +74,7 @@ NODES = "fs:nodes"
 NODES_DRAINING = "fs:nodes:draining"
 LEADER = "fs:leader"
 FENCE = "fs:fence"
+FAILING = "fs:failing"
 OPEN = "fs:open"
 LEDGER = "fs:ledger"
 LEDGER_IDS = "fs:ledger:ids"
@@ -139,6 +141,12 @@ def gateway(gateway: str) -> str:
 
 def failures(name: FunctionName, version: Version) -> str:
     return f"fs:failures:{name}:{version}"
+
+
+def failures_of(key: str) -> tuple[FunctionName, Version] | None:
+    """The version whose failed starts a key holds; None if it is no such key."""
+    name, _, version = key.removeprefix("fs:failures:").rpartition(":")
+    return (FunctionName(name), Version(int(version))) if name and version.isdecimal() else None
 
 
 def alerted(what: str) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, NotFound, error_from
-from fleetstart.runtime.contract.ids import CheckpointId
 
-from ...planner import CheckpointLayout, Cluster, NodeState, PlanRequest, make_plan
+from ...planner import Cluster, NodeState, make_plan
 from ...planner.constraints import admits
-from ...scheduler.start_orders import UNPLACED_NS, cluster_of, request_of
+from ...scheduler.live_cluster import LiveCluster
+from ...scheduler.start_orders import UNPLACED_NS, request_of
 from ...scheduler.worker_pool import broken
 from ...state.view import View
 from ..dispatch.version_backend import VersionBackend
@@ -38,8 +38,11 @@ class FeasibilityCheck:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._layouts: dict[CheckpointId, CheckpointLayout] = {}
+        self._live = LiveCluster(view)
         self._states: list[NodeState] = []
+        self._idle: Cluster | None = None
+        self._empty: Cluster | None = None
+        """Clusters of these states with idle links, and with nothing on them; made when they are asked for."""
         self._made_ns: int | None = None
 
     def unschedulable(self, backend: VersionBackend, now_ns: int, now_unix_ms: int) -> tuple[FleetError, int] | None:
@@ -66,33 +69,41 @@ class FeasibilityCheck:
         view = self._view
         if backend.workers or view.redis != "ok":
             return None, False
-        for order in view.orders.values():
-            ours = order.version == backend.key.version and order.spec.name == backend.key.name
-            if ours and order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
+        for order in view.orders_of(backend.key).values():
+            if order.wanted == "run" and not view.worker_lost(order.worker, order.node, order.epoch, now_ns):
                 return None, False
         request = replace(request_of(view, backend.key, backend.record, 1), slo=None)
         states = self.nodes(now_ns, now_unix_ms)
-        reason = _shortage(request, states)
+        reason = make_plan(request, self._idle_links(), 0.0).error
         if reason is None:
             return None, False
         # In a region without nodes, one may be about to come back: it is waited for, as if it were the only one.
-        fitting = [_emptied(state) for state in states if admits(request.wanted, state)]
-        return reason, bool(fitting) and _shortage(request, fitting) is not None
+        fitting = any(admits(request.wanted, state) for state in states)
+        return reason, fitting and make_plan(request, self._emptied(), 0.0).error is not None
+
+    def _idle_links(self) -> Cluster:
+        """The nodes as they will be when other fetches have ended."""
+        if self._idle is None:
+            self._idle = Cluster(replace(state, link=replace(state.link, fetches=())) for state in self._states)
+        return self._idle
+
+    def _emptied(self) -> Cluster:
+        """The nodes as if nothing ran on them."""
+        if self._empty is None:
+            self._empty = Cluster(
+                replace(state, link=replace(state.link, fetches=()), free_bytes=state.memory_bytes, held={})
+                for state in self._states
+            )
+        return self._empty
 
     def nodes(self, now_ns: int, now_unix_ms: int) -> list[NodeState]:
         """States of the nodes for the planner, from the cache while they are fresh."""
         if self._made_ns is None or now_ns - self._made_ns > NODE_STATES_KEPT_NS:
             self._made_ns = now_ns
-            self._states = list(cluster_of(self._view, self._layouts, now_ns, now_unix_ms * 1_000_000))
+            self._states = list(self._live.refreshed(now_ns, now_unix_ms * 1_000_000))
+            self._idle = self._empty = None
         return self._states
 
-
-def _shortage(request: PlanRequest, states: list[NodeState]) -> ErrorInfo | None:
-    """The planner's error if these nodes have no room for the request; None if they have."""
-    return make_plan(
-        request, Cluster(replace(state, link=replace(state.link, fetches=())) for state in states), 0.0
-    ).error
-
-
-def _emptied(state: NodeState) -> NodeState:
-    return replace(state, free_bytes=state.memory_bytes, held={})
+    def cluster(self, now_ns: int, now_unix_ns: int) -> Cluster:
+        """The nodes for the planner, as they are now. Not to be changed."""
+        return self._live.refreshed(now_ns, now_unix_ns)

@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.wait_estimate import PendingStart, WaitEstimate
 
-from ...planner import CheckpointLayout, Cluster, NodeState, OrderState
+from ...planner import CheckpointLayout, NodeState, OrderState
 from ...planner.estimates import NodeMeasures, VersionMeasures
 from ...planner.node_state import pending_bytes
 from ...scheduler.start_orders import layout_in, measures_of, plan_start, request_of
@@ -110,7 +110,7 @@ class WaitPredictor:
         starts = self._under_way(backend, now_ns)
         states = self._feasibility.nodes(now_ns, now_unix_ns // 1_000_000)
         if not starts:
-            coming = () if backend.workers else self._planned(backend, states, now_ns)
+            coming = () if backend.workers else self._planned(backend, now_ns, now_unix_ns)
             return _PendingStarts(at_ns=now_ns, coming=coming, ordered=0, sure=learned)
         by_node = {state.node: state for state in states}
         found = [self._coming(backend, stages, by_node, measures, now_unix_ns) for stages in starts]
@@ -123,10 +123,12 @@ class WaitPredictor:
         """Orders of each pending start: one worker's, or those of all stages of a pipeline."""
         view, groups = self._view, defaultdict[str, list[OrderState]](list)
         layout = layout_in(self._layouts, backend.record)
-        for order in view.orders.values():
-            if order.version != backend.key.version or order.spec.name != backend.key.name or order.wanted != "run":
-                continue
-            if order.worker in backend.workers or view.worker_lost(order.worker, order.node, order.epoch, now_ns):
+        for order in view.orders_of(backend.key).values():
+            if (
+                order.wanted != "run"
+                or order.worker in backend.workers
+                or view.worker_lost(order.worker, order.node, order.epoch, now_ns)
+            ):
                 continue
             seen = OrderState(order=order, status=view.statuses.get(order.worker), layout=layout)
             if seen.starting:
@@ -193,10 +195,10 @@ class WaitPredictor:
         arrival.note(segment.counted_unix_ns, segment.ready_bytes)
         return arrival.bytes_per_s
 
-    def _planned(self, backend: VersionBackend, states: Sequence[NodeState], now_ns: int) -> tuple[PendingStart, ...]:
+    def _planned(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> tuple[PendingStart, ...]:
         """The start that the planner would order now."""
         request = request_of(self._view, backend.key, backend.record, 1)
-        plan = plan_start(request, Cluster(states), now_ns / 1e9)
+        plan = plan_start(request, self._feasibility.cluster(now_ns, now_unix_ns), now_ns / 1e9)
         if plan.error is not None and not plan.wait_s:
             return ()
         ready_s = plan.ready_s if plan.error is None else plan.wait_s

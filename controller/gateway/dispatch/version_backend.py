@@ -174,6 +174,11 @@ class VersionBackend:
     def idle(self) -> bool:
         return not self.queue and not self.running
 
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to report, and its last report said so."""
+        return not (self.reported_busy or self.peak or self.queue or self.running)
+
     def try_acquire(self, call: Call, now_ns: int, *, first: bool = False) -> Attempt | None:
         """Assigns a free slot on the least-loaded worker; None if there is none, or if calls wait and not `first`."""
         if self.queue and not first:

@@ -1,6 +1,7 @@
 -- Apply the writes of a scheduler's step, all or none: rejected if another controller has become the scheduler.
 --
--- KEYS[1] fs:fence; KEYS[1 + i] the key of write i: fs:desired:{node} or fs:failures:{name}:{version}
+-- KEYS[1] fs:fence; KEYS[2] fs:failing
+-- KEYS[2 + i] the key of write i: fs:desired:{node} or fs:failures:{name}:{version}
 -- ARGV[1] the writer's fence, then for each write five: what, field, value, channel, message
 --   set   HSET key field value          an order
 --   del   HDEL key field                an order is taken back
@@ -12,8 +13,8 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
-for i = 2, #KEYS do
-  local at = 2 + (i - 2) * 5
+for i = 3, #KEYS do
+  local at = 2 + (i - 3) * 5
   local what, field, value = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   if what == 'set' then
     redis.call('HSET', KEYS[i], field, value)
@@ -22,8 +23,10 @@ for i = 2, #KEYS do
   elseif what == 'fail' then
     local count, last = string.match(value, '^(%d+)|(%d+)$')
     redis.call('HSET', KEYS[i], 'count', count, 'last_unix_ms', last, 'error', field)
+    redis.call('SADD', KEYS[2], KEYS[i])
   else
     redis.call('DEL', KEYS[i])
+    redis.call('SREM', KEYS[2], KEYS[i])
   end
   if ARGV[at + 3] ~= '' then
     redis.call('PUBLISH', ARGV[at + 3], ARGV[at + 4])

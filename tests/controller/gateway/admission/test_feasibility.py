@@ -29,7 +29,7 @@ DAY = 24 * 3600 * 1_000_000_000
 
 def deployed(cluster: Cluster, memory_mib: int = 64, layer_mib: int = 0, **fields: Any) -> VersionBackend:
     """A deployed version, with weights of eight layers unless `layer_mib` is 0."""
-    weights: dict[str, Any] = {"weights": CHAT, "llm": LLMSettings()} if layer_mib else {}
+    weights: dict[str, Any] = {"weights": CHAT, "llm": LLMSettings(kv_memory_bytes=MIB)} if layer_mib else {}
     spec = cluster.deploy(memory_bytes=memory_mib * MIB, **weights, **fields)
     layout = LayerLayout(0, [layer_mib * MIB] * 8, [(layer, layer + 1) for layer in range(8)]) if layer_mib else None
     record = VersionRecord(

@@ -1,0 +1,105 @@
+"""The agenda of the scheduler: which versions it looks at now. Pure but for the changes that it takes from the view.
+
+A version is looked at when something of it has changed, when the time has come that its last decision named, and once
+in a while anyway. Those that are idle, without workers and without a minimum of them, are not looked at at all until
+they change. So a step costs what has changed, and not what is deployed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
+
+from fleetstart.runtime.contract.node.reports import FunctionLoad
+
+from ..state.records import VersionKey, parse_version_key
+from ..state.traffic import tracked_versions
+from ..state.view import View
+
+MOVING_NS = 1_000_000_000
+"""Interval for versions with workers that start or end, or calls that wait: what time alone changes of them."""
+STEADY_NS = 10_000_000_000
+"""Interval for versions with workers of which nothing is expected: it makes up for a change that was not noticed."""
+STEP_VERSIONS = 100
+"""Versions of one step, some milliseconds: the loop that runs it serves calls."""
+
+Rest = Literal["inert", "steady", "moving"]
+"""What is to be expected of a version: nothing, nothing soon, or something any second."""
+
+
+class Agenda:
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._changes = view.follow()
+        self._pending = all_versions(view)
+        self._due_ns: dict[VersionKey, int] = {}
+        self._next_ns: int | None = None
+        self._unplaced: set[VersionKey] = set()
+        """Versions whose workers found no room."""
+
+    def take(self, now_ns: int) -> list[VersionKey]:
+        """The versions of the next step, those with the oldest waiting calls first."""
+        self._pending |= self._changes.take_versions()
+        if self._changes.take_nodes():
+            self._pending |= self._unplaced  # there may be room now
+        if self._next_ns is not None and self._next_ns <= now_ns:
+            self._pending.update(key for key, due_ns in self._due_ns.items() if due_ns <= now_ns)
+            self._next_ns = min((due_ns for due_ns in self._due_ns.values() if due_ns > now_ns), default=None)
+        if not self._pending:
+            return []
+        loads = self._view.loads()
+        taken = heapq.nsmallest(STEP_VERSIONS, self._pending, key=lambda key: start_order(key, loads))
+        self._pending.difference_update(taken)
+        for key in taken:
+            self._due_ns.pop(key, None)
+        return taken
+
+    def done(
+        self, rests: Mapping[VersionKey, tuple[Rest, int | None]], unplaced: Collection[VersionKey], now_ns: int
+    ) -> None:
+        """Notes when each version is due again: by what is expected of it, and the monotonic time that was named."""
+        self._unplaced = (self._unplaced - rests.keys()) | set(unplaced)
+        for key, (rest, again_ns) in rests.items():
+            if rest == "inert" and again_ns is None:
+                self._due_ns.pop(key, None)
+                continue
+            usual_ns = now_ns + (MOVING_NS if rest == "moving" else STEADY_NS - _spread_ns(key))
+            due_ns = min(usual_ns, max(again_ns, now_ns + 1)) if again_ns is not None else usual_ns
+            self._due_ns[key] = due_ns
+            if self._next_ns is None or due_ns < self._next_ns:
+                self._next_ns = due_ns
+
+    def again(self, keys: Iterable[VersionKey]) -> None:
+        """Puts versions back whose step was not written."""
+        self._pending.update(keys)
+
+    def wait_ns(self, now_ns: int) -> int | None:
+        """Time until the next step has something to do; None if only a change can bring it."""
+        if self._pending:
+            return 0
+        return max(0, self._next_ns - now_ns) if self._next_ns is not None else None
+
+
+def all_versions(view: View) -> set[VersionKey]:
+    """The versions that are deployed, ordered or called."""
+    functions = view.functions.items()
+    found = {VersionKey(name, version) for name, record in functions for version in tracked_versions(record)}
+    return found | called_versions(view) | set(view.ordered_versions())
+
+
+def called_versions(view: View) -> set[VersionKey]:
+    """The versions that gateways have calls of."""
+    return {key for text in view.loads() if (key := parse_version_key(text)) is not None}
+
+
+def start_order(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:
+    """Sort key of versions: that with the oldest waiting call starts first."""
+    load = loads.get(str(key))
+    return (load.oldest_unix_ms if load is not None and load.oldest_unix_ms else float("inf")), key
+
+
+def _spread_ns(key: VersionKey) -> int:
+    """Different for each version, so that those that were looked at together are not due together for ever."""
+    return zlib.crc32(str(key).encode()) % (STEADY_NS // 2)

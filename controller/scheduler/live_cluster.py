@@ -1,0 +1,117 @@
+"""The planner's cluster, kept up to date in place: a node's state is derived anew when something of it has changed.
+
+To derive all of a thousand nodes takes some 70 ms, in the loop that serves calls.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+
+from ..planner import CheckpointLayout, Cluster, OrderState, node_state
+from ..planner.estimates import NodeMeasures, node_prior
+from ..state.records import VersionKey
+from ..state.view import View
+from .start_orders import layout_in
+
+log = logging.getLogger(__name__)
+
+PRIOR_NS = 10_000_000_000
+"""Interval at which the estimates of nodes without starts are made anew from those of the others."""
+
+
+class LiveCluster:
+    """The live nodes that take workers, with the orders on them."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.layouts: dict[CheckpointId, CheckpointLayout] = {}
+        """Layouts of the checkpoints of all versions that were read."""
+        self._versions: set[VersionKey] = set()
+        self._cluster = Cluster()
+        self._changes = view.follow()
+        self._changes.nodes.update(view.nodes)
+        self._changes.versions.update(view.versions)
+        self._measures: dict[NodeId, NodeMeasures | None] = {}
+        self._prior = NodeMeasures()
+        self._prior_ns: int | None = None
+        self._faults: dict[NodeId, str] = {}
+
+    def refreshed(self, now_ns: int, now_unix_ns: int) -> Cluster:
+        """The cluster as it is now."""
+        stale = self._changes.take_nodes() | self._relearned(now_ns) | self._relaid()
+        for node in stale:
+            try:
+                self._refresh(node, now_ns, now_unix_ns)
+                self._faults.pop(node, None)
+            except Exception as error:  # one node's report must not stop the starts on others
+                self._cluster.drop(node)
+                if self._faults.get(node) != repr(error):
+                    log.exception("a node cannot be planned on", extra={"node": node})
+                self._faults[node] = repr(error)
+        return self._cluster
+
+    def changed(self, node: NodeId) -> None:
+        """Notes that the node's state was changed by a plan, and must be derived anew from what came of it."""
+        self._changes.nodes.add(node)
+
+    def _refresh(self, node: NodeId, now_ns: int, now_unix_ns: int) -> None:
+        view, seen = self.view, self.view.nodes.get(node)
+        if seen is None or seen.absent_since_ns is not None or node in view.draining:
+            self._cluster.drop(node)
+            self._measures.pop(node, None)
+            return
+        orders = []
+        for order in view.orders_on(node).values():
+            record = view.versions.get(VersionKey(order.spec.name, order.version))
+            if record is not None:
+                status = view.statuses.get(order.worker) or view.ended.get(order.worker)
+                orders.append(OrderState(order=order, status=status, layout=layout_in(self.layouts, record)))
+        known = self._measures[node] = view.node_measures.get(node)
+        self._cluster.put(
+            node_state(
+                seen.report,
+                orders,
+                known if known is not None else self._prior,
+                layouts=self.layouts,
+                now_s=now_ns / 1e9,
+                now_unix_ns=now_unix_ns,
+            )
+        )
+
+    def _relearned(self, now_ns: int) -> set[NodeId]:
+        """The nodes whose estimates are other ones."""
+        measures = self.view.node_measures
+        stale = {node for node, used in self._measures.items() if measures.get(node) is not used}
+        if self._prior_ns is None or now_ns - self._prior_ns > PRIOR_NS:
+            self._prior_ns = now_ns
+            prior = node_prior(list(measures.values()))
+            if prior != self._prior:
+                self._prior = prior
+                stale |= {node for node, used in self._measures.items() if used is None}
+        return stale
+
+    def _relaid(self) -> set[NodeId]:
+        """The nodes with orders of versions that are new, or that hold checkpoints whose layouts are."""
+        changed = self._changes.take_versions()
+        if not changed:
+            return set()
+        known, stale = set(self.layouts), set[NodeId]()
+        for key in changed:
+            record = self.view.versions.get(key)
+            if record is None:
+                self._versions.discard(key)
+            elif key not in self._versions:  # orders may have come before it
+                self._versions.add(key)
+                layout_in(self.layouts, record)
+                stale.update(order.node for order in self.view.orders_of(key).values())
+        new = self.layouts.keys() - known
+        if not new:
+            return stale
+        holders: dict[CheckpointId, set[NodeId]] = defaultdict(set)
+        for node, seen in self.view.nodes.items():
+            for checkpoint in (*(segment.checkpoint for segment in seen.report.segments), *seen.report.disk):
+                holders[checkpoint].add(node)
+        return stale.union(*(holders.get(checkpoint, set()) for checkpoint in new))

@@ -1,0 +1,123 @@
+"""The cluster that is kept up to date in place is the one that would be made anew."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetstart.controller.planner import node_state
+from fleetstart.controller.planner.estimates import NodeMeasures
+from fleetstart.controller.scheduler.live_cluster import LiveCluster
+from fleetstart.controller.state.records import VersionKey, VersionRecord
+from fleetstart.controller.state.view import NodeSeen
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import SegmentReport
+from fleetstart.runtime.contract.process.moving_average import MovingAverage
+from fleetstart.runtime.contract.sizes import MIB
+from fleetstart.runtime.contract.weights.stage import LayerLayout
+from tests.controller.scheduler.test_autoscaler import spec
+from tests.controller.scheduler.test_reconcile import Cluster
+
+MOVES = st.tuples(
+    st.sampled_from(["report", "segment", "order", "status", "drop", "version", "measure", "drain", "absent", "gone"]),
+    st.integers(0, 3),
+    st.integers(0, 2),
+)
+
+
+def model(index: int) -> VersionRecord:
+    one = spec(
+        name=FunctionName(f"m{index}"), weights=CheckpointId(f"{index}" * 64), llm=LLMSettings(kv_memory_bytes=MIB)
+    )
+    layout = LayerLayout(0, [MIB] * 4, [], [])
+    return VersionRecord(
+        version=Version(1), digest="", spec=one, segment_bytes=4 * MIB, created_unix_ms=0, layout=layout
+    )
+
+
+def play(cluster: Cluster, move: str, node_index: int, index: int) -> None:
+    view, node = cluster.view, NodeId(f"n{node_index}")
+    seen, record = view.nodes.get(node), model(index)
+    worker = WorkerId(f"w{node_index}{index}")
+    if move == "version":
+        view.versions[VersionKey(record.spec.name, Version(1))] = record
+    elif move == "order":
+        view.put_order(
+            WorkerOrder(worker=worker, node=node, epoch="e", version=Version(1), spec=record.spec, ordered_unix_ns=1)
+        )
+    elif move == "drop":
+        view.drop_order(worker)
+    elif move == "status" and worker in view.orders:
+        view.put_status(
+            WorkerStatus(
+                worker=worker, node=node, function=record.spec.name, version=Version(1),
+                state=("starting", "ready", "failed")[index],
+            )
+        )  # fmt: skip
+    elif move == "measure":
+        view.node_measures[node] = NodeMeasures(store_bytes_per_s=MovingAverage(1e6 * (index + 1), 1))
+    elif move == "drain":
+        view.draining = view.draining ^ {node}
+    elif move == "gone":
+        view.nodes.pop(node, None)
+    elif seen is not None and move == "absent":
+        seen.absent_since_ns = None if seen.absent_since_ns is not None else 1
+        view.node_came_or_went(node)
+    elif seen is not None:
+        segment = SegmentReport(CheckpointId(f"{index}" * 64), "ready", 4 * MIB, 4 * MIB)
+        view.nodes[node] = NodeSeen(
+            msgspec.structs.replace(
+                seen.report, memory_used_bytes=index * MIB, segments=[segment] if move == "segment" else []
+            )
+        )
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(MOVES, max_size=25))
+def test_what_is_kept_up_to_date_is_what_would_be_made_anew(moves: list[tuple[str, int, int]]) -> None:
+    cluster = Cluster(nodes=4)
+    live = LiveCluster(cluster.view)
+    for move in moves:
+        play(cluster, *move)
+        live.refreshed(0, 0)
+    cluster.clock.advance(60)  # estimates of nodes without starts are made anew once in a while
+    now_ns, now_unix_ns = cluster.clock.monotonic_ns(), cluster.clock.unix_ns()
+    kept = {state.node: state for state in live.refreshed(now_ns, 0)}
+    new = {state.node: state for state in LiveCluster(cluster.view).refreshed(now_ns, 0)}
+    assert kept.keys() == new.keys()
+    for name, state in kept.items():
+        fresh = new[name]
+        for field in ("epoch", "free_bytes", "workers", "held", "disk_bytes_per_s", "start_s", "memory_bytes"):
+            assert getattr(state, field) == getattr(fresh, field), (name, field)
+        assert state.link.bytes_per_s == fresh.link.bytes_per_s
+        assert {fetch.checkpoint for fetch in state.link.fetches} <= {fetch.checkpoint for fetch in fresh.link.fetches}
+    assert now_unix_ns
+
+
+def test_a_node_that_cannot_be_understood_stops_no_start_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(nodes=2)
+    cluster.deploy()
+    cluster.load(1)
+
+    def faulty(report, *args, **fields):  # type: ignore[no-untyped-def]
+        if report.node == "n0":
+            raise ValueError("no such layer")
+        return node_state(report, *args, **fields)
+
+    monkeypatch.setattr("fleetstart.controller.scheduler.live_cluster.node_state", faulty)
+    assert [order.node for order in cluster.step().orders] == ["n1"]
+
+
+def test_a_plan_that_was_not_written_takes_no_room() -> None:
+    cluster = Cluster(memory_mib=600)
+    cluster.deploy()
+    cluster.load(1)
+    now_ns, now_unix_ns = cluster.clock.monotonic_ns(), cluster.clock.unix_ns()
+    first = cluster.reconciler.step(cluster.view, now_ns=now_ns, now_unix_ns=now_unix_ns)
+    assert len(first.orders) == 1
+    again = cluster.reconciler.step(cluster.view, now_ns=now_ns, now_unix_ns=now_unix_ns)
+    assert len(again.orders) == 1, "Redis did not take the first, and there is room for one"
