@@ -176,10 +176,20 @@ DASHBOARD = {
     "read only": (
         "e2e/operation/test_dashboard.py::test_a_function_is_tried_by_a_form_made_from_its_types",
         "e2e/operation/test_dashboard.py::test_scale_and_rollback_change_the_function",
-        "e2e/operation/test_dashboard.py::test_async_calls_secrets_budgets_and_audit_have_pages",
+        "e2e/operation/test_dashboard_errands.py::test_a_budget_is_set_changed_and_removed",
+        "e2e/operation/test_dashboard_errands.py::test_a_secret_is_set_and_removed",
+        "e2e/operation/test_dashboard_errands.py::test_a_key_is_made_rotated_and_revoked",
+        "e2e/operation/test_dashboard_errands.py::test_an_async_call_is_cancelled_and_a_dead_letter_runs_again",
     ),
     "a suggested command that fails": (
         "e2e/operation/test_dashboard.py::test_the_command_that_is_suggested_works_as_it_is",
+    ),
+    "no time range and no history": (
+        "e2e/operation/test_dashboard_errands.py::test_a_bar_of_the_history_leads_to_the_calls_and_events_of_its_time",
+    ),
+    "hundreds of functions": (
+        "e2e/operation/test_dashboard.py::test_functions_are_sorted_by_the_chosen_column",
+        "e2e/operation/test_dashboard_errands.py::test_a_long_list_is_shown_in_pages",
     ),
     "alerts": ("docs/test_monitoring.py::test_every_metric_that_is_asked_for_is_exposed",),
 }
