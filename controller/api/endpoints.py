@@ -132,8 +132,8 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
         Endpoint("GET", OBJECT, "read", ObjectsApi.get_object, "Download an object, or one range of it", kind="object",
                  headers=("range",), answer=bytes, media=BYTES),
         Endpoint("PUT", OBJECT, "deploy", ObjectsApi.put_object,
-                 "Upload a bundle or a checkpoint's object; a digest in the key must match", kind="object", answer=dict,
-                 status=201),
+                 "Upload a bundle or a checkpoint's object, once; a digest in the key must match. 200 if an equal one "
+                 "is there, 409 if another one is", kind="object", answer=dict, status=201),
         Endpoint("GET", "/api/v1/checkpoints", "read", ObjectsApi.list_checkpoints, "List checkpoints, newest first",
                  unlimited=True, query={"unfinished": 0}, answer=list[CheckpointInfo]),
         Endpoint("GET", CHECKPOINT, "read", ObjectsApi.get_manifest, "The manifest of a checkpoint", kind="checkpoint",
@@ -141,6 +141,9 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
         Endpoint("DELETE", CHECKPOINT, "deploy", ObjectsApi.delete_checkpoint,
                  "Remove a checkpoint, unless a deployed function uses it", audit="checkpoint.rm", kind="checkpoint",
                  unlimited=True, answer=CheckpointInfo),
+        Endpoint("DELETE", f"{CHECKPOINT}/parts/{{object}}", "admin", ObjectsApi.delete_part,
+                 "Remove a damaged part, so that a push of the same weights sends it again",
+                 audit="checkpoint.part.rm", kind="checkpoint", unlimited=True, answer=dict),
     ),
     FunctionsApi: (
         Endpoint("GET", "/api/v1/functions", "read", FunctionsApi.functions, "List functions",

@@ -9,10 +9,20 @@ from contextlib import aclosing
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
-from fleetstart.runtime.contract.object_keys import LayerKey, VolumeKey, parse_key
+from fleetstart.runtime.contract.errors import Forbidden, InvalidInput, TooLarge
+from fleetstart.runtime.contract.object_keys import (
+    LAYOUT_OBJECT,
+    CheckpointKey,
+    LayerKey,
+    VolumeKey,
+    checkpoint_key,
+    digest_in_name,
+    is_object_name,
+    parse_key,
+)
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
 
+from ..auth.request_context import caller_of
 from ..http.asgi import error_json
 from ..http.byte_range import NotSatisfiable, parse_range
 from ..http.json_api import json_response, query_flag
@@ -56,6 +66,7 @@ class ObjectsApi:
 
     async def put_object(self, request: Request) -> Response:
         key = check_key(request.path_params["key"])
+        _require_digest_of_limited(request, key)
         chunks = _chunks(request)
         try:
             if key.endswith("/" + MANIFEST_OBJECT):
@@ -67,10 +78,10 @@ class ObjectsApi:
                 else:
                     await self._checkpoints.check_parts(check_checkpoint(key.split("/")[1]), data)
                 chunks = _once(data)
-            await self._store.put(key, Upload(key, chunks))
+            created = await self._store.put(key, Upload(key, chunks))
         except ClientDisconnect:
             return Response(status_code=499)
-        return json_response({"key": key}, status=201)
+        return json_response({"key": key}, status=201 if created else 200)
 
     async def list_checkpoints(self, request: Request) -> Response:
         return json_response(await self._checkpoints.list(unfinished=query_flag(request, "unfinished")))
@@ -83,12 +94,35 @@ class ObjectsApi:
         checkpoint = check_checkpoint(request.path_params["id"])
         return json_response(await self._checkpoints.remove(checkpoint, time.time_ns() // 1_000_000))
 
+    async def delete_part(self, request: Request) -> Response:
+        checkpoint, name = check_checkpoint(request.path_params["id"]), request.path_params["object"]
+        key = checkpoint_key(checkpoint, name)
+        if not is_object_name(name) or name == MANIFEST_OBJECT:
+            raise InvalidInput(f"{name[:80]!r} is no part of a checkpoint")
+        if await self._store.size(key) is None:
+            raise not_found(key)
+        await self._store.delete(key)
+        return json_response({"key": key})
+
     async def _found(self, request: Request) -> tuple[str, int]:
         key = check_key(request.path_params["key"])
         size_bytes = await self._store.size(key)
         if size_bytes is None:
             raise not_found(key)
         return key, size_bytes
+
+
+def _require_digest_of_limited(request: Request, key: str) -> None:
+    """Demands a digest in the name of what limited keys upload: without one, they could leave forged parts where others
+    will publish theirs. Errors: Forbidden."""
+    caller, named = caller_of(request), parse_key(key)
+    if not caller.limited or not isinstance(named, CheckpointKey | LayerKey):
+        return
+    if named.object not in (MANIFEST_OBJECT, LAYOUT_OBJECT) and not digest_in_name(named.object):
+        raise Forbidden(
+            f"key {caller.name} is limited, and {named.object[:80]} has no digest in its name",
+            hint="push with the fs of this release, which names parts by their digests; or use a key without limits",
+        )
 
 
 async def _begun(blocks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

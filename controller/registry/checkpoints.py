@@ -46,6 +46,7 @@ class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     files: int
     adapter: bool
+    protected: bool
     sizes: dict[str, int]
     """Size of each part's object."""
 
@@ -158,6 +159,7 @@ class Checkpoints:
             files=summary.files if summary else 0,
             parts=len(summary.sizes) if summary else len(objects),
             adapter=summary.adapter if summary else False,
+            protected=summary.protected if summary else False,
             created_unix_ms=(stored or max(objects, key=lambda one: one.modified_unix_ms)).modified_unix_ms,
             used_by=list(used_by),
         )
@@ -196,6 +198,7 @@ def summarize(manifest: Manifest) -> ManifestSummary:
         tensors=len(manifest.tensors) + len(manifest.aliases),
         files=len(manifest.files),
         adapter=is_adapter(manifest),
+        protected=manifest.is_protected,
         sizes={part.object: part.header_bytes + part.data_bytes for part in manifest.parts},
     )
 

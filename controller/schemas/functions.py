@@ -128,6 +128,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     parts: int
     adapter: bool
     """Whether it is a LoRA adapter."""
+    protected: bool = False
+    """Whether digests protect it against forgery: checkpoints of earlier releases have checksums alone."""
     created_unix_ms: int
     used_by: list[str]
     """Versions of deployed functions, as name@version."""

@@ -1,5 +1,5 @@
-"""The object store in a local folder. Objects are written aside, synced and renamed, so that a reader sees all or
-none."""
+"""The object store in a local folder. Objects are written aside, synced and linked to their name: a reader sees all or
+none, and an object that is there is never replaced, as a rename would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
 
-from .object_store import StoredObject, Upload, not_found
+from .object_store import StoredObject, Upload, not_found, require_same
 
 BLOCK_BYTES = 1 << 20
 
@@ -26,7 +26,7 @@ class FolderStore:
         self._incoming = root / ".incoming"
         self._incoming.mkdir(parents=True, exist_ok=True)
 
-    async def put(self, key: str, upload: Upload) -> None:
+    async def put(self, key: str, upload: Upload) -> bool:
         incoming = self._incoming / secrets.token_hex(16)
         try:
             with incoming.open("xb", buffering=0) as file:
@@ -35,10 +35,14 @@ class FolderStore:
                 upload.check()
                 await asyncio.to_thread(os.fsync, file.fileno())
             await asyncio.to_thread(_publish, incoming, self._root / key)
+        except FileExistsError:
+            await require_same(self, key, upload)
+            return False
         except OSError as error:
             raise StoreFailed(f"{key}: cannot be written to {self._root}: {error.strerror}") from error
         finally:
             incoming.unlink(missing_ok=True)
+        return True
 
     async def create(self, key: str, data: bytes) -> bool:
         try:
@@ -47,14 +51,11 @@ class FolderStore:
             raise StoreFailed(f"{key}: cannot be written to {self._root}: {error.strerror}") from error
 
     def _create(self, incoming: Path, target: Path, data: bytes) -> bool:
-        """Publishes with a link, because a rename would replace an existing object."""
         try:
             with incoming.open("xb", buffering=0) as file:
                 _write(file.fileno(), data)
                 os.fsync(file.fileno())
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(incoming, target)
-            _sync_folder(target.parent)
+            _publish(incoming, target)
         except FileExistsError:
             return False
         finally:
@@ -141,10 +142,11 @@ def _write(descriptor: int, block: bytes) -> None:
 
 
 def _publish(incoming: Path, target: Path) -> None:
+    """Errors: FileExistsError."""
     while True:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            incoming.rename(target)
+            os.link(incoming, target)
             break
         except FileNotFoundError:  # a removal of the last object took the folder with it
             if not incoming.exists():

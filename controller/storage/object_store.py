@@ -1,12 +1,14 @@
 """The object store's protocol, uploads, and checks that bundles and checkpoints are complete.
 
-Callers of the API may name only bundles and checkpoints (`contract.object_keys`), never the `ledger/`. The digests of
-bundles and manifests are checked before the object is published; parts are checked chunk by chunk by the node that
-fetches them. `registry.checkpoints` lists and removes checkpoints.
+Callers of the API may name only bundles and checkpoints (`contract.object_keys`), never the `ledger/`. An object is
+written once: its bytes never change, and who sends others is refused. Bundles, manifests and parts have their digest
+in their key, and are published only if they match. Parts of older checkpoints have none: nodes check their chunks'
+checksums, which find accidents. `registry.checkpoints` lists and removes checkpoints.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -14,10 +16,12 @@ from typing import Protocol
 
 from fleetstart.runtime.contract.errors import (
     CheckpointInvalid,
+    Conflict,
     InvalidInput,
     InvalidSpec,
     LayerInvalid,
     NotFound,
+    StoreFailed,
     TooLarge,
     WeightsMissing,
 )
@@ -29,12 +33,16 @@ from fleetstart.runtime.contract.object_keys import (
     VolumeKey,
     bundle_key,
     checkpoint_key,
+    digest_in_name,
     is_digest,
     layer_key,
     parse_key,
     volume_key,
 )
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT, Manifest, read_manifest
+
+DIGEST_HERE_BYTES = 64 * 1024
+"""Smaller blocks are digested quicker than a thread is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +55,9 @@ class StoredObject:
 class ObjectStore(Protocol):
     """An object store. Keys from callers must have passed `check_key`. Errors: StoreFailed."""
 
-    async def put(self, key: str, upload: Upload) -> None:
-        """Stores all bytes of the upload, published only after `upload.check()` has passed."""
+    async def put(self, key: str, upload: Upload) -> bool:
+        """Stores all bytes of the upload, published only after `upload.check()` has passed. False, and nothing is
+        changed, if an equal object is there. Errors: Conflict, if another one is there."""
         ...
 
     async def create(self, key: str, data: bytes) -> bool:
@@ -81,7 +90,7 @@ class ObjectStore(Protocol):
 
 
 class Upload:
-    """An upload, digested as it passes; `check()` compares it with the digest in its key."""
+    """An upload, digested as it passes; `check()` compares it with the digest in its key, if there is one."""
 
     def __init__(self, key: str, chunks: AsyncIterator[bytes]) -> None:
         self._key = key
@@ -96,23 +105,33 @@ class Upload:
         block = bytearray()
         async for chunk in self._chunks:
             self.size_bytes += len(chunk)
-            if self._expected is not None:
-                self._digest.update(chunk)
             if self._manifest is not None:
                 self._manifest += chunk
                 if len(self._manifest) > MANIFEST_MAX_BYTES:
                     raise TooLarge(f"{self._key}: a manifest has {MANIFEST_MAX_BYTES} bytes at most")
             block += chunk
             while len(block) >= block_bytes:
-                yield bytes(block[:block_bytes])
+                yield await self._digested(bytes(block[:block_bytes]))
                 del block[:block_bytes]
         if block:
-            yield bytes(block)
+            yield await self._digested(bytes(block))
+
+    async def _digested(self, block: bytes) -> bytes:
+        if len(block) < DIGEST_HERE_BYTES:
+            self._digest.update(block)
+        else:
+            await asyncio.to_thread(self._digest.update, block)
+        return block
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what has passed, in hex."""
+        return self._digest.hexdigest()
 
     def check(self) -> None:
-        if self._expected is not None and self._digest.hexdigest() != self._expected:
+        if self._expected is not None and self.digest != self._expected:
             raise InvalidInput(
-                f"{self._key}: the {self.size_bytes} bytes that came have digest {self._digest.hexdigest()[:12]}…",
+                f"{self._key}: the {self.size_bytes} bytes that came have digest {self.digest[:12]}…",
                 hint="the upload was cut or changed on its way: deploy again",
             )
         if self._manifest is not None and self._expected is not None:
@@ -120,6 +139,24 @@ class Upload:
                 layers.read_layer(bytes(self._manifest), LayerId(self._expected))
             else:
                 read_manifest(bytes(self._manifest), CheckpointId(self._expected))
+
+
+async def require_same(store: ObjectStore, key: str, upload: Upload) -> None:
+    """Checks that the object in the store is what was sent once more. Errors: Conflict, StoreFailed."""
+    found_bytes = await store.size(key)
+    if found_bytes is None:
+        raise StoreFailed(f"{key} was removed while it was sent", hint="send it again")
+    digest = hashlib.sha256()
+    if found_bytes == upload.size_bytes:
+        async for block in store.read_range(key, 0, found_bytes):
+            await asyncio.to_thread(digest.update, block)
+        if digest.hexdigest() == upload.digest:
+            return
+    raise Conflict(
+        f"{key} is in the store with other bytes: {found_bytes:,}, and {upload.size_bytes:,} came; objects are written "
+        "once",
+        hint="if the one in the store is damaged, an admin removes it: fs weights verify ID --repair",
+    )
 
 
 def check_key(key: str) -> str:
@@ -142,12 +179,12 @@ def check_checkpoint(text: str) -> CheckpointId:
 
 
 def expected_digest(key: str) -> str | None:
-    """The sha256 in a key of a bundle or a manifest; None for parts, whose chunks the manifest has checksums of."""
+    """The sha256 in a key; None for parts of older checkpoints, of which the manifest has checksums alone."""
     named = parse_key(key)
     if isinstance(named, CheckpointKey):
-        return named.checkpoint if named.object == MANIFEST_OBJECT else None
+        return named.checkpoint if named.object == MANIFEST_OBJECT else digest_in_name(named.object) or None
     if isinstance(named, LayerKey):
-        return named.layer if named.object == MANIFEST_OBJECT else None
+        return named.layer if named.object == MANIFEST_OBJECT else digest_in_name(named.object) or None
     return named.tree if isinstance(named, VolumeKey) else named
 
 

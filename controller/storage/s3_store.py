@@ -1,5 +1,5 @@
 """The object store in S3: one PUT for a small object, else a multipart upload that is completed if its digest
-matches."""
+matches. Objects are written once: by `If-None-Match: *`, and by a look before, for servers that do not know it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
 from fleetstart.runtime.contract.object_keys import RELAY
 
-from .object_store import StoredObject, Upload, not_found
+from .object_store import StoredObject, Upload, not_found, require_same
 
 PART_BYTES = 16 << 20
 """10,000 parts are allowed: 160 GB an object; S3 asks for 5 MiB at least."""
@@ -33,13 +33,23 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
-    async def put(self, key: str, upload: Upload) -> None:
+    async def put(self, key: str, upload: Upload) -> bool:
+        if await self.size(key) is not None:
+            async for _ in upload.blocks(PART_BYTES):
+                pass
+            upload.check()
+        elif await self._put_new(key, upload):
+            return True
+        await require_same(self, key, upload)
+        return False
+
+    async def _put_new(self, key: str, upload: Upload) -> bool:
+        """False if there is an object by now."""
         blocks = upload.blocks(PART_BYTES)
         first = await anext(blocks, b"")
         if len(first) < PART_BYTES:
             upload.check()
-            await self._call(key, self._client.put_object, Body=first)
-            return
+            return await self._publish(key, self._client.put_object, Body=first)
         begun = await self._call(key, self._client.create_multipart_upload)
         upload_id = begun["UploadId"]
         try:
@@ -47,13 +57,33 @@ class S3Store:
             async for block in blocks:
                 parts.append(await self._part(key, upload_id, len(parts) + 1, block))
             upload.check()
-            await self._call(
+            published = await self._publish(
                 key, self._client.complete_multipart_upload, UploadId=upload_id, MultipartUpload={"Parts": parts}
             )
         except BaseException:
-            with contextlib.suppress(StoreFailed):
-                await asyncio.shield(self._call(key, self._client.abort_multipart_upload, UploadId=upload_id))
+            await self._abort(key, upload_id)
             raise
+        if not published:
+            await self._abort(key, upload_id)
+        return published
+
+    async def _abort(self, key: str, upload_id: str) -> None:
+        with contextlib.suppress(StoreFailed):
+            await asyncio.shield(self._call(key, self._client.abort_multipart_upload, UploadId=upload_id))
+
+    async def _publish(self, key: str, method: Callable[..., Any], **arguments: Any) -> bool:
+        """Sends a request that makes an object, unless there is one: then False. A server that knows no conditions
+        ignores this one, or refuses it, and is asked without."""
+        try:
+            await self._call(key, method, IfNoneMatch="*", **arguments)
+        except StoreFailed as error:
+            code = _code_in(error)
+            if code in ("PreconditionFailed", "412"):
+                return False
+            if code not in ("NotImplemented", "501"):
+                raise
+            await self._call(key, method, **arguments)
+        return True
 
     async def _part(self, key: str, upload_id: str, number: int, block: bytes) -> dict[str, Any]:
         answer = await self._call(key, self._client.upload_part, UploadId=upload_id, PartNumber=number, Body=block)
@@ -61,17 +91,7 @@ class S3Store:
 
     async def create(self, key: str, data: bytes) -> bool:
         """Creates an object by `If-None-Match: *`. A server without support overwrites: check before relying on it."""
-        from botocore.exceptions import ClientError
-
-        try:
-            await self._call(key, self._client.put_object, Body=data, IfNoneMatch="*")
-        except StoreFailed as error:
-            cause = error.__cause__
-            code = cause.response.get("Error", {}).get("Code", "") if isinstance(cause, ClientError) else ""
-            if code in ("PreconditionFailed", "412"):
-                return False
-            raise
-        return True
+        return await self._publish(key, self._client.put_object, Body=data)
 
     async def size(self, key: str) -> int | None:
         try:
@@ -176,8 +196,13 @@ class S3Store:
 
 def _is_bare(error: StoreFailed) -> bool:
     """Whether all that the store said is a status."""
+    return _code_in(error).isdecimal()
+
+
+def _code_in(error: StoreFailed) -> str:
+    """The code that the store gave as the cause; empty if it did not answer."""
     from botocore.exceptions import ClientError
 
     from .s3_errors import code_of
 
-    return isinstance(error.__cause__, ClientError) and code_of(error.__cause__).isdecimal()
+    return code_of(error.__cause__) if isinstance(error.__cause__, ClientError) else ""

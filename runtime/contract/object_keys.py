@@ -27,6 +27,7 @@ from .sizes import MIB
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAMED_BY_DIGEST = re.compile(r"(?:.+-)?([0-9a-f]{64})(?:\.safetensors)?")
 
 BUNDLES = "bundles/"
 CHECKPOINTS = "checkpoints/"
@@ -38,6 +39,8 @@ LINK_PROBE = "probe/link"
 LINK_PROBE_BYTES = 8 * MIB
 """What a node reads when it comes up: a third of a second at 200 Mbit/s."""
 VOLUME_MANIFEST = "manifest.json"
+LAYOUT_OBJECT = "layout.json.gz"
+"""Layout of a checkpoint's source files, beside its parts."""
 
 
 class CheckpointKey(NamedTuple):
@@ -69,6 +72,17 @@ def is_digest(text: str) -> bool:
 def is_object_name(text: str) -> bool:
     """Whether the text can be the name of an object of a checkpoint."""
     return _OBJECT.fullmatch(text) is not None
+
+
+def name_with_digest(name: str, digest: str) -> str:
+    """The name of a part, with the SHA-256 of its bytes: part-00001-of-00002-{digest}.safetensors."""
+    return f"{name.removesuffix('.safetensors')}-{digest}.safetensors"
+
+
+def digest_in_name(name: str) -> str:
+    """The SHA-256 that an object's name demands of its bytes; empty if it has none, as parts of older checkpoints."""
+    match = _NAMED_BY_DIGEST.fullmatch(name)
+    return match[1] if match is not None else ""
 
 
 def is_key(key: str) -> bool:

@@ -27,7 +27,7 @@ from ..weights.local_files import FileList
 from ..weights.publish import publish_source
 from ..weights.resolve import SHORT, find_checkpoint
 from ..weights.source import Source, read_folder, read_source
-from ..weights.verify import CorruptRange, verify
+from ..weights.verify import CorruptRange, remove_parts, verify
 
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
@@ -94,6 +94,11 @@ def ls(home: Path, *, unfinished: bool, url: str | None, as_json: bool) -> None:
         output.json_data(checkpoints)
     elif checkpoints:
         output.data(checkpoints_table(checkpoints, now_s=time.time()))
+        if unprotected := [info.id[:SHORT] for info in checkpoints if info.complete and not info.protected]:
+            output.message(
+                f"not protected against forgery, because they have no digests: {', '.join(unprotected)}; "
+                "push the same weights with this release, and deploy with the new ID"
+            )
     else:
         output.message("no weights are in the store yet: fs weights push FOLDER")
 
@@ -118,10 +123,14 @@ def checkpoints_table(checkpoints: Iterable[CheckpointInfo], *, now_s: float) ->
 
 @command.command("verify")
 @click.argument("name", metavar="ID|all")
+@click.option("--repair", is_flag=True, help="Remove damaged parts, so that a push of the same weights sends them.")
 @verb()
 @click.pass_obj
-def verify_(home: Path, *, name: str, url: str | None, as_json: bool) -> int:
-    """Read all of a checkpoint again and check it; exit code 1 and the bad chunk's place if it is not whole."""
+def verify_(home: Path, *, name: str, repair: bool, url: str | None, as_json: bool) -> int:
+    """Read all of a checkpoint again and check it; exit code 1 and the bad chunk's place if it is not whole.
+
+    Objects in the store are written once. --repair needs an admin's key without limits, and is in the audit log.
+    """
     results: list[dict[str, Any]] = []
     with ApiClient(find_server(url, home)) as server:
         if name == "all":
@@ -129,7 +138,7 @@ def verify_(home: Path, *, name: str, url: str | None, as_json: bool) -> int:
         else:
             wanted = [find_checkpoint(server, name).id]
         for checkpoint in wanted:
-            results.append(_verified(server, checkpoint))
+            results.append(_verified(server, checkpoint, repair=repair))
             if results[-1]["ok"] and not as_json:
                 output.data(f"{checkpoint[:SHORT]} is whole")
     failed = any(not result["ok"] for result in results)
@@ -138,7 +147,7 @@ def verify_(home: Path, *, name: str, url: str | None, as_json: bool) -> int:
     return output.FAILED if failed else output.OK
 
 
-def _verified(server: ApiClient, checkpoint: CheckpointId) -> dict[str, Any]:
+def _verified(server: ApiClient, checkpoint: CheckpointId, *, repair: bool) -> dict[str, Any]:
     bad: list[CorruptRange] = []
     problem = ""
     try:
@@ -148,7 +157,10 @@ def _verified(server: ApiClient, checkpoint: CheckpointId) -> dict[str, Any]:
         problem = error.message
     for wrong in [problem] if problem else [str(one) for one in bad]:
         output.message(f"{checkpoint[:SHORT]} is damaged: {wrong}")
-    return {"id": checkpoint, "ok": not bad and not problem, "problem": problem, "bad": bad}
+    removed = remove_parts(server, checkpoint, bad) if repair else []
+    if removed:
+        output.message(f"{checkpoint[:SHORT]}: removed {', '.join(removed)}; now push the same weights again")
+    return {"id": checkpoint, "ok": not bad and not problem, "problem": problem, "bad": bad, "removed": removed}
 
 
 @command.command

@@ -25,6 +25,7 @@ from fleetstart.runtime.contract.function.layer import (
     MANIFEST_OBJECT,
     LayerFile,
     LayerManifest,
+    LayerPart,
     layer_bytes,
     layer_id,
     own_platform,
@@ -145,13 +146,20 @@ def _list_files(folder: Path) -> list[LayerFile]:
 def manifest_of(folder: Path, files: list[LayerFile], lock: str, progress: Progress) -> LayerManifest:
     """Computes the checksums of an installed folder."""
     total = sum(file.size_bytes for file in files)
-    parts = parts_of(total)
+    read = stream_of(folder, files)
+    parts: list[LayerPart] = []
     chunks: list[int] = []
     digests: list[str] = []
-    for chunk in in_chunks(stream_of(folder, files)(0, total), CHUNK_BYTES):
-        chunks.append(xxhash.xxh3_64_intdigest(chunk))
-        digests.append(sha256(chunk).hexdigest())
-        progress("checksums", min(total, len(chunks) * CHUNK_BYTES), total)
+    offset = 0
+    for part in parts_of(total):
+        whole = sha256()
+        for chunk in in_chunks(read(offset, part.size_bytes), CHUNK_BYTES):
+            whole.update(chunk)
+            chunks.append(xxhash.xxh3_64_intdigest(chunk))
+            digests.append(sha256(chunk).hexdigest())
+            progress("checksums", min(total, len(chunks) * CHUNK_BYTES), total)
+        parts.append(LayerPart(whole.hexdigest(), part.size_bytes))  # so that the store checks it when it comes
+        offset += part.size_bytes
     return LayerManifest(
         python=own_python(),
         platform=own_platform(),

@@ -20,14 +20,14 @@ from threading import Lock
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidInput
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.object_keys import checkpoint_key
+from fleetstart.runtime.contract.object_keys import LAYOUT_OBJECT, checkpoint_key
 from fleetstart.runtime.contract.weights import token_table
 from fleetstart.runtime.contract.weights.lora import is_adapter
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry
 
 from ..api_client import ApiClient
 from .source import ADAPTER, INDEX
-from .source_layout import LAYOUT_MAX_BYTES, LAYOUT_OBJECT, read_layout
+from .source_layout import LAYOUT_MAX_BYTES, read_layout
 from .verify import Chunk, Progress, for_each_part, open_checkpoint, read_part
 
 SHARD_MAX_BYTES = 5_000_000_000

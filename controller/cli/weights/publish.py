@@ -21,13 +21,19 @@ import xxhash
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.object_keys import checkpoint_key
-from fleetstart.runtime.contract.weights.manifest import MANIFEST_OBJECT, checkpoint_id, manifest_bytes, read_manifest
+from fleetstart.runtime.contract.object_keys import LAYOUT_OBJECT, checkpoint_key, digest_in_name
+from fleetstart.runtime.contract.weights.manifest import (
+    MANIFEST_OBJECT,
+    Manifest,
+    checkpoint_id,
+    manifest_bytes,
+    read_manifest,
+)
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
-from .publish_layout import PART_MAX_BYTES, CheckpointPlan, PartPlan, plan_checkpoint
+from .publish_layout import PART_MAX_BYTES, CheckpointPlan, Checksums, PartPlan, plan_checkpoint
 from .source import Source, read_source
-from .source_layout import LAYOUT_OBJECT, encode_layout
+from .source_layout import encode_layout
 from .tied_tensors import find_tied
 from .upload import UploadObject, UploadTarget, upload
 
@@ -68,12 +74,12 @@ def publish_source(
     read = read_manifest(data)
     chunks = read.chunks
 
-    def part_item(part: PartPlan) -> UploadObject:
+    def part_item(part: PartPlan, name: str) -> UploadObject:
         expected = chunks[part.segment_offset // plan.chunk_bytes :]
-        key = checkpoint_key(checkpoint, part.object)
+        key = checkpoint_key(checkpoint, name)
         return UploadObject(key, part.object_bytes, lambda: _checked(part, plan.chunk_bytes, expected))
 
-    items = [part_item(part) for part in plan.parts]
+    items = [part_item(part, named.object) for part, named in zip(plan.parts, read.parts, strict=True)]
     layout = encode_layout(source)
     if layout is not None and store.object_size(checkpoint_key(checkpoint, LAYOUT_OBJECT)) is None:
         # The first push's layout stays: later pushes may have other files, but have the same weights.
@@ -96,25 +102,32 @@ def _made(memory: Path, source: Source, part_max_bytes: int, progress: Progress)
     return plan, data
 
 
-def checksums(plan: CheckpointPlan, progress: Progress) -> list[int]:
-    """First pass: xxh3-64 of every chunk of the segment, in order."""
+def checksums(plan: CheckpointPlan, progress: Progress) -> Checksums:
+    """First pass: checksum and digest of every chunk of the segment, and the digest of every part, in order."""
     total = sum(part.data_bytes for part in plan.parts)
     done = 0
     lock = Lock()
 
-    def sums_of(part: PartPlan) -> list[int]:
+    def sums_of(part: PartPlan) -> tuple[list[int], list[str], str]:
         nonlocal done
-        hasher = _ChunkHasher(plan.chunk_bytes)
+        hasher = _ChunkHasher(plan.chunk_bytes, digests=True)
+        whole = sha256(part.header)
         for block in read_data(part):
             hasher.update(block)
+            whole.update(block)
             with lock:
                 done += len(block)
                 progress("checksums", done, total)
-        return hasher.finish()
+        return hasher.finish(), hasher.digests, whole.hexdigest()
 
     pool = ThreadPoolExecutor(min(READERS, len(plan.parts)))
     try:
-        return [checksum for sums in pool.map(sums_of, plan.parts) for checksum in sums]
+        found = list(pool.map(sums_of, plan.parts))
+        return Checksums(
+            chunks=[checksum for sums, _, _ in found for checksum in sums],
+            digests=[digest for _, digests, _ in found for digest in digests],
+            parts=[whole for _, _, whole in found],
+        )
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -144,12 +157,14 @@ def _checked(part: PartPlan, chunk_bytes: int, expected: Sequence[int]) -> Itera
 
 
 class _ChunkHasher:
-    """Cuts a stream of blocks into chunks and keeps the checksum of each."""
+    """Cuts a stream of blocks into chunks and keeps the checksum of each; with `digests`, its SHA-256 too."""
 
-    def __init__(self, chunk_bytes: int) -> None:
+    def __init__(self, chunk_bytes: int, *, digests: bool = False) -> None:
+        self.digests: list[str] = []
         self._chunk_bytes = chunk_bytes
         self._sums: list[int] = []
         self._hash = xxhash.xxh3_64()
+        self._digest = sha256() if digests else None
         self._chunk_left_bytes = chunk_bytes
 
     def update(self, block: bytes) -> None:
@@ -157,6 +172,8 @@ class _ChunkHasher:
         while view:
             piece = view[: self._chunk_left_bytes]
             self._hash.update(piece)
+            if self._digest is not None:
+                self._digest.update(piece)
             self._chunk_left_bytes -= len(piece)
             view = view[len(piece) :]
             if self._chunk_left_bytes == 0:
@@ -170,6 +187,9 @@ class _ChunkHasher:
     def _close(self) -> None:
         self._sums.append(self._hash.intdigest())
         self._hash.reset()
+        if self._digest is not None:
+            self.digests.append(self._digest.hexdigest())
+            self._digest = sha256()
         self._chunk_left_bytes = self._chunk_bytes
 
 
@@ -188,7 +208,14 @@ def _remembered(memory: Path, source: Source, part_max_bytes: int) -> tuple[Chec
     if not manifest.aliases.keys() <= {tensor.name for tensor in source.tensors}:
         return None
     plan = plan_checkpoint(source, manifest.aliases, part_max_bytes=part_max_bytes)
-    return (plan, data) if manifest_bytes(plan.manifest(manifest.chunks)) == data else None
+    if not manifest.is_protected or len(manifest.parts) != len(plan.parts):
+        return None
+    return (plan, data) if manifest_bytes(plan.manifest(_checksums_in(manifest))) == data else None
+
+
+def _checksums_in(manifest: Manifest) -> Checksums:
+    parts = [digest_in_name(part.object) for part in manifest.parts]
+    return Checksums(chunks=manifest.chunks, digests=manifest.digests, parts=parts)
 
 
 def _remember(memory: Path, data: bytes) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
+from fleetstart.runtime.contract.object_keys import name_with_digest
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.manifest import (
     ALIGNMENT_BYTES,
@@ -69,6 +70,7 @@ class PartPlan:
     """Plan of one part: its header, and the source of its data."""
 
     object: str
+    """Its name, before its digest is known."""
     header: bytes
     data_bytes: int
     segment_offset: int
@@ -77,6 +79,18 @@ class PartPlan:
     @property
     def object_bytes(self) -> int:
         return len(self.header) + self.data_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checksums:
+    """What the first pass finds out about the bytes of a checkpoint, in the order of its parts."""
+
+    chunks: list[int]
+    """xxh3-64 of each chunk."""
+    digests: list[str]
+    """SHA-256 of each chunk, in hex."""
+    parts: list[str]
+    """SHA-256 of each part's object, header and all, in hex."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +113,22 @@ class CheckpointPlan:
     def weight_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.tensors.values())
 
-    def manifest(self, chunks: Sequence[int]) -> Manifest:
+    def manifest(self, found: Checksums) -> Manifest:
         last = self.parts[-1]
         return Manifest(
             chunk_bytes=self.chunk_bytes,
             total_bytes=_rounded(last.segment_offset + last.data_bytes, self.chunk_bytes),
             parts=[
                 Part(
-                    object=part.object,
+                    object=name_with_digest(part.object, digest),
                     header_bytes=len(part.header),
                     data_bytes=part.data_bytes,
                     segment_offset=part.segment_offset,
                 )
-                for part in self.parts
+                for part, digest in zip(self.parts, found.parts, strict=True)
             ],
-            chunks=list(chunks),
+            chunks=found.chunks,
+            digests=found.digests,
             tensors=self.tensors,
             files=self.files,
             aliases=self.aliases,

@@ -15,13 +15,13 @@ from io import BytesIO
 import msgspec
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.object_keys import LAYOUT_OBJECT
 from fleetstart.runtime.contract.weights.manifest import Manifest
 
 from .local_files import GeneratedFile
 from .safetensors_header import HEADER_MAX_BYTES, StoredTensor, parse_header
 from .source import INDEX, Source
 
-LAYOUT_OBJECT = "layout.json.gz"
 FORMAT = "fleetstart-layout/1"
 LAYOUT_MAX_BYTES = 4 * HEADER_MAX_BYTES
 """Largest layout, uncompressed. A header of tens of thousands of tensors has a few megabytes."""

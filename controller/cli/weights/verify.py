@@ -1,10 +1,12 @@
-"""Verifies a checkpoint: reads it through the server chunk by chunk, and compares checksums with the manifest."""
+"""Verifies a checkpoint: reads it through the server chunk by chunk, and compares checksums and digests with the
+manifest. A damaged part can be removed, so that a push of the same weights sends it again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from threading import Lock
 
 import msgspec
@@ -56,17 +58,25 @@ class Chunk:
     data: bytes
     found: int
     """Checksum of the data."""
+    digest: str = ""
+    """SHA-256 of the data; empty if the manifest has none."""
 
     @property
     def bad(self) -> CorruptRange | None:
-        if self.found == self.range.checksum:
-            return None
+        if self.found != self.range.checksum:
+            return self._corrupt(f"{self.range.checksum:016x}", f"{self.found:016x}")
+        if self.digest != self.range.digest:
+            return self._corrupt(f"SHA-256 {self.range.digest[:16]}", f"{self.digest[:16]}, with an equal checksum")
+        return None
+
+    def _corrupt(self, expected: str, found: str) -> CorruptRange:
+        chunk = self.range
         return CorruptRange(
-            object=self.range.object,
-            offset=self.range.object_offset,
-            size_bytes=self.range.size_bytes,
-            expected=f"{self.range.checksum:016x}",
-            found=f"{self.found:016x}",
+            object=chunk.object,
+            offset=chunk.object_offset,
+            size_bytes=chunk.size_bytes,
+            expected=expected,
+            found=found,
         )
 
 
@@ -92,7 +102,8 @@ def read_part(server: ApiClient, checkpoint: CheckpointId, manifest: Manifest, p
 
 
 def _chunk(expected: ChunkRange, data: bytes) -> Chunk:
-    return Chunk(range=expected, data=data, found=xxhash.xxh3_64_intdigest(data))
+    digest = sha256(data).hexdigest() if expected.digest else ""
+    return Chunk(range=expected, data=data, found=xxhash.xxh3_64_intdigest(data), digest=digest)
 
 
 def for_each_part(manifest: Manifest, work: Callable[[Part], None]) -> None:
@@ -103,6 +114,16 @@ def for_each_part(manifest: Manifest, work: Callable[[Part], None]) -> None:
             pass
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def remove_parts(server: ApiClient, checkpoint: CheckpointId, bad: Iterable[CorruptRange]) -> list[str]:
+    """Removes the damaged parts that are in the store; returns their names. Errors: Forbidden without an admin's
+    key."""
+    names = sorted({one.object for one in bad})
+    found = [name for name in names if server.object_size(checkpoint_key(checkpoint, name)) is not None]
+    for name in found:
+        server.delete(f"/api/v1/checkpoints/{checkpoint}/parts/{name}", dict[str, str])
+    return found
 
 
 def verify(server: ApiClient, checkpoint: CheckpointId, progress: Progress) -> list[CorruptRange]:

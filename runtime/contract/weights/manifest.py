@@ -3,7 +3,8 @@
 A checkpoint is a few *parts*, each a valid safetensors file that any tool opens. Their data sections,
 laid one after the other and each begun at a multiple of the chunk size, are the *segment*: offsets of
 tensors are offsets in it. A *chunk* is one fixed-size piece of the segment; it lies in exactly one
-part, so that it is one range of one object. The digest of the manifest's bytes is the checkpoint's id.
+part, so that it is one range of one object. The digest of the manifest's bytes is the checkpoint's id. A part's
+name has the SHA-256 of its bytes, which the store checks when the part comes; each chunk has one, which nodes check.
 Tensors lie in the order in which layers run, so a stage is one contiguous range (ServerlessLLM
 section 4.1; HydraServe section 4.1).
 
@@ -22,12 +23,12 @@ import msgspec
 
 from ..errors import CheckpointInvalid
 from ..ids import CheckpointId
-from ..object_keys import is_object_name
+from ..object_keys import digest_in_name, is_digest, is_object_name
 
 FORMAT = "fleetstart-checkpoint/2"
 CHECKSUM = "xxh3-64"
-"""The quickest of those that were measured (README), in the cache as fast as a copy; it guards against accidents, while
-the manifest's sha256 guards against forgery of the checksums themselves."""
+"""The quickest of those that were measured (README), in the cache as fast as a copy. It guards against accidents and
+can be forged; `digests` guard against forgery."""
 CHUNK_BYTES = 4 * 1024 * 1024
 """Large enough that a range request or direct read runs at full speed, small enough to overlap well."""
 ALIGNMENT_BYTES = 64
@@ -83,6 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     parts: list[Part]
     chunks: list[int]
     """Checksum of each chunk of the segment, over the bytes that its part has there."""
+    digests: list[str] = []
+    """SHA-256 of the same bytes, in hex. None in checkpoints that were published before there were digests."""
     tensors: dict[str, TensorEntry]
     files: dict[str, FileEntry] = {}
     aliases: dict[str, str] = {}
@@ -94,6 +97,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def weight_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.tensors.values())
 
+    @property
+    def is_protected(self) -> bool:
+        """Whether digests cover all bytes, so that a forged part is found."""
+        return bool(self.digests) and all(digest_in_name(part.object) for part in self.parts)
+
 
 class ChunkRange(msgspec.Struct, frozen=True):
     """Source and destination of a chunk: its range in an object and in the segment."""
@@ -104,6 +112,8 @@ class ChunkRange(msgspec.Struct, frozen=True):
     segment_offset: int
     size_bytes: int
     checksum: int
+    digest: str = ""
+    """SHA-256 in hex; empty if the manifest has none."""
 
 
 def chunk_ranges(manifest: Manifest) -> list[ChunkRange]:
@@ -121,6 +131,7 @@ def chunk_ranges(manifest: Manifest) -> list[ChunkRange]:
                     segment_offset=offset,
                     size_bytes=min(manifest.chunk_bytes, part.data_bytes - begin),
                     checksum=manifest.chunks[index],
+                    digest=manifest.digests[index] if manifest.digests else "",
                 )
             )
     return ranges
@@ -192,6 +203,10 @@ def _check_head(manifest: Manifest) -> None:
         )
     if any(not 0 <= checksum < 1 << 64 for checksum in manifest.chunks):
         raise CheckpointInvalid("a chunk's checksum is not a 64-bit number")
+    if manifest.digests and len(manifest.digests) != len(manifest.chunks):
+        raise CheckpointInvalid(f"{len(manifest.digests)} digests for {len(manifest.chunks)} chunks")
+    if not all(map(is_digest, manifest.digests)):
+        raise CheckpointInvalid("a chunk's digest is not a SHA-256 in hex")
 
 
 def _check_parts(manifest: Manifest) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.controller.storage.object_store import ObjectStore, Upload
 from fleetstart.controller.storage.s3_store import PART_BYTES, S3Store
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
-from fleetstart.runtime.contract.errors import InvalidInput, NotFound, StoreFailed, TooLarge
+from fleetstart.runtime.contract.errors import Conflict, InvalidInput, NotFound, StoreFailed, TooLarge
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from tests.servers import end, free_port, spawn, wait_until
 
@@ -134,6 +134,27 @@ def test_wrong_bytes_are_never_published(store: ObjectStore, size_bytes: int) ->
         with pytest.raises(InvalidInput, match="digest"):
             await store.put(key, upload(key, b"x" * size_bytes))
         assert await store.size(key) is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size_bytes", [10, 2 * PART_BYTES + 1])
+def test_an_object_that_is_there_is_never_changed(store: ObjectStore, size_bytes: int) -> None:
+    async def scenario() -> None:
+        key = f"checkpoints/{'0' * 64}/part"
+        first, other = b"1" * size_bytes, b"2" * size_bytes
+        assert await store.put(key, upload(key, first))
+        assert not await store.put(key, upload(key, first))
+        for data in (other, first[:-1], first + b"1", b""):
+            with pytest.raises(Conflict, match="with other bytes"):
+                await store.put(key, upload(key, data))
+        assert await store.read(key, size_bytes) == first
+        key += "-2"
+        answers = await asyncio.gather(
+            *(store.put(key, upload(key, data)) for data in (first, other)), return_exceptions=True
+        )
+        assert [type(answer) for answer in answers if answer is not True] == [Conflict]
+        assert await store.read(key, size_bytes) == (first if answers[0] is True else other)
 
     asyncio.run(scenario())
 

@@ -116,7 +116,8 @@ def test_what_was_written_read_back_by_the_manifest_is_bit_identical(
     plan = plan_of(source_of(tmp_path_factory.mktemp("weights"), tensors, files))
     sums = checksums(plan, lambda *_: None)
     manifest = read_manifest(manifest_bytes(plan.manifest(sums)))
-    objects = {part.object: part.header + b"".join(read_data(part)) for part in plan.parts}
+    names = [part.object for part in manifest.parts]
+    objects = {name: part.header + b"".join(read_data(part)) for name, part in zip(names, plan.parts, strict=True)}
     segment = bytearray(manifest.total_bytes)
     for chunk in chunk_ranges(manifest):
         piece = objects[chunk.object][chunk.object_offset :][: chunk.size_bytes]

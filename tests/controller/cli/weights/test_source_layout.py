@@ -12,8 +12,9 @@ import pytest
 from fleetstart.controller.cli.weights.export import file_spans, new_files
 from fleetstart.controller.cli.weights.publish import publish
 from fleetstart.controller.cli.weights.source import read_source
-from fleetstart.controller.cli.weights.source_layout import LAYOUT_OBJECT, ShardLayout, encode_layout, read_layout
+from fleetstart.controller.cli.weights.source_layout import ShardLayout, encode_layout, read_layout
 from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.object_keys import LAYOUT_OBJECT
 from fleetstart.runtime.contract.weights.manifest import Manifest, read_manifest
 from tests.controller.cli.checkpoints import MemoryStore, encode, model, no_progress, tensor, write_model
 

@@ -133,6 +133,13 @@ def test_damage_is_found_and_told_by_its_place(fresh: System, tmp_path: Path) ->
     part.unlink()
     assert "no such object" in fresh.fs("weights", "verify", checkpoint, code=FAILED).stderr
     assert "is missing" in fresh.fs("weights", "ls").stdout
+    push(fresh, tmp_path / "model")
+    part.write_bytes(data)
+    assert (
+        "now push the same weights again" in fresh.fs("weights", "verify", checkpoint, "--repair", code=FAILED).stderr
+    )
+    push(fresh, tmp_path / "model")
+    assert fresh.fs("weights", "verify", checkpoint).returncode == OK
 
 
 def test_a_parts_header_that_other_tools_would_read_is_checked_too(fresh: System, tmp_path: Path) -> None:

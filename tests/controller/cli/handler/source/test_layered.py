@@ -13,12 +13,12 @@ from safetensors.numpy import save_file
 from fleetstart.controller.cli.handler.source.declarations import LAYERED_SETTINGS, Declaration, read_declarations
 from fleetstart.controller.cli.handler.source.layered import with_layer_names
 from fleetstart.controller.cli.handler.spec import LAYERED_CONCURRENCY, build_spec, layer_pattern_of
-from fleetstart.controller.cli.weights.publish import publish_source
+from fleetstart.controller.cli.weights.publish import checksums, publish_source
 from fleetstart.controller.cli.weights.publish_layout import layer_numbers, layer_of_tensors, plan_checkpoint
 from fleetstart.controller.cli.weights.source import Source, read_source
 from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId
-from fleetstart.runtime.contract.weights.manifest import LAYER_BEFORE, Manifest, manifest_bytes, read_manifest
+from fleetstart.runtime.contract.weights.manifest import LAYER_BEFORE, manifest_bytes, read_manifest
 from fleetstart.runtime.contract.weights.stage import cut, layer_count, layout_of, stage_chunks
 from fleetstart.runtime.sdk import declarations
 
@@ -157,7 +157,7 @@ NAMES = ["stem.w", "head.weight", "f.0.w", "f.2.longer", "f.10.w", "f.10.longest
 def test_a_pattern_orders_the_checkpoint_and_counts_its_layers(tmp_path: Path) -> None:
     source = with_layer_names(weights(tmp_path / "w", *NAMES), "f.{}", "handler.py:2")
     plan = plan_checkpoint(source)
-    manifest = read_manifest(manifest_bytes(plan.manifest([0] * -(-plan.parts[0].data_bytes // plan.chunk_bytes))))
+    manifest = read_manifest(manifest_bytes(plan.manifest(checksums(plan, lambda *_: None))))
     by_place = sorted(manifest.tensors, key=lambda name: manifest.tensors[name].offset)
     assert by_place == ["f.0.w", "f.2.longer", "f.10.longest", "f.10.w", "head.weight", "stem.w"]
     assert [manifest.tensors[name].layer for name in by_place] == [0, 1, 2, 2, 3, 3]
@@ -171,7 +171,7 @@ def test_a_pattern_orders_the_checkpoint_and_counts_its_layers(tmp_path: Path) -
 
 def test_without_a_pattern_a_manifest_is_what_it_was(tmp_path: Path) -> None:
     plan = plan_checkpoint(weights(tmp_path / "w", "blocks.0.w", "blocks.1.w", "embed.w"))
-    assert b"layers" not in manifest_bytes(plan.manifest([0]))
+    assert b"layers" not in manifest_bytes(plan.manifest(checksums(plan, lambda *_: None)))
     assert layer_of_tensors(["embed.w"])["embed.w"] == LAYER_BEFORE
 
 
@@ -210,7 +210,8 @@ def test_a_manifest_with_more_layers_than_tensors_is_refused(tmp_path: Path) -> 
 
     from fleetstart.runtime.contract.errors import CheckpointInvalid
 
-    manifest: Manifest = plan_checkpoint(weights(tmp_path / "w", "f.0.w")).manifest([0])
+    plan = plan_checkpoint(weights(tmp_path / "w", "f.0.w"))
+    manifest = plan.manifest(checksums(plan, lambda *_: None))
     for layers in (-1, 2, 1 << 60):
         with pytest.raises(CheckpointInvalid, match="layers of 1 tensors"):
             read_manifest(manifest_bytes(msgspec.structs.replace(manifest, layers=layers)))
