@@ -42,7 +42,10 @@ HELP = {
     "call_ended": ("a function called another when its own call had ended", "call before the handler returns"),
     "quota_exceeded": ("a quota of the project", "`fs project ls`; raise it, or remove what is not used"),
     "not_found": ("no such function, version, alias, invocation or route", "`fs ls`, `fs versions NAME`"),
-    "conflict": ("another version of the volume came first", "read the newest one, and make the change again"),
+    "conflict": (
+        "another version of the volume came first, or the store has an object of this name with other bytes",
+        "read the newest version, and make the change again; `fs weights verify ID --repair`",
+    ),
     "too_large": ("the body is larger than allowed", "send less; raise `max_body` or `FS_MAX_BODY`"),
     "queue_full": ("the function has `scale.max` workers and all are busy", "raise `scale.max` or `concurrency`"),
     "rate_limited": ("a limit of the function or a quota of its project", "`fs scale NAME`, `fs project ls`"),
