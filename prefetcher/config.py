@@ -36,6 +36,7 @@ PRELOADS = (("torch", "transformers"),)
 RUNSC = "runsc"
 """Name of gVisor's program."""
 POOLS = (*PROFILES, *(pool_name(profile, "gvisor") for profile in PROFILES))
+ISOLATIONS = ("required", "best-effort")
 MEMORY_SHARE = 0.8
 """Default share of the machine's memory that the node uses; the rest is for the system, the controller and Redis."""
 KEEP_BYTES = GIB
@@ -83,6 +84,8 @@ class Config:
     parent_death: bool
     watch_only: bool
     """Enforce memory limits by polling, even where control groups could be used (FS_LIMITS=watched)."""
+    best_effort: bool = False
+    """Run workers as plain processes where the kernel refuses namespaces (FS_ISOLATION=best-effort)."""
     worker_env: Mapping[str, str]
     """Environment of fork servers, and so of workers: no setting and no secret of the node."""
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -133,6 +136,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         http=http_settings(env),
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=read_choice(env, "FS_LIMITS", ("watched",)) == "watched",
+        best_effort=read_choice(env, "FS_ISOLATION", ISOLATIONS) == "best-effort",
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
         gpus=_gpus(env),
         region=_region(env.get("FS_REGION", "")),

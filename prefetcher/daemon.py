@@ -394,11 +394,12 @@ def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[
             on_demand=on_demand,
         )
 
+    isolation = ("--isolation", "best-effort" if config.best_effort else "required")
     light = [pool for pool in config.profiles if is_unsandboxed(pool)]
-    servers = {profile: server("forkserver", "--profile", profile) for profile in light}
+    servers = {profile: server("forkserver", "--profile", profile, *isolation) for profile in light}
     for profile, library in PRELOADS:
         if profile in light and importlib.util.find_spec(library) is not None:
-            arguments = ("--profile", profile, "--preload", library)
+            arguments = ("--profile", profile, "--preload", library, *isolation)
             servers[f"{profile}:{library}"] = server("forkserver", *arguments, on_demand=True)
     # A sandbox's memory belongs to no single process: without control groups its limit could not be enforced.
     if groups and len(light) < len(config.profiles):

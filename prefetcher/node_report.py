@@ -6,15 +6,16 @@ import os
 from collections.abc import Mapping
 
 from fleetstart.runtime.contract.function.layer import own_platform, own_python
-from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.reports import Confinement, NodeReport
 
 from .config import Config
 from .layers.cache import LayerCache
 from .network.egress_proxy import EgressTraffic
 from .processes.cgroups import Cgroups
 from .processes.epoch import machine_id
+from .processes.forked_process import has_own_network
 from .processes.forkserver_client import ForkServer
-from .processes.prefork_policy import is_preloaded
+from .processes.prefork_policy import is_preloaded, is_unsandboxed
 from .segments.store import SegmentStore
 from .workers.call_latency import CallLatencies
 from .workers.meter import LedgerBuffer
@@ -38,6 +39,7 @@ def report_of(
 ) -> NodeReport:
     """Builds the report: capacity, usage, segments, isolation, measured bandwidths and call latencies."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
+    confines, refused = confinement(servers)
     return NodeReport(
         node=config.node,
         epoch=epoch,
@@ -49,6 +51,8 @@ def report_of(
         cpus=config.cpus,
         segments=segments.reports(),
         isolation=next((said.isolation for said in warm.values()), ""),
+        confines=confines,
+        isolation_refused=refused,
         limits=cgroups.name if cgroups is not None else "watched",
         profiles=sorted(pool for pool in warm if not is_preloaded(pool)),
         pools=sorted(config.profiles),
@@ -72,3 +76,13 @@ def report_of(
         platform=own_platform(),
         speeds=latencies.report(),
     )
+
+
+def confinement(servers: Mapping[str, ForkServer]) -> tuple[Confinement, str]:
+    """What workers without gVisor are confined in, as their fork servers found, and what the kernel refused."""
+    light = [server for pool, server in servers.items() if is_unsandboxed(pool)]
+    if refused := next((server.refused for server in light if server.refused), ""):
+        return "none", refused
+    said = [server.warm for server in light if server.warm is not None]
+    refused = next((one.refused for one in said if one.refused), "")
+    return ("namespaces" if all(has_own_network(one.isolation) for one in said) else "plain"), refused

@@ -54,6 +54,24 @@ async def until(predicate: Callable[[], object], deadline_s: float = 10.0) -> No
             await asyncio.sleep(0.002)
 
 
+def plain_environment() -> dict[str, str]:
+    """This process' environment without settings of ours, but FS_ISOLATION: on a machine that refuses namespaces,
+    tests run only if it is set to best-effort."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FS_") or name == "FS_ISOLATION"}
+
+
+def refusing_namespaces() -> list[str]:
+    """Program and arguments that run a command under a filter that refuses namespaces, as container engines have it."""
+    script = (
+        "import os, sys\n"
+        "from fleetstart.runtime.isolation import linux, seccomp\n"
+        "linux.forbid_new_privileges()\n"
+        "seccomp.install()\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    return [sys.executable, "-P", "-c", script]
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -149,7 +149,9 @@ class Cluster:
             counts, partial = [0] * len(needs_bytes), 0
             for _, node in ranks:
                 state = states[node]
-                if state.free_bytes < least_bytes or (constrained and not admits(wanted, state)):
+                if state.free_bytes < least_bytes or (
+                    (constrained or state.confines != "namespaces") and not admits(wanted, state)
+                ):
                     continue
                 kind = next(index for index, need in enumerate(needs_bytes) if state.free_bytes >= need)
                 if counts[kind] >= enough:

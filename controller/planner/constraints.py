@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, FunctionSpec, Isolation
+from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, Confinement
 from fleetstart.runtime.contract.sizes import MIB
 
 
@@ -25,6 +26,8 @@ class PlacementConstraints(NamedTuple):
     gpu: bool = False
     runs: str = ""
     """Python and platform that its packages were built for; empty: it has none."""
+    listed: bool = False
+    """It has a list of what it may reach, which binds a worker with a network of its own alone."""
 
 
 class NodeTraits(Protocol):
@@ -37,6 +40,14 @@ class NodeTraits(Protocol):
     @property
     def isolations(self) -> Collection[str]:
         """Supported isolations beyond namespaces."""
+
+    @property
+    def confines(self) -> Confinement:
+        """What it runs workers without gVisor in."""
+
+    @property
+    def isolation_refused(self) -> str:
+        """The call that its kernel refused, if it has no namespaces."""
 
     @property
     def pools(self) -> Collection[str]:
@@ -56,7 +67,9 @@ NO_CONSTRAINTS = PlacementConstraints()
 
 def constraints_of(spec: FunctionSpec, packages_for: str = "") -> PlacementConstraints:
     """`packages_for`: Python and platform of its packages (`contract.function.layer`)."""
-    return PlacementConstraints(tuple(spec.region), spec.isolation, spec.pool, needs_gpu(spec), packages_for)
+    return PlacementConstraints(
+        tuple(spec.region), spec.isolation, spec.pool, needs_gpu(spec), packages_for, bool(spec.egress)
+    )
 
 
 def needs_gpu(spec: FunctionSpec) -> bool:
@@ -65,14 +78,21 @@ def needs_gpu(spec: FunctionSpec) -> bool:
 
 
 def admits(wanted: PlacementConstraints, node: NodeTraits) -> bool:
-    regions, isolation, pool, gpu, runs = wanted
+    regions, _, pool, gpu, runs, _ = wanted
     return (
         (not pool or not node.pools or pool in node.pools)
         and (not regions or node.region in regions)
-        and (isolation == "namespaces" or isolation in node.isolations)
+        and _isolates(wanted, node)
         and (not gpu or node.gpus > 0)
         and (not runs or not node.runs or node.runs == runs)
     )
+
+
+def _isolates(wanted: PlacementConstraints, node: NodeTraits) -> bool:
+    """Whether a node confines its workers as it asks. In a plain process, a list could not be enforced."""
+    if wanted.isolation != "namespaces":
+        return wanted.isolation in node.isolations
+    return node.confines == "namespaces" or (node.confines == "plain" and not wanted.listed)
 
 
 def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) -> tuple[str, str]:
@@ -80,7 +100,7 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
     known = list(nodes)
     if not known or any(admits(wanted, node) for node in known):
         return "", ""
-    regions, isolation, pool, _, runs = wanted
+    regions, isolation, pool, _, runs, listed = wanted
     in_region = [node for node in known if not regions or node.region in regions]
     if not in_region:
         return (
@@ -89,7 +109,11 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
         )
     place = f" in {_either(regions)}" if regions else ""
     count = f"none of {len(in_region)} nodes{place} has" if len(in_region) > 1 else f"the node{place} has not"
-    isolated = [node for node in in_region if isolation == "namespaces" or isolation in node.isolations]
+    isolated = [node for node in in_region if _isolates(wanted, node)]
+    if not isolated and isolation == "namespaces":
+        needs = "its list of what it may reach needs" if listed else "its workers need"
+        refused = next((node.isolation_refused for node in in_region if node.isolation_refused), "")
+        return f"{needs} namespaces, which {count}{f': {refused}' if refused else ''}", ISOLATION_ADVICE
     if not isolated:
         return (
             f"it asks for isolation {isolation}, which {count}",

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
+from fleetstart.runtime.contract.node.reports import Confinement, NodeReport, SegmentReport
 
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
 from .contention import NEVER, Link, PendingFetch
@@ -57,6 +57,10 @@ class NodeState:
     region: str = ""
     isolations: frozenset[str] = frozenset()
     """Supported isolations beyond namespaces."""
+    confines: Confinement = "namespaces"
+    """What it runs workers without gVisor in."""
+    isolation_refused: str = ""
+    """The call that its kernel refused, if it has no namespaces."""
     runs: str = ""
     """Its Python and platform; empty if it does not say."""
     pools: frozenset[str] = frozenset()
@@ -122,6 +126,8 @@ def node_state(
         packages_bytes_per_s=max(1.0, report.bytes_per_s.get("layers", PACKAGES_BYTES_PER_S)),
         region=report.region,
         isolations=frozenset(report.isolations),
+        confines=report.confines,
+        isolation_refused=report.isolation_refused,
         pools=frozenset(report.pools),
         runs=report.runs,
         gpus=report.gpus,

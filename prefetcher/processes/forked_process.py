@@ -33,6 +33,11 @@ class ProcessExited:
         self.status = status
 
 
+def has_own_network(isolation: str) -> bool:
+    """Whether a worker that asked for no network gets one of its own, by the names of its namespaces."""
+    return "net" in isolation.split(",")
+
+
 ProcessEvent = WorkerMessage | ChannelEnded | ProcessExited
 
 

@@ -210,7 +210,7 @@ class ForkServer:
                 self.own_bytes = private_bytes(self._popen.pid) if self._popen is not None else 0
                 log.info("fork server warm", extra={"profile": message.profile, "isolation": message.isolation})
                 if message.refused:
-                    log.warning("workers are less isolated than configured", extra={"why": message.refused})
+                    log.warning("workers are less isolated, as FS_ISOLATION allows", extra={"why": message.refused})
                 self._changed()
             case LauncherUnavailable(reason=reason):
                 self.refused = reason

@@ -181,12 +181,6 @@ class Worker:
         self._close_egress = self._services.egress.open(
             listener, self.order.spec.egress, lambda text: self.record.log_line("system", text)
         )
-        if "net" not in process.isolation.split(","):
-            self.record.log_line(
-                "system",
-                "network: this node cannot give a worker a network of its own: the list binds "
-                "only what goes through the proxy",
-            )
 
     def _started(self, timeline: Timeline) -> None:
         """Records the phases of the start, whether it succeeded or failed."""

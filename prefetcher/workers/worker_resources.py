@@ -18,15 +18,16 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import FleetError, StartFailed
+from fleetstart.runtime.contract.errors import FleetError, StartFailed, Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function.volume import MountedVolume, Mounts, volume_path
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 
-from ..processes.forked_process import ForkedProcess
+from ..processes.forked_process import ForkedProcess, has_own_network
 from ..segments.store import Segment
 from ..stage_links.stage_links import PipelineMembership
 from ..volumes.session import VolumeSession
@@ -197,6 +198,12 @@ class WorkerResources:
     def _send_assignment(self, order: WorkerOrder, bundle_dir: str) -> None:
         process, spec = self._process.forked, order.spec
         assert process is not None
+        if spec.egress and not has_own_network(process.isolation):
+            raise Unavailable(
+                f"function {spec.name} has a list of what it may reach, and this node cannot hold a worker to it: its "
+                "kernel gives workers no network of their own",
+                hint=ISOLATION_ADVICE,
+            )
         self._close_ring()
         ring = self.entered_calls = EnteredCallRing()
         if process.group is not None:

@@ -18,6 +18,7 @@ CLONE_NEWIPC = 0x0800_0000
 CLONE_NEWUSER = 0x1000_0000
 CLONE_NEWPID = 0x2000_0000
 CLONE_NEWNET = 0x4000_0000
+_CLONE_FLAGS = {name: flag for name, flag in globals().items() if name.startswith("CLONE_")}
 
 MS_NOSUID = 2
 MS_NODEV = 4
@@ -77,7 +78,8 @@ def _checked(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    _checked(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
+    names = "|".join(name for name, flag in _CLONE_FLAGS.items() if flags & flag)
+    _checked(_libc.unshare(ctypes.c_int(flags)), f"unshare({names})")
 
 
 def setns(fd: int, flags: int) -> None:

@@ -21,7 +21,7 @@ from ..contract.node import exit_codes
 from ..contract.node.messages import Fork, LauncherReady
 from ..isolation import linux, namespaces
 from ..isolation.namespaces import Isolation
-from .launcher import CONTROL_FD, LaunchedWorker, arrange_descriptors, begin, has_ended, join_groups, serve
+from .launcher import CONTROL_FD, LaunchedWorker, arrange_descriptors, begin, has_ended, join_groups, refuse, serve
 from .profiles import PRELOADS, warm_up, worker_environment
 
 
@@ -110,12 +110,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preload", choices=tuple(PRELOADS), default="", help="library to import beside the profile's")
     parser.add_argument("--fd", type=int, required=True, help="this side of the socketpair with the daemon")
     parser.add_argument("--hide", action="append", default=[], metavar="DIR", help="folder that no worker may see")
+    parser.add_argument(
+        "--isolation",
+        choices=("required", "best-effort"),
+        default="required",
+        help="best-effort: where the kernel refuses namespaces, workers are plain processes",
+    )
     options = parser.parse_args(arguments)
     _reduce_environment()
     library_path = os.environ.get("LD_LIBRARY_PATH", "")
     sock = begin(options.fd)
-    warm_up(options.profile, options.preload)
     granted, inside_user_namespace = namespaces.probe(library_path)
+    if granted.refused and options.isolation == "required":
+        refuse(sock, granted.refused)
+        return
+    warm_up(options.profile, options.preload)
     if inside_user_namespace:
         namespaces.become_user_root()
     threads = len(os.listdir("/proc/self/task"))

@@ -12,7 +12,6 @@ gVisor: Young et al., The True Cost of Containing, HotCloud 2019; the bundle is 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
 import signal
@@ -26,12 +25,11 @@ from typing import Any, NoReturn
 import msgspec
 
 from ..contract.node import exit_codes
-from ..contract.node.channel import Channel, ChannelClosed
-from ..contract.node.messages import Fork, ForkFailed, LauncherReady, LauncherUnavailable
+from ..contract.node.messages import Fork, LauncherReady
 from ..contract.timeline import machine_origin_ns
 from ..isolation import linux
 from ..isolation.namespaces import OPEN_FILES_MAX, interpreter_paths
-from .launcher import LaunchedWorker, begin, has_ended, join_groups, serve
+from .launcher import LaunchedWorker, begin, has_ended, join_groups, refuse, serve
 from .profiles import worker_environment
 
 NAME = "gvisor"
@@ -225,17 +223,6 @@ class GVisorLauncher:
             os._exit(exit_codes.START_FAILED)
 
 
-def refuse(channel: Channel[Fork], reason: str) -> None:
-    """Rejects every `Fork` with the reason; returns when the daemon has closed its channel."""
-    with contextlib.suppress(ChannelClosed):
-        channel.send(LauncherUnavailable(reason))
-        while True:
-            request, descriptors = channel.receive()
-            for descriptor in descriptors:
-                os.close(descriptor)
-            channel.send(ForkFailed(request.worker, reason))
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="fleetstart.runtime.launch.gvisor", description="Starts workers inside gVisor."
@@ -248,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         launcher = _probed_launcher(options.state, options.hide, os.environ)
     except OSError as error:
-        refuse(Channel(sock, Fork), str(error))
+        refuse(sock, str(error))
         return
     try:
         serve(sock, launcher, LauncherReady(NAME, NAME))

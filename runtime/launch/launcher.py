@@ -5,6 +5,7 @@ Single-threaded, because a fork copies one thread only. It ends with its daemon.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -17,7 +18,7 @@ from typing import Protocol
 
 from ..contract.ids import WorkerId
 from ..contract.node.channel import Channel, ChannelClosed
-from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, LauncherReady
+from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, LauncherReady, LauncherUnavailable
 from ..isolation import linux
 from ..worker_io.log_tagging import TaggedStream
 
@@ -66,6 +67,18 @@ def serve(sock: socket.socket, launcher: Launcher, warm: LauncherReady) -> None:
                         selector.register(child.pidfd, selectors.EVENT_READ, child)
     except ChannelClosed:
         return
+
+
+def refuse(sock: socket.socket, reason: str) -> None:
+    """Rejects every `Fork` with the reason; returns when the daemon has closed its channel."""
+    channel: Channel[Fork] = Channel(sock, Fork)
+    with contextlib.suppress(ChannelClosed):
+        channel.send(LauncherUnavailable(reason))
+        while True:
+            request, descriptors = channel.receive()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            channel.send(ForkFailed(request.worker, reason))
 
 
 def _launch_one(channel: Channel[Fork], launcher: Launcher) -> LaunchedWorker | None:

@@ -30,7 +30,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, LogLine, PhaseRow
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
-from tests.servers import wait_until
+from tests.servers import plain_environment, wait_until
 
 FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")
 CLI_TIMEOUT_S = 60
@@ -83,7 +83,9 @@ class System:
         self.home = self.root / "home"
         self.tmp = self.root / "tmp"
         self.tmp.mkdir()
-        hidden = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
+        hidden = plain_environment()
+        self.through: list[str] = []
+        """Command that `fs` is run by, if any."""
         # Memory made ahead would be made anew for each of these short lives.
         settings = {"FS_HOME": str(self.home), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB"}
         self.env = {**hidden, **settings, **(env or {})}
@@ -98,7 +100,12 @@ class System:
 
     def fs(self, *arguments: str, code: int | None = 0, cwd: Path | None = None) -> Ran:
         done = subprocess.run(
-            [*FS, *arguments], env=self.env, capture_output=True, text=True, timeout=CLI_TIMEOUT_S, cwd=cwd or self.root
+            [*self.through, *FS, *arguments],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=CLI_TIMEOUT_S,
+            cwd=cwd or self.root,
         )
         if code is not None:
             assert done.returncode == code, f"fs {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"

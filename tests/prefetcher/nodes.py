@@ -37,7 +37,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.manifest import Manifest, Part, TensorEntry, checkpoint_id, manifest_bytes
 from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER, TOKEN_HEADER
-from tests.servers import RedisServer, free_port, spawn, wait_until
+from tests.servers import RedisServer, free_port, plain_environment, spawn, wait_until
 
 CHUNK_BYTES = 64 * 1024
 HELLO = "def hello(name: str = 'world') -> str:\n    return f'hello {name}'\n"
@@ -155,6 +155,8 @@ class Node:
         self.home = home
         self.id = NodeId("node-1")
         self.env = env
+        self.through: list[str] = []
+        """Command that the daemon is run by, if any."""
         self.process: subprocess.Popen[bytes] | None = None
         self.client: redis.Redis = server.client()
         self.started = 0
@@ -166,7 +168,7 @@ class Node:
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fleetstart.prefetcher"],
+                [*self.through, sys.executable, "-m", "fleetstart.prefetcher"],
                 env=self.environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -178,7 +180,7 @@ class Node:
 
     def environment(self) -> dict[str, str]:
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith("FS_")},
+            **plain_environment(),
             "FS_HOME": str(self.home),
             "FS_REDIS_URL": self.server.url,
             "FS_STORE": self.store,

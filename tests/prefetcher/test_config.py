@@ -57,11 +57,18 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_REGION", "EU West"),
         ("FS_LIMITS", "cgroups"),
         ("FS_KEEP_WEIGHTS", "no"),
+        ("FS_ISOLATION", "none"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         read_config({**LEAST, name: value})
+
+
+def test_isolation_is_required_unless_it_is_said() -> None:
+    assert not read_config(LEAST).best_effort
+    assert not read_config({**LEAST, "FS_ISOLATION": "required"}).best_effort
+    assert read_config({**LEAST, "FS_ISOLATION": "best-effort"}).best_effort
 
 
 def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:

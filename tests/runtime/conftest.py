@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from fleetstart.runtime.isolation import seccomp
 from tests.runtime.workers import ForkServerProcess, Functions, served
+from tests.servers import refusing_namespaces
 
 
 @pytest.fixture(scope="session")
@@ -52,19 +52,11 @@ def torch_functions(torch_server: ForkServerProcess, tmp_path: Path) -> Iterator
 
 
 @pytest.fixture
-def plain_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
+def plain_server() -> Iterator[ForkServerProcess]:
     """Started under a filter that refuses namespaces, as container engines put over what they run."""
     if not seccomp.supported():
         pytest.skip(f"no call numbers for {platform.machine()}")
-    script = tmp_path / "refuse.py"
-    script.write_text(
-        "import os, sys\n"
-        "from fleetstart.runtime.isolation import linux, seccomp\n"
-        "linux.forbid_new_privileges()\n"
-        "seccomp.install()\n"
-        "os.execv(sys.argv[1], sys.argv[1:])\n"
-    )
-    server = ForkServerProcess(through=[sys.executable, str(script)])
+    server = ForkServerProcess(through=refusing_namespaces(), isolation="best-effort")
     try:
         yield server
     finally:

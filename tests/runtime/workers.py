@@ -30,6 +30,7 @@ from fleetstart.runtime.contract.node.messages import (
     Forked,
     ForkServerMessage,
     LauncherReady,
+    LauncherUnavailable,
     Pooled,
     Ready,
     StartError,
@@ -72,9 +73,19 @@ def alive(pid: int) -> bool:
 class ForkServerProcess:
     """The process and the daemon's end of its channel."""
 
-    def __init__(self, profile: str = "python", *, hide: Sequence[Path] = (), through: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        profile: str = "python",
+        *,
+        hide: Sequence[Path] = (),
+        through: Sequence[str] = (),
+        isolation: str = os.environ.get("FS_ISOLATION", ""),
+    ) -> None:
+        """`isolation`: its option, the default if empty."""
         ours, theirs = pair()
         arguments = ["--profile", profile, "--fd", str(theirs.fileno())]
+        if isolation:
+            arguments += ["--isolation", isolation]
         for folder in hide:
             arguments += ["--hide", str(folder)]
         command = [*through, sys.executable, "-m", "fleetstart.runtime.launch.forkserver", *arguments]
@@ -84,9 +95,9 @@ class ForkServerProcess:
         self.channel: Channel[ForkServerMessage] = Channel(ours, ForkServerMessage)
         self.exits: dict[str, int] = {}
         self.workers: list[Worker] = []
-        warm = receive(self.channel)
-        assert isinstance(warm, LauncherReady)
-        self.warm = warm
+        said = receive(self.channel)
+        self.refused = said.reason if isinstance(said, LauncherUnavailable) else ""
+        self.warm = said if isinstance(said, LauncherReady) else LauncherReady(profile, "", self.refused)
 
     def fork(self, *, network: bool = False, cgroup_procs: Sequence[str] = ()) -> Worker:
         name = WorkerId(f"w-{len(self.workers)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -27,7 +28,7 @@ def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: 
     """Check this machine, and advise on what is missing or slow. Exit code 1 if something cannot work."""
     if store and not is_s3(store):
         store = str(Path(store).expanduser().absolute())
-    findings = run_checks(home, port, store)
+    findings = run_checks(home, port, store, best_effort=os.environ.get("FS_ISOLATION") == "best-effort")
     if measure:
         output.message("measuring disk, memory and store for a few seconds; without: --no-measure")
         findings += throughput.check_throughput(home, store or throughput.store_location(home), measure_bytes)

@@ -35,6 +35,7 @@ from ..root import verb
 from ..units import format_utc, parse_seconds
 from .down import stop_supervisor
 from .nodes import command as nodes_command
+from .up import warn_of_isolation
 
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
@@ -133,6 +134,7 @@ def join(
     if as_json:
         output.json_data({"node": record.node, "address": record.address, "url": record.url})
     else:
+        warn_of_isolation()
         output.message(f"node {record.node} is in; others reach it at {record.address}")
         output.data(record.node)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fleetstart.runtime.contract.billing.ledger import dollars
-from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, NodeReport
 
 from ...schemas.functions import BudgetInfo, SystemStatus
 from .. import output
@@ -62,9 +62,12 @@ def node_lines(node: NodeReport) -> str:
     used = f"{output.format_size(node.memory_used_bytes)} of {output.format_size(node.memory_bytes)}"
     where = f"   region {node.region}" if node.region else ""
     line = f"node     {node.node}{where}   {node.cpus} cores   memory {used}"
-    isolation = node.isolation or "none (plain processes)"
-    line += f"\n         isolation {isolation}   limits {node.limits or 'none'}"
+    line += f"\n         isolation {isolation_text(node)}   limits {node.limits or 'none'}"
     line += f"   warm fork servers: {', '.join(node.profiles) or 'none yet'}"
+    if node.isolation_refused:
+        line += f"\n         the kernel refused: {node.isolation_refused}"
+    if node.confines == "none":
+        line += f"\n         it takes no functions but those with gvisor: {ISOLATION_ADVICE}"
     line += f"\n         {_weights(node)}"
     if node.layers or node.preloaded_bytes:
         line += f"\n         packages: {len(node.layers)} layers on disk, {output.format_size(node.preloaded_bytes)} "
@@ -74,6 +77,13 @@ def node_lines(node: NodeReport) -> str:
         line += f"\n         weights {segment.checkpoint[:12]}   {output.format_size(segment.size_bytes)}   "
         line += segment.state if segment.state != "filling" else f"filling, {share}"
     return line
+
+
+def isolation_text(node: NodeReport) -> str:
+    """What a node's workers are confined in: "mnt,pid,ipc,uts,net", or what stands in its place."""
+    if node.confines == "plain":
+        return "none (plain processes, as FS_ISOLATION=best-effort allows)"
+    return node.isolation or ("refused" if node.confines == "none" else "not known yet")
 
 
 def _weights(node: NodeReport) -> str:

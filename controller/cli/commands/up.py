@@ -24,6 +24,7 @@ from ...schemas.functions import SystemStatus
 from .. import output
 from ..api_client import ApiClient, own_server
 from ..curl_hint import access_line
+from ..doctor.checks import check_namespaces
 from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services, read_supervisor, tail
 from ..local.backends import require_backends
 from ..local.listen import ListenAddress, parse_listen
@@ -156,6 +157,7 @@ def command(
         output.message(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
     if layout.key.exists() and not had_key:
         output.message(f"created the first key, for this user only: {layout.key}")
+    warn_of_isolation()
     record = read_supervisor(layout)
     if record is not None and record.public_url:
         output.message(f"other machines reach it at {record.public_url}")
@@ -165,6 +167,14 @@ def command(
         output.json_data({"url": status.url, "home": str(home), "started": not already, **public})
     else:
         output.data(status.url)
+
+
+def warn_of_isolation() -> None:
+    """Says what a kernel that refuses namespaces means for the node that was started here."""
+    finding = check_namespaces(best_effort=os.environ.get("FS_ISOLATION") == "best-effort")
+    if finding.verdict != "ok":
+        output.message(f"warning: {finding.found}")
+        output.message(f"    {finding.advice}")
 
 
 def _say_ignored(context: click.Context, layout: HomeLayout) -> None:

@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 from fleetstart.runtime.contract.sizes import GIB
 
 from ..home import HomeLayout, is_locked, read_supervisor
@@ -80,7 +81,8 @@ def check_torch() -> Finding:
     return Finding(check="torch", verdict="ok", found=f"{version}, {device}")
 
 
-def check_namespaces() -> Finding:
+def check_namespaces(*, best_effort: bool = False) -> Finding:
+    """Whether a node on this machine can confine workers. `best_effort`: as FS_ISOLATION=best-effort allows."""
     missing = [
         name
         for name, flag in (("mnt", _CLONE_NEWNS), ("pid", _CLONE_NEWPID), ("net", _CLONE_NEWNET))
@@ -88,11 +90,16 @@ def check_namespaces() -> Finding:
     ]
     if not missing:
         return Finding(check="namespaces", verdict="ok", found="mnt, pid and net are allowed")
+    outcome = (
+        "workers run as plain processes, as FS_ISOLATION=best-effort allows, but those with a list in `network`"
+        if best_effort
+        else 'a node here takes no functions but those with isolation="gvisor"'
+    )
     return Finding(
         check="namespaces",
-        verdict="warn",
-        found=f"refused: {', '.join(missing)}; workers run as plain processes",
-        advice="run as root, or allow user namespaces: sysctl kernel.unprivileged_userns_clone=1",
+        verdict="warn" if best_effort else "bad",
+        found=f"unshare is refused for {', '.join(missing)}: {outcome}",
+        advice=ISOLATION_ADVICE,
     )
 
 
@@ -240,14 +247,14 @@ def check_port(home: Path, number: int) -> Finding:
     return Finding(check="port", verdict="ok", found=f"{number} is free")
 
 
-def run_checks(home: Path, port_number: int, store: str = "") -> list[Finding]:
+def run_checks(home: Path, port_number: int, store: str = "", *, best_effort: bool = False) -> list[Finding]:
     """Runs all checks; one that fails to run is a finding, too."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", check_python),
         ("server parts", check_server_parts),
         ("redis", check_redis),
         ("torch", check_torch),
-        ("namespaces", check_namespaces),
+        ("namespaces", lambda: check_namespaces(best_effort=best_effort)),
         ("sandboxes", check_sandboxes),
         ("limits", check_limits),
         ("memory", check_memory),

@@ -39,6 +39,16 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Better kinds of pages, and why the machine does not give them."""
 
 
+Confinement = Literal["namespaces", "plain", "none"]
+"""What a node runs workers without gVisor in: namespaces, plain processes as its operator allows, or nothing: it takes
+no such worker."""
+ISOLATION_ADVICE = (
+    "let the node's kernel give it namespaces (run it as root or with CAP_SYS_ADMIN, or sysctl "
+    "kernel.unprivileged_userns_clone=1; in a container, a seccomp profile that allows unshare and mount), or set "
+    "FS_ISOLATION=best-effort on the node if each function may read what the node's user may read, its keys included"
+)
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's heartbeat: its capacity, its segments and its counters."""
 
@@ -57,6 +67,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int
     segments: list[SegmentReport] = []
     isolation: str = ""
+    confines: Confinement = "namespaces"
+    """"namespaces" also while its fork server still probes: a worker that could not be confined does not start."""
+    isolation_refused: str = ""
+    """The call that its kernel refused, and why; empty if the isolation is whole."""
     limits: str = ""
     """Enforcement of memory limits: "cgroup v1", "cgroup v2" or "watched"."""
     profiles: list[str] = []

@@ -141,7 +141,7 @@ def _is_warm(system: System) -> bool:
 
 
 def _fs(home: Path, *arguments: str, **settings: str) -> str:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("FS_") or name == "FS_ISOLATION"}
     argv = [sys.executable, "-m", "fleetstart.controller.cli", *arguments]
     env = {**clean, **settings, "FS_HOME": str(home)}
     said = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_S)

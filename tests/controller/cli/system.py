@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fleetstart.controller.cli.home import HomeLayout, ServiceRecord, read_services, start_ticks
-from tests.servers import wait_until
+from tests.servers import plain_environment, wait_until
 
 FS = Path(sys.executable).with_name("fs")
 
@@ -27,7 +27,7 @@ class System:
         self, *arguments: str | Path, code: int | None = 0, stdin: str = "", env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs `fs`, and expects this exit code; None: any."""
-        plain = {key: value for key, value in os.environ.items() if not key.startswith("FS_")}
+        plain = plain_environment()
         own = {"FS_HOME": str(self.home), "FS_POOL_MEMORY": "32MiB", "FS_PROFILES": self.profiles}
         result = subprocess.run(
             [FS, *arguments],

@@ -20,6 +20,7 @@ from fleetstart.controller.planner.constraints import (
 )
 from fleetstart.controller.planner.node_state import NodeState
 from fleetstart.runtime.contract.function.spec import SLO, Isolation
+from fleetstart.runtime.contract.node.reports import Confinement
 from tests.controller.planner.worlds import clusters, measured, names, node, request
 
 REGIONS = st.sampled_from(["", "eu", "us", "asia"])
@@ -29,16 +30,25 @@ WANTED = st.builds(
     st.sampled_from(["namespaces", "gvisor"]),
     st.sampled_from(["", "python", "torch"]),
     st.booleans(),
+    listed=st.booleans(),
 )
 POOLS = st.sampled_from([frozenset[str](), frozenset({"python"}), frozenset({"python", "torch"})])
-OFFERS = st.tuples(REGIONS, st.sampled_from([frozenset[str](), frozenset({"gvisor"})]), POOLS, st.integers(0, 2))
+CONFINES: st.SearchStrategy[Confinement] = st.sampled_from(["namespaces", "plain", "none"])
+OFFERS = st.tuples(
+    REGIONS, st.sampled_from([frozenset[str](), frozenset({"gvisor"})]), POOLS, st.integers(0, 2), CONFINES
+)
+Offer = tuple[str, frozenset[str], frozenset[str], int, Confinement]
 GVISOR: Isolation = "gvisor"
 
 
 def offer(
-    region: str, isolations: frozenset[str] = frozenset(), pools: frozenset[str] = frozenset(), gpus: int = 0
+    region: str,
+    isolations: frozenset[str] = frozenset(),
+    pools: frozenset[str] = frozenset(),
+    gpus: int = 0,
+    confines: Confinement = "namespaces",
 ) -> NodeState:
-    return replace(node("n"), region=region, isolations=isolations, pools=pools, gpus=gpus)
+    return replace(node("n"), region=region, isolations=isolations, pools=pools, gpus=gpus, confines=confines)
 
 
 @given(
@@ -50,20 +60,20 @@ def offer(
 )
 def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
     cluster: Cluster,
-    offers: list[tuple[str, frozenset[str], frozenset[str], int]],
+    offers: list[Offer],
     wanted: PlacementConstraints,
     slo: SLO | None,
     workers: int,
 ) -> None:
     placed = [
-        replace(state, region=region, isolations=isolations, pools=pools, gpus=gpus)
-        for state, (region, isolations, pools, gpus) in zip(cluster, offers, strict=False)
+        replace(state, region=region, isolations=isolations, pools=pools, gpus=gpus, confines=confines)
+        for state, (region, isolations, pools, gpus, confines) in zip(cluster, offers, strict=False)
     ]
     fitting = [state for state in placed if admits(wanted, state)]
     asked = request(slo=slo, workers=workers, most=workers)
 
     found = make_plan(replace(asked, wanted=wanted), Cluster(placed), 0.0)
-    alone = make_plan(asked, Cluster(fitting), 0.0)
+    alone = make_plan(asked, Cluster(replace(state, confines="namespaces") for state in fitting), 0.0)
 
     by_name = {state.node: state for state in placed}
     for stage in found.stages:
@@ -71,6 +81,9 @@ def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
         assert wanted.isolation == "namespaces" or wanted.isolation in by_name[stage.node].isolations
         assert not by_name[stage.node].pools or wanted.pool in ("", *by_name[stage.node].pools)
         assert not wanted.gpu or by_name[stage.node].gpus
+        assert wanted.isolation != "namespaces" or by_name[stage.node].confines in (
+            ("namespaces",) if wanted.listed else ("namespaces", "plain")
+        )
     assert found.stages == alone.stages
     assert (tuple(found.regions), found.isolation) == wanted[:2]
     if fitting:
@@ -83,9 +96,7 @@ def test_a_plan_is_that_of_the_nodes_that_fit_and_of_no_others(
 
 
 @given(WANTED, st.lists(OFFERS, max_size=5))
-def test_there_is_a_lack_where_nodes_are_and_none_fits(
-    wanted: PlacementConstraints, offers: list[tuple[str, frozenset[str], frozenset[str], int]]
-) -> None:
+def test_there_is_a_lack_where_nodes_are_and_none_fits(wanted: PlacementConstraints, offers: list[Offer]) -> None:
     nodes = [offer(*each) for each in offers]
     none_fits = not any(admits(wanted, each) for each in nodes)
     why, advice = unmet_constraint(wanted, nodes)
@@ -104,6 +115,26 @@ def test_a_sandbox_is_had_where_a_node_says_so_and_nowhere_else() -> None:
     assert admits(PlacementConstraints((), GVISOR), offer("eu", gvisor))
     assert not admits(PlacementConstraints((), GVISOR), offer("eu"))
     assert not admits(PlacementConstraints(("us",), GVISOR), offer("eu", gvisor))
+
+
+def test_a_node_that_cannot_confine_gets_nothing_and_a_plain_process_no_list() -> None:
+    listed = PlacementConstraints(listed=True)
+    refusing = replace(offer("", confines="none"), isolation_refused="unshare(CLONE_NEWPID): not permitted")
+    assert not admits(NO_CONSTRAINTS, refusing)
+    assert admits(PlacementConstraints((), GVISOR), replace(refusing, isolations=frozenset({"gvisor"})))
+    assert admits(NO_CONSTRAINTS, offer("", confines="plain"))
+    assert not admits(listed, offer("", confines="plain"))
+
+    why, advice = unmet_constraint(NO_CONSTRAINTS, [refusing])
+    assert why == "its workers need namespaces, which the node has not: unshare(CLONE_NEWPID): not permitted"
+    assert "FS_ISOLATION=best-effort" in advice
+    why, _ = unmet_constraint(listed, [refusing, offer("", confines="plain")])
+    assert why.startswith("its list of what it may reach needs namespaces, which none of 2 nodes has")
+    found = make_plan(request(), Cluster([refusing]), 0.0)
+    assert found.error is not None
+    assert (found.error.code, found.stages) == ("unavailable", [])
+    found = make_plan(request(), Cluster([replace(node("a"), confines="none"), node("b", bytes_per_s=1e6)]), 0.0)
+    assert {stage.node for stage in found.stages} == {"b"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.checkpoints import write_safetensors
 from tests.e2e.systems import FS, running
-from tests.servers import spawn, wait_until
+from tests.servers import plain_environment, spawn, wait_until
 
 HANDLER = """
 from fleetstart.runtime import function
@@ -57,7 +57,7 @@ class Dev:
         self.save("1")
         self.tmp = folder / "t"
         self.tmp.mkdir()
-        env = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
+        env = plain_environment()
         self.env = {**env, "FS_HOME": str(folder / "home"), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB",
                     "DEV_TOKEN": "a secret"}  # fmt: skip
         self.process = spawn(

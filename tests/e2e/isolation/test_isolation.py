@@ -80,7 +80,7 @@ def require_namespaces(system: System) -> None:
     """A node knows what its machine gives once a fork server of it is warm: before that it says nothing."""
     wait_until(lambda: system.status().nodes[0].profiles, 60, what="a warm fork server")
     if not system.status().nodes[0].isolation:
-        pytest.skip("this machine refuses namespaces: workers are plain processes, and the node says so")
+        pytest.skip("this machine refuses namespaces, and FS_ISOLATION=best-effort allows plain processes")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 
 from tests.browser import browsing
 from tests.controller.cli.system import System
-from tests.servers import wait_until
+from tests.servers import plain_environment, wait_until
 
 HANDLERS = """
 from fleetstart.runtime import function
@@ -41,7 +40,7 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 def pasted(line: str) -> str:
     """Result of the line in a user's shell, in another folder and without our environment."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("FS_")}
+    env = plain_environment()
     quiet = line.replace("curl ", "curl --silent --show-error --fail-with-body ", 1)
     done = subprocess.run(["bash", "-c", quiet], env=env, cwd="/", capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"

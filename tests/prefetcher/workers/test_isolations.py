@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.prefetcher.nodes import HELLO, Node, Store, spec_of
-from tests.servers import RedisServer, wait_until
+from tests.servers import RedisServer, refusing_namespaces, wait_until
 
 
 @pytest.mark.parametrize("limits", ["", "watched"])
@@ -38,5 +38,45 @@ def test_a_node_whose_sandboxes_do_not_start_takes_its_word_back(
         error = node.wait_for(worker, "failed").error
         assert error is not None
         assert "no such kernel" in error.message
+    finally:
+        node.close()
+
+
+def test_a_node_whose_kernel_refuses_namespaces_says_so_and_runs_no_worker(
+    redis_server: RedisServer, store: Store, tmp_path: Path
+) -> None:
+    node = Node(redis_server, str(store.folder), tmp_path / "home", FS_ISOLATION="")
+    node.through = refusing_namespaces()
+    try:
+        node.start(wait=False)
+        wait_until(lambda: (report := node.report()) and report.confines == "none", 30, what="its word")
+        assert "unshare(CLONE_NEWPID)" in node.lease().isolation_refused
+        assert node.lease().profiles == []
+        worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
+        error = node.wait_for(worker, "failed").error
+        assert error is not None
+        assert error.code == "unavailable"
+        assert "unshare(CLONE_NEWPID)" in error.message
+        assert "unshare(CLONE_NEWPID)" in node.log()
+    finally:
+        node.close()
+
+
+def test_where_plain_processes_are_allowed_a_list_is_not_taken_for_enforced(
+    redis_server: RedisServer, store: Store, tmp_path: Path
+) -> None:
+    node = Node(redis_server, str(store.folder), tmp_path / "home", FS_ISOLATION="best-effort")
+    node.through = refusing_namespaces()
+    try:
+        node.start()
+        report = node.lease()
+        assert (report.confines, report.isolation) == ("plain", "")
+        assert "unshare(CLONE_NEWPID)" in report.isolation_refused
+        bundle = store.put_bundle({"handler.py": HELLO})
+        assert node.wait_for(node.order(spec_of(bundle)), "ready").isolation == ""
+        error = node.wait_for(node.order(spec_of(bundle, network=["api.example.com"])), "failed").error
+        assert error is not None
+        assert error.code == "unavailable"
+        assert "no network of their own" in error.message
     finally:
         node.close()

@@ -19,6 +19,7 @@ from fleetstart.runtime.contract.node.channel import pair
 from fleetstart.runtime.contract.node.messages import Fork, ForkFailed
 from fleetstart.runtime.isolation import namespaces
 from tests.runtime.workers import ForkServerProcess, Functions, alive, receive, until
+from tests.servers import refusing_namespaces
 
 HELLO = """
     def f(name: str = "world"):
@@ -173,6 +174,21 @@ def test_the_log_carries_both_streams_line_by_line(functions: Functions) -> None
 
 
 UNSHARE = {"x86_64": 272, "aarch64": 97}
+
+
+def test_where_namespaces_are_refused_no_worker_starts_unless_that_was_allowed() -> None:
+    server = ForkServerProcess(through=refusing_namespaces(), isolation="")
+    try:
+        assert "unshare(CLONE_NEWPID)" in server.refused
+        ours, theirs = pair()
+        server.channel.send(Fork(WorkerId("w-x")), (theirs.fileno(), theirs.fileno()))
+        failed = receive(server.channel)
+        assert isinstance(failed, ForkFailed)
+        assert failed.reason == server.refused
+        ours.close()
+        theirs.close()
+    finally:
+        server.close()
 
 
 def test_where_namespaces_are_refused_workers_are_plain_processes_and_say_so(
