@@ -131,6 +131,10 @@ class CronScheduler:
         self._view = view
         self._submitter = submitter
         self._fence = fence
+        self._changes = view.follow()
+        self._changes.functions.update(view.functions)
+        self._specs: dict[FunctionName, FunctionSpec] = {}
+        """Specs of live versions that have a schedule."""
 
     async def run(self) -> None:
         while True:
@@ -144,8 +148,13 @@ class CronScheduler:
 
     def scheduled(self) -> list[FunctionSpec]:
         """Lists the specs of live versions that have a schedule."""
-        live = (self._view.live(name) for name in self._view.functions)
-        return [version.spec for version in live if version is not None and version.spec.schedule]
+        for name in self._changes.take_functions():
+            live = self._view.live(name)
+            if live is not None and live.spec.schedule:
+                self._specs[name] = live.spec
+            else:
+                self._specs.pop(name, None)
+        return list(self._specs.values())
 
     async def marks(self) -> dict[FunctionName, ScheduleMark]:
         """The marks. A schedule whose mark cannot be read begins anew: no moment has two invocations."""

@@ -61,6 +61,8 @@ class BudgetWatch:
         self.alert_rounds = 0
         """Number of rounds in which alerts were written."""
         self._kept: frozenset[WorkerId] | None = None
+        self._changes = view.follow()
+        self._spent: frozenset[FunctionName] = frozenset()
 
     async def run(self) -> None:
         while True:
@@ -97,10 +99,6 @@ class BudgetWatch:
     @property
     def states(self) -> list[BudgetState]:
         return [self._states[name] for name in sorted(self._states)]
-
-    @property
-    def sheets(self) -> list[PriceSheet]:
-        return list(self._sheets)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
@@ -181,6 +179,9 @@ class BudgetWatch:
 
     async def _write_kept(self) -> None:
         spent = frozenset(state.budget.function for state in self._states.values() if state.stage == "spent")
+        if not self._changes.take_versions() and self._kept is not None and spent == self._spent:
+            return
+        self._spent = spent
         kept = kept_workers(self._view, spent)
         if kept == self._kept or not self._view.synced:
             return

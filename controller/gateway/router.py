@@ -153,6 +153,12 @@ class Router:
                 return await waiting
         except TimeoutError:
             return None
+        finally:
+            others = [other for other in self._final_status_waiters.get(worker, ()) if other is not waiting]
+            if others:
+                self._final_status_waiters[worker] = others
+            else:
+                self._final_status_waiters.pop(worker, None)
 
     # ── reports ───────────────────────────────────────────────────────────────────
 

@@ -10,7 +10,6 @@ does not block it, or a stalled store would close the node for good.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -82,19 +81,9 @@ class Link:
         link = self.at(now_s)
         return [now_s + link._left_s(fetch.pending_bytes) for fetch in link.fetches]
 
-    def broken(self, now_s: float) -> tuple[WorkerId, ...]:
-        """The workers whose deadlines will be missed if nothing changes."""
-        link = self.at(now_s)
-        return tuple(fetch.worker for fetch in link.fetches if not link._keeps(fetch, 0.0))
-
     def with_fetch(self, fetch: PendingFetch, now_s: float) -> Link:
         link = self.at(now_s)
         return replace(link, at_s=now_s, fetches=(*link.fetches, fetch))
-
-    def without(self, workers: Iterable[WorkerId], now_s: float) -> Link:
-        """The link without the fetches of these workers, which have ended."""
-        gone, link = set(workers), self.at(now_s)
-        return replace(link, at_s=now_s, fetches=tuple(fetch for fetch in link.fetches if fetch.worker not in gone))
 
     def _left_s(self, pending_bytes: float) -> float:
         """Remaining time of a fetch: with equal shares it ends when each other has had as many bytes, or has ended."""

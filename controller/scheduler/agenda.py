@@ -22,6 +22,8 @@ MOVING_NS = 1_000_000_000
 """Interval for versions with workers that start or end, or calls that wait: what time alone changes of them."""
 STEADY_NS = 10_000_000_000
 """Interval for versions with workers of which nothing is expected: it makes up for a change that was not noticed."""
+TOGETHER_NS = 100_000_000
+"""Versions that are due within it are looked at together."""
 STEP_VERSIONS = 100
 """Versions of one step, some milliseconds: the loop that runs it serves calls."""
 
@@ -35,7 +37,8 @@ class Agenda:
         self._changes = view.follow()
         self._pending = all_versions(view)
         self._due_ns: dict[VersionKey, int] = {}
-        self._next_ns: int | None = None
+        self._heap: list[tuple[int, VersionKey]] = []
+        """Due times, the next one first; one that is not in `_due_ns` any more is over."""
         self._unplaced: set[VersionKey] = set()
         """Versions whose workers found no room."""
 
@@ -44,9 +47,8 @@ class Agenda:
         self._pending |= self._changes.take_versions()
         if self._changes.take_nodes():
             self._pending |= self._unplaced  # there may be room now
-        if self._next_ns is not None and self._next_ns <= now_ns:
-            self._pending.update(key for key, due_ns in self._due_ns.items() if due_ns <= now_ns)
-            self._next_ns = min((due_ns for due_ns in self._due_ns.values() if due_ns > now_ns), default=None)
+        while (next_ns := self._next_ns()) is not None and next_ns <= now_ns:
+            self._pending.add(heapq.heappop(self._heap)[1])
         if not self._pending:
             return []
         loads = self._view.loads()
@@ -66,10 +68,10 @@ class Agenda:
                 self._due_ns.pop(key, None)
                 continue
             usual_ns = now_ns + (MOVING_NS if rest == "moving" else STEADY_NS - _spread_ns(key))
+            usual_ns += -usual_ns % TOGETHER_NS
             due_ns = min(usual_ns, max(again_ns, now_ns + 1)) if again_ns is not None else usual_ns
             self._due_ns[key] = due_ns
-            if self._next_ns is None or due_ns < self._next_ns:
-                self._next_ns = due_ns
+            heapq.heappush(self._heap, (due_ns, key))
 
     def again(self, keys: Iterable[VersionKey]) -> None:
         """Puts versions back whose step was not written."""
@@ -79,7 +81,14 @@ class Agenda:
         """Time until the next step has something to do; None if only a change can bring it."""
         if self._pending:
             return 0
-        return max(0, self._next_ns - now_ns) if self._next_ns is not None else None
+        next_ns = self._next_ns()
+        return max(0, next_ns - now_ns) if next_ns is not None else None
+
+    def _next_ns(self) -> int | None:
+        """When the next version is due."""
+        while self._heap and self._due_ns.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
 
 
 def all_versions(view: View) -> set[VersionKey]:

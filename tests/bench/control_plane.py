@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import inspect
 import json
 import os
 import secrets
@@ -34,6 +33,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetstart.controller.api.functions import FunctionsApi
 from fleetstart.controller.billing.budget_watch import kept_workers
+from fleetstart.controller.scheduler.agenda import Agenda
 from fleetstart.controller.scheduler.reconcile import Reconciler
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.redis_client import connect
@@ -267,7 +267,6 @@ async def inside(url: str, functions: int, workers: int, rounds: int) -> dict[st
     state = StateSync(client, view)
     await state.resync()
     reconciler = Reconciler()
-    chosen = "keys" in inspect.signature(reconciler.step).parameters
     api = FunctionsApi(url="", view=view, registry=None, client=client, stopping=asyncio.Event())  # type: ignore[arg-type]
     cold = VersionKey(name_of(functions - 1), FIRST)
 
@@ -277,14 +276,24 @@ async def inside(url: str, functions: int, workers: int, rounds: int) -> dict[st
     def start_one() -> object:
         loads = {str(cold): FunctionLoad(1, 0, oldest_unix_ms=1)}
         view.put_gateway(GatewayReport(gateway="g", loads=loads), time.monotonic_ns())
-        made = step(keys=[cold]) if chosen else step()
+        made = step(keys=[cold])
         view.put_gateway(GatewayReport(gateway="g"), time.monotonic_ns())
         return made
 
+    agenda = Agenda(view)
+    now_ns = [time.monotonic_ns()]
+
+    def second() -> None:
+        now_ns[0] += 1_000_000_000
+        while keys := agenda.take(now_ns[0]):
+            made = reconciler.step(view, now_ns=now_ns[0], now_unix_ns=time.time_ns(), keys=keys)
+            agenda.done(made.rests, made.unplaced.keys(), now_ns[0])
+
     step()
+    second()
     found = {
         "full read": await cpu_ms(state.resync, rounds),
-        "step over all versions": await cpu_ms(step, rounds),
+        "steps of a second without changes": await cpu_ms(second, rounds),
         "step that starts one worker": await cpu_ms(start_one, rounds),
         "kept workers": await cpu_ms(lambda: kept_workers(view, frozenset()), rounds),
         "list of all functions": await cpu_ms(lambda: [api.info(one) for one in view.functions.values()], rounds),
@@ -323,7 +332,9 @@ def against(before: dict[str, Any] | None, now: float, *path: str) -> str:
         value = value.get(part) if isinstance(value, dict) else None
     if isinstance(value, list):
         value = median(value)
-    return "–" if not isinstance(value, float | int) else f"{fine(float(value))} ({fine(now / max(value, 1e-9))}×)"
+    if not isinstance(value, float | int):
+        return "–"
+    return f"{fine(float(value))} ({fine(now / value)}×)" if value > 0 else fine(float(value))
 
 
 def options_of_this(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ SCRIPTS = (
     "engine",
     "weights",
     "planner",
+    "control_plane",
     "isolation",
     "coldstart",
 )

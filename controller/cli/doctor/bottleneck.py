@@ -20,7 +20,7 @@ EXPLAINS = 0.7
 ABOVE = 1.25
 """A load above this multiple of its source's limit was helped by a cache, or the source has changed."""
 
-_SOURCES: dict[str, Limit] = {"disk": "disk", "store": "store", "device": "device"}
+_SOURCES: dict[str, Limit] = {"disk": "disk", "store": "store"}
 _PASSED: dict[str, tuple[Limit, ...]] = {"disk": ("checksum", "prefault"), "store": ("checksum", "prefault")}
 _SMALL_PAGES = "memory for weights has 4 KiB pages, which slow direct reads down"
 
@@ -52,8 +52,6 @@ def diagnose(ceilings: Ceilings, observed: ObservedLoads, *, remote_store: bool)
 
 def _diagnose(source: str, reached: float, ceilings: Ceilings, observed: ObservedLoads, remote_store: bool) -> Finding:
     begun = f"{observed.node}: loads from the {source} run at {format_rate(reached)}"
-    if source == "device":
-        begun = f"{observed.node}: loads to the device run at {format_rate(reached)}"
     own = ceilings.bytes_per_s.get(_SOURCES[source])
     numbers = {"bytes_per_s": reached}
     if not own:
@@ -73,8 +71,6 @@ def _diagnose(source: str, reached: float, ceilings: Ceilings, observed: Observe
 
 
 def _at_the_limit(source: str, observed: ObservedLoads, remote_store: bool) -> tuple[str, str]:
-    if source == "device":
-        return "PCIe is the limit", ""
     if source == "store" and remote_store:
         return "the network or the store is the limit", "cache weights on the node's disk: FS_DISK_CACHE"
     if observed.pages == "small":
@@ -104,8 +100,6 @@ def _below(
             f"the node's {_SMALL_PAGES}; larger pages are available now",
             "restart it: fs down, fs up",
         )
-    if source == "device":
-        return "no limit is near", "the segment's chunks may arrive late, or the cores that copy them may be busy"
     if source == "store" and remote_store:
         return "no limit is near", "fetch more ranges at once: FS_FETCH_THREADS"
     return "no limit is near", "other programs may have used the disk or the cores: load again, and compare"

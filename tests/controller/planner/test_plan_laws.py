@@ -12,7 +12,7 @@ from fleetstart.controller.planner.candidates import Candidate, Search
 from fleetstart.controller.planner.cluster import NodeSnapshot
 from fleetstart.controller.planner.node_filter import CandidateNode, find_candidate_nodes
 from fleetstart.runtime.contract.function.spec import SLO
-from tests.controller.planner.worlds import CHAT, MB, clusters, names, request, taken
+from tests.controller.planner.worlds import CHAT, MB, clusters, late_ones, names, request, taken
 
 slos = st.none() | st.builds(
     SLO, ttft_s=st.sampled_from([0.3, 1.0, 2.0, 5.0, 20.0]), tpot_s=st.sampled_from([None, 0.06, 0.12])
@@ -79,7 +79,7 @@ def test_no_promise_is_broken_and_no_memory_given_twice(
         taken(make_plan(wanted, cluster, now_s), cluster, wanted, now_s, f"{index}.")
         for state in cluster:
             assert state.free_bytes >= 0
-            assert not state.link.broken(now_s)
+            assert not late_ones(state.link, now_s)
 
 
 @given(clusters(1, 12), requests)

@@ -16,7 +16,7 @@ from fleetstart.controller.planner import (
     PlanRequest,
     with_stage,
 )
-from fleetstart.controller.planner.contention import Link
+from fleetstart.controller.planner.contention import ROUNDING, Link
 from fleetstart.controller.planner.error_margins import Margins
 from fleetstart.controller.planner.estimates import VersionMeasures
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
@@ -63,6 +63,13 @@ def taken(plan: Plan, cluster: Cluster, wanted: PlanRequest, now_s: float, name:
         state = cluster[stage.node]
         worker = WorkerId(f"{name}{index}")
         cluster.put(with_stage(state, stage, worker, wanted.checkpoint, now_s, wanted.packages))
+
+
+def late_ones(link: Link, now_s: float) -> tuple[WorkerId, ...]:
+    """The workers whose deadlines will be missed if nothing changes."""
+    at = link.at(now_s)
+    ends = zip(at.fetches, at.ends_s(now_s), strict=True)
+    return tuple(fetch.worker for fetch, end_s in ends if end_s - now_s > (fetch.deadline_s - now_s) * ROUNDING)
 
 
 def names(plan: Plan) -> list[str]:

@@ -42,7 +42,6 @@ def one(
         ),
         (one("disk", 2.4), "80% of the rate measured now (3.00 GB/s): the disk is the limit", ""),
         (one("disk", 1.4, pages="small", here="small", disk=1.5), "the limit, and memory for weights has 4", "huge"),
-        (one("device", 46.0), "loads to the device run at 46.00 GB/s, 92% of the rate measured now (50.00", ""),
         # Faster than it can give: no reading from there at all.
         (one("store", 8.0, remote=False, store=3.0), "267% of the rate measured now (3.00 GB/s): a cache helped", ""),
     ],
@@ -75,7 +74,6 @@ def test_what_runs_at_its_ceiling_is_well(finding: Finding, said: str, advice: s
         (one("disk", 1.2, pages="small", here="small"), "no limit is near", "load again"),
         (one("store", 0.25), "25% of the rate measured now (1.00 GB/s): no limit is near", "FS_FETCH_THREADS"),
         (one("store", 0.25, remote=False), "no limit is near", "load again"),
-        (one("device", 20), "40% of the rate measured now", "cores"),
     ],
 )
 def test_what_runs_below_its_ceiling_gets_a_reason_and_advice(finding: Finding, said: str, advice: str) -> None:
