@@ -12,6 +12,7 @@ from fleetstart.runtime.contract.process.environment import (
     read_flag,
     read_int,
     read_log_format,
+    read_networks,
     read_store,
 )
 from fleetstart.runtime.contract.process.log_format import LogFormat
@@ -84,8 +85,8 @@ def read_config(env: Mapping[str, str]) -> Config:
         segment_rows=read_int(env, "FS_SEGMENT_ROWS", default.segment_rows, least=10, most=100_000),
         log_format=read_log_format(env),
         otlp_endpoint=_otlp_endpoint(env),
-        webhook_allow=_networks(env, "FS_WEBHOOK_ALLOW"),
-        trusted_proxies=_networks(env, "FS_TRUSTED_PROXIES") if "FS_TRUSTED_PROXIES" in env else LOOPBACK,
+        webhook_allow=read_networks(env, "FS_WEBHOOK_ALLOW"),
+        trusted_proxies=read_networks(env, "FS_TRUSTED_PROXIES") if "FS_TRUSTED_PROXIES" in env else LOOPBACK,
         drain_s=float(read_int(env, "FS_DRAIN_S", int(default.drain_s), most=3600)),
         open=read_flag(env, "FS_OPEN"),
         master_key=env.get("FS_MASTER_KEY") or "",
@@ -102,11 +103,3 @@ def _otlp_endpoint(env: Mapping[str, str]) -> str:
     if url and not url.startswith(("http://", "https://")):
         raise ConfigError(f"the OTLP endpoint {url[:80]!r} must begin with http:// or https://")
     return url
-
-
-def _networks(env: Mapping[str, str], name: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    text = env.get(name) or ""
-    try:
-        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
-    except ValueError as error:
-        raise ConfigError(f"{name}={text!r} must be networks such as 10.0.0.0/8,127.0.0.1: {error}") from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function.public_addresses import Network
 from fleetstart.runtime.contract.function.spec import check_region, pool_name
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.process.environment import (
@@ -19,6 +20,7 @@ from fleetstart.runtime.contract.process.environment import (
     read_flag,
     read_int,
     read_log_format,
+    read_networks,
     read_required,
     read_size,
     read_store,
@@ -86,6 +88,12 @@ class Config:
     """Enforce memory limits by polling, even where control groups could be used (FS_LIMITS=watched)."""
     best_effort: bool = False
     """Run workers as plain processes where the kernel refuses namespaces (FS_ISOLATION=best-effort)."""
+    egress_deny: tuple[Network, ...] = ()
+    """Ranges that no function reaches through the egress proxy, beside those that none ever does."""
+    egress_allow: tuple[Network, ...] = ()
+    """Ranges that functions may list although they are denied."""
+    servers: str = ""
+    """URLs of the controllers, which functions do not reach either."""
     worker_env: Mapping[str, str]
     """Environment of fork servers, and so of workers: no setting and no secret of the node."""
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -137,6 +145,9 @@ def read_config(env: Mapping[str, str]) -> Config:
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=read_choice(env, "FS_LIMITS", ("watched",)) == "watched",
         best_effort=read_choice(env, "FS_ISOLATION", ISOLATIONS) == "best-effort",
+        egress_deny=read_networks(env, "FS_EGRESS_DENY"),
+        egress_allow=read_networks(env, "FS_EGRESS_ALLOW"),
+        servers=env.get("FS_URL") or "",
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
         gpus=_gpus(env),
         region=_region(env.get("FS_REGION", "")),

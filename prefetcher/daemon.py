@@ -36,6 +36,7 @@ from .layers.cache import LayerCache
 from .layers.kinds import VOLUME
 from .network.egress_proxy import NodeEgress, egress_limits
 from .network.ingress_proxy import NodeIngress
+from .network.platform_addresses import PlatformAddresses, platform_hosts
 from .node_report import report_of
 from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
@@ -132,7 +133,15 @@ class Daemon:
         self._relays = open_relays(config.store, config.http)
         self._io_thread = IoThread()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._egress = NodeEgress(egress_limits(descriptors), self._io_thread)
+        self._egress = NodeEgress(
+            egress_limits(descriptors),
+            self._io_thread,
+            PlatformAddresses(
+                platform_hosts(config.redis_url, config.address, config.servers),
+                operator=config.egress_deny,
+                allowed=config.egress_allow,
+            ),
+        )
         services = NodeServices(
             node=config.node,
             address=config.address,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -46,11 +47,10 @@ class ProjectsApi:
 
         def changed(known: ProjectRecord | None) -> ProjectRecord:
             quotas = terms.quotas if terms.quotas is not None else known.quotas if known is not None else Quotas()
+            network = terms.network if terms.network is not None else known.network if known is not None else "listed"
             if known is None:
-                return ProjectRecord(name=name, quotas=quotas, created_unix_ms=now, created_by=by)
-            return ProjectRecord(
-                name=name, quotas=quotas, created_unix_ms=known.created_unix_ms, created_by=known.created_by
-            )
+                return ProjectRecord(name=name, quotas=quotas, network=network, created_unix_ms=now, created_by=by)
+            return msgspec.structs.replace(known, quotas=quotas, network=network)
 
         await self._hash.change(name, changed)
         return json_response(project_info(self._view, name))
@@ -87,6 +87,7 @@ def project_info(view: View, name: str, sees: Callable[[str], bool] = lambda fun
     return ProjectInfo(
         name=name,
         quotas=record.quotas if record is not None else Quotas(),
+        network=record.network if record is not None else "listed",
         functions=sorted(claim.function for claim in claims),
         workers=sum(claim.workers for claim in claims),
         memory_bytes=sum(claim.memory_bytes for claim in claims),

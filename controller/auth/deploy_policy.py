@@ -35,6 +35,7 @@ def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> Funct
     """Returns the spec with its full name and project. Errors: Forbidden, InvalidSpec, QuotaExceeded."""
     spec = named_spec(view, caller, spec)
     check_kv_memory(view, spec)
+    check_network(view.access, caller, spec)
     _check_secrets(view.access, spec.home, spec)
     _check_volumes(view.access, spec.home, spec)
     wanted = ResourceDemand(function=spec.name, workers=spec.scale.max, memory_bytes=spec.scale.max * spec.memory_bytes)
@@ -76,6 +77,21 @@ def check_kv_memory(view: View, spec: FunctionSpec) -> None:
         f"since no node has a GPU; {MEMORY_MIN_BYTES // MIB} MiB of it at least must be left",
         hint=f"raise memory, for example to {ceil(kv_mib + memory_mib)} MiB, or lower kv_memory",
     )
+
+
+def check_network(table: AccessTable, caller: Caller, spec: FunctionSpec) -> None:
+    """Checks the right to `network=True`, which puts a worker into the node's network: no list and nothing that a node
+    denies binds it there. Errors: Forbidden."""
+    if spec.network is not True or caller.key is None or (caller.key.may("admin") and not caller.limited):
+        return
+    record = table.projects.get(spec.home)
+    if record is None or record.network != "any":
+        raise Forbidden(
+            f"function {spec.name} asks for the node's whole network (network=True), which key {caller.name} may not "
+            f"give to functions of project {spec.home}",
+            hint='list what it reaches: network=["api.example.com"]; or an admin allows it: '
+            f"fs project quota {spec.home} --network any",
+        )
 
 
 def check_scale(view: View, function: FunctionName, wanted: ScaleOverride | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..state.access_records import Quotas, Right
+from ..state.access_records import Network, Quotas, Right
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,11 +75,15 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
 class ProjectTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quotas: Quotas | None = None
     """None leaves them as they are."""
+    network: Network | None = None
+    """None leaves it as it is."""
 
 
 class ProjectInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     quotas: Quotas
+    network: Network = "listed"
+    """Whether keys that are not an admin's may deploy functions with `network=True` into it."""
     functions: list[str]
     workers: int
     """Sum of its functions' `scale.max`. A key that is limited to functions sees these functions and their sums."""

@@ -107,9 +107,14 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise InvalidInput(f"quota {name} must be 0 or more, got {value}")
 
 
+Network = Literal["listed", "any"]
+"""What the functions of a project may ask for in `network`: a list, or the node's whole network (`True`)."""
+
+
 class ProjectRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     quotas: Quotas = Quotas()
+    network: Network = "listed"
     created_unix_ms: int
     created_by: str
 

@@ -2,8 +2,8 @@
 
 A worker's network namespace has a loopback interface alone. The worker listens there and passes its listening socket to
 the node (`runtime`'s egress socket), which accepts here. Each request is checked against the function's list
-(`contract.function.egress_policy`), and the proxy connects to an address that was checked, not to a name that could
-resolve to something else a moment later.
+(`contract.function.egress_policy`) and what the node denies to all (`egress_denials`), and the proxy connects to an
+address that was checked, not to a name that could resolve to something else a moment later.
 
 All of it runs in the I/O thread. A proxy ends with its worker, connections included; a daemon that is killed leaves
 nothing behind, as sockets are all there is.
@@ -25,6 +25,7 @@ from fleetstart.runtime.contract.function.public_addresses import literal
 from ..concurrency.threads import IoThread
 from .acceptor import Acceptor
 from .dialer import ConnectFailed, connect, resolve
+from .platform_addresses import PlatformAddresses
 from .proxy_request import END, HEAD_MAX_BYTES, BadProxyRequest, ProxyRequest, parse_request
 from .tunnel import carry
 
@@ -96,7 +97,9 @@ class EgressTraffic:
 class NodeEgress:
     """The egress proxies of one node. Its methods are called from the daemon's loop."""
 
-    def __init__(self, limits: EgressLimits, io_thread: IoThread) -> None:
+    def __init__(self, limits: EgressLimits, io_thread: IoThread, platform: PlatformAddresses) -> None:
+        """`platform`: what no function may reach, whatever its list says."""
+        self._platform = platform
         self.traffic = EgressTraffic()
         self._limits = limits
         self._io_thread = io_thread
@@ -110,7 +113,7 @@ class NodeEgress:
             with contextlib.suppress(RuntimeError):  # the daemon's loop has ended
                 loop.call_soon_threadsafe(log_line, text)
 
-        proxy = EgressProxy(listener, entries, log_in_daemon, self._limits, self.traffic)
+        proxy = EgressProxy(listener, entries, log_in_daemon, self._limits, self.traffic, self._platform)
         self._io_thread.call(proxy.start)
         return lambda: self._io_thread.call(proxy.stop)
 
@@ -125,7 +128,9 @@ class EgressProxy:
         log_line: LogLine,
         limits: EgressLimits,
         traffic: EgressTraffic,
+        platform: PlatformAddresses,
     ) -> None:
+        self._platform = platform
         self._acceptor = Acceptor(listener, self._on_connection)
         self._open = 0
         """Connections of this worker, including those being rejected."""
@@ -214,7 +219,7 @@ class EgressProxy:
                 if must_look_up(host, port, self._rules):
                     # Shielded: until the name servers have answered, the lookup's thread is occupied.
                     addresses = await asyncio.shield(self._resolve(host, port))
-                decision = decide(host, port, addresses, self._rules)
+                decision = decide(host, port, addresses, self._rules, await self._platform.denials())
                 if not decision.addresses:
                     raise ProxyRejection(403, self._reject(decision.why))
                 return await connect(decision.addresses, port, self._limits.connect_s)

@@ -28,7 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
     """System that is up, with a function `well` deployed that always works. Tests leave it as they found it."""
-    with running() as system:
+    # 127.0.0.2 is where a test has a server to be reached.
+    with running(env={"FS_EGRESS_ALLOW": "127.0.0.2"}) as system:
         system.deploy(WELL, name="well")
         yield system
 

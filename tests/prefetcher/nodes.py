@@ -188,6 +188,7 @@ class Node:
             "FS_PROFILES": "python",
             "FS_PARENT_DEATH": "1",
             "FS_POOL_MEMORY": "0",
+            "FS_EGRESS_ALLOW": "127.0.0.2",  # where the peers of its tests listen
             **self.env,
         }
 

@@ -58,6 +58,8 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_LIMITS", "cgroups"),
         ("FS_KEEP_WEIGHTS", "no"),
         ("FS_ISOLATION", "none"),
+        ("FS_EGRESS_DENY", "redis.internal"),
+        ("FS_EGRESS_ALLOW", "10.0.0.1/8"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:

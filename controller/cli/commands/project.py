@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 import click
@@ -57,6 +58,11 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @click.option("--workers", metavar="N", help="Number of workers: the sum of its functions' --max.")
 @click.option("--memory", metavar="SIZE", help="Memory of these workers together, such as 64GiB.")
 @click.option("--calls-per-s", metavar="N", help="Calls a second; more get 429 and when to try again.")
+@click.option(
+    "--network",
+    type=click.Choice(["listed", "any"]),
+    help="any: each deploy key may give functions the node's whole network (network=True).",
+)
 @verb()
 @click.pass_obj
 def quota(
@@ -67,6 +73,7 @@ def quota(
     workers: str | None,
     memory: str | None,
     calls_per_s: str | None,
+    network: Literal["listed", "any"] | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -75,6 +82,7 @@ def quota(
     \b
     fs project quota ml --workers 16 --memory 64GiB --calls-per-s 100
     fs project quota ml --workers none
+    fs project quota ml --network any
     """
     given = {
         "functions": _number(functions, "--functions", int),
@@ -92,7 +100,7 @@ def quota(
             raise NotFound(f"project {name} does not exist", hint=hint)
         changes = {field: value[0] for field, value in given.items() if value is not None}
         quotas = msgspec.structs.replace(known[name].quotas, **changes)
-        _show(server.put(_path(name), ProjectTerms(quotas=quotas), ProjectInfo), as_json=as_json)
+        _show(server.put(_path(name), ProjectTerms(quotas=quotas, network=network), ProjectInfo), as_json=as_json)
 
 
 @command.command
@@ -118,11 +126,12 @@ def table(projects: list[ProjectInfo]) -> str:
             output.format_size(one.memory_bytes)
             + (f" of {output.format_size(one.quotas.memory_bytes)}" if one.quotas.memory_bytes is not None else ""),
             f"{one.quotas.calls_per_s:g}" if one.quotas.calls_per_s is not None else "",
+            one.network,
             ", ".join(one.functions),
         )
         for one in projects
     ]
-    return output.table(("PROJECT", "FUNCTIONS", "MAX WORKERS", "THEIR MEMORY", "CALLS/S", ""), rows)
+    return output.table(("PROJECT", "FUNCTIONS", "MAX WORKERS", "THEIR MEMORY", "CALLS/S", "NETWORK", ""), rows)
 
 
 def _of(have: str, quota: int | None) -> str:

@@ -251,7 +251,10 @@ def supervise_node(layout: HomeLayout, options: argparse.Namespace, environ: Map
     )
     encoded = msgspec.json.encode(record)
     layout.lock.write_bytes(encoded)
-    node = node_service({"FS_HOME": str(layout.home), "FS_PARENT_DEATH": "1"}, node_memory=options.node_memory)
+    node = node_service(
+        {"FS_HOME": str(layout.home), "FS_PARENT_DEATH": "1", "FS_URL": options.node_only},
+        node_memory=options.node_memory,
+    )
     run_files = {layout.supervisor: encoded}
     Supervisor([node], layout, environ=environ, redis_socket=None, run_files=run_files).run()
 

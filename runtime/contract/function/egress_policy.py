@@ -4,8 +4,9 @@ An entry is a name (`api.example.com`), every name below one (`*.example.org`), 
 (`203.0.113.0/24`, an address for itself), each with a port (`:8443`, 443 if there is none; IPv6 in brackets before it).
 
 A listed name may resolve to any public address. Private, loopback, link-local and reserved addresses are reached only
-if a range of the list names them. A range that is wider than any such network (0.0.0.0/0) names none of them. Names
-that are not listed are not even resolved, since a DNS query carries data out as well.
+if a range of the list names them, and never if the node denies them (`egress_denials`). A range that is wider than any
+such network (0.0.0.0/0) names none of them. Names that are not listed are not even resolved, since a DNS query carries
+data out as well.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidSpec
+from .egress_denials import EgressDenials
 from .public_addresses import Address, Network, is_public, literal
 
 ENTRIES_MAX = 100
@@ -24,6 +26,8 @@ NAME_MAX = 253
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
+EVERYWHERE = EgressDenials()
+"""What is denied on every node."""
 _WIDEST = {4: 8, 6: 7}
 """Prefixes of 10.0.0.0/8 and fc00::/7: the widest private networks."""
 _HINT = 'write a host, a wildcard or a range: network=["api.example.com", "*.example.org:8443", "203.0.113.0/24:443"]'
@@ -138,9 +142,24 @@ def must_look_up(host: str, port: int, rules: Sequence[Rule]) -> bool:
     return literal(host) is None and _is_named(host, port, rules)
 
 
-def decide(host: str, port: int, addresses: Sequence[Address], rules: Sequence[Rule]) -> Decision:
-    """Decides one connection. `addresses`: the host itself if it is one, else the resolved ones; none if not
-    resolved."""
+def decide(
+    host: str, port: int, addresses: Sequence[Address], rules: Sequence[Rule], denials: EgressDenials = EVERYWHERE
+) -> Decision:
+    """Decides one connection. `addresses`: the host itself if it is one, else the resolved ones; none if not resolved.
+    `denials` are above the list."""
+    listed = _listed(host, port, addresses, rules)
+    reasons = {address: denials.why(address) for address in listed.addresses}
+    if good := tuple(address for address, why in reasons.items() if not why):
+        return Decision(addresses=good)
+    if not reasons:
+        return listed
+    led, why = next(iter(reasons.items()))
+    leads = "" if literal(host) is not None else f" leads to {led}, which"
+    return Decision(why=f"{host}:{port}{leads} is denied by this node, whatever a list says ({why})")
+
+
+def _listed(host: str, port: int, addresses: Sequence[Address], rules: Sequence[Rule]) -> Decision:
+    """The decision by the function's own list."""
     where = f"{host}:{port}"
     found = [_unmapped(address) for address in addresses]
     if (own := literal(host)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -75,3 +76,12 @@ def read_log_format(env: Environment) -> LogFormat:
     """Reads FS_LOG_FORMAT: text unless it is json."""
     forms: tuple[LogFormat, ...] = ("text", "json")
     return read_choice(env, "FS_LOG_FORMAT", forms) or "text"
+
+
+def read_networks(env: Environment, name: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Reads networks that are separated by commas. Errors: ConfigError."""
+    text = env.get(name) or ""
+    try:
+        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} must be networks such as 10.0.0.0/8,127.0.0.1: {error}") from error

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import http.client
+import ipaddress
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from fleetstart.prefetcher.concurrency.threads import IoThread
 from fleetstart.prefetcher.network.egress_proxy import LOGGED_REJECTIONS_MOST, EgressLimits, NodeEgress, egress_limits
+from fleetstart.prefetcher.network.platform_addresses import PlatformAddresses, platform_hosts
 from tests.prefetcher.peer import Peer
 from tests.servers import wait_until
 
@@ -32,11 +34,11 @@ def peer() -> Iterator[Peer]:
 class ProxyUnderTest:
     """An egress proxy as its worker sees it."""
 
-    def __init__(self, entries: list[str], bounds: EgressLimits) -> None:
+    def __init__(self, entries: list[str], bounds: EgressLimits, platform: PlatformAddresses) -> None:
         self._loop = asyncio.new_event_loop()
         self._said: list[str] = []
         self.side = IoThread()
-        self.egress = NodeEgress(bounds, self.side)
+        self.egress = NodeEgress(bounds, self.side, platform)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -86,11 +88,12 @@ OpenProxy = Callable[..., ProxyUnderTest]
 
 @pytest.fixture
 def open_egress(peer: Peer) -> Iterator[OpenProxy]:
-    """Opens proxies; by default their list allows the peer alone."""
+    """Opens proxies; by default their list allows the peer alone, as their operator does."""
     opened: list[ProxyUnderTest] = []
 
-    def open_proxy(*entries: str, **bounds: Any) -> ProxyUnderTest:
-        opened.append(ProxyUnderTest(list(entries) or [f"127.0.0.1:{peer.port}"], EgressLimits(**bounds)))
+    def open_proxy(*entries: str, platform: PlatformAddresses | None = None, **bounds: Any) -> ProxyUnderTest:
+        platform = platform or PlatformAddresses({}, allowed=(ipaddress.ip_network("127.0.0.1"),))
+        opened.append(ProxyUnderTest(list(entries) or [f"127.0.0.1:{peer.port}"], EgressLimits(**bounds), platform))
         return opened[-1]
 
     yield open_proxy
@@ -176,6 +179,40 @@ def test_this_machine_is_not_reached_by_any_of_its_names(open_egress: OpenProxy,
     out = open_egress(f"0.0.0.0/0:{peer.port}", f"[::/0]:{peer.port}")
     answer = out.says(f"CONNECT {host}:{peer.port} HTTP/1.1\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("127.0.0.1", "an address of Redis"),
+        ("localhost", "loopback"),
+        ("127.0.0.7", "the node's loopback"),
+        ("169.254.169.254", "metadata"),
+        ("[fd00:ec2::254]", "metadata"),
+        ("10.1.2.3", "an address of this node"),
+        ("10.9.9.9", "an address of a controller"),
+        ("10.7.0.1", "FS_EGRESS_DENY"),
+    ],
+)
+def test_no_list_reaches_the_platform_or_what_the_operator_denies(
+    open_egress: OpenProxy, peer: Peer, host: str, why: str
+) -> None:
+    hosts = platform_hosts("redis://:secret@localhost:6379/0", "10.1.2.3", "https://10.9.9.9:7443")
+    platform = PlatformAddresses(hosts, operator=(ipaddress.ip_network("10.7.0.0/16"),))
+    entries = [f"{host}:{peer.port}", f"127.0.0.0/8:{peer.port}", f"[::1]:{peer.port}"]
+    out = open_egress(*entries, platform=platform)
+    answer = out.says(f"CONNECT {host}:{peer.port} HTTP/1.1\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    (line,) = out.said
+    assert "is denied by this node, whatever a list says" in line
+    assert why in line or host == "localhost"
+
+
+def test_an_operator_opens_exactly_what_he_names(open_egress: OpenProxy, peer: Peer) -> None:
+    request = b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n" % peer.port
+    for allowed, opened in (("127.0.0.1/32", True), ("127.0.0.0/8", False)):
+        platform = PlatformAddresses({}, allowed=(ipaddress.ip_network(allowed),))
+        assert open_egress(platform=platform).says(request).endswith(b"|") == opened
 
 
 def test_nobody_there_is_told(open_egress: OpenProxy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,3 +107,32 @@ def test_connections_end_with_a_worker_and_a_daemon_that_are_killed(
     else:
         node.take_back(worker)
     assert abroad.is_left()
+
+
+TUNNEL = """
+import socket, urllib.request
+
+def hello(target: str) -> str:
+    proxy = urllib.request.getproxies()["https"].rpartition(":")[2]
+    with socket.create_connection(("127.0.0.1", int(proxy))) as sock:
+        sock.sendall(f"CONNECT {target} HTTP/1.1\\r\\n\\r\\n".encode())
+        return sock.recv(1000).decode()
+"""
+
+
+def test_a_list_that_names_the_platform_does_not_reach_it(node: Node, store: Store) -> None:
+    """The node's loopback, on which its Redis and the API of an open system listen, and a cloud's metadata."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        targets = [f"127.0.0.1:{server.getsockname()[1]}", "169.254.169.254:80"]
+        network = [target.replace(":", "/32:") for target in targets]
+        spec = spec_of(store.put_bundle({"handler.py": TUNNEL}), network=network)
+        status = node.wait_for(node.order(spec), "ready")
+        for target in targets:
+            code, answer = call(status, b'{"target": "%s"}' % target.encode())
+            assert (code, answer[:20]) == (200, b'"HTTP/1.1 403 Forbid')
+
+    def denied() -> list[str]:
+        texts = [line.text for line in node.log_lines("hello") if "is denied by this node" in line.text]
+        return [text.split()[1] for text in texts]
+
+    wait_until(lambda: denied() == targets, what="the denials in the function's log")

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function.egress_denials import ALWAYS_DENIED, EgressDenials, denials
 from fleetstart.runtime.contract.function.egress_policy import (
     ENTRIES_MAX,
+    EVERYWHERE,
     Name,
     Range,
     decide,
@@ -141,14 +143,16 @@ def test_a_range_covers_its_addresses_as_literals(address: Address, bits: int, p
     assert own is not None
     reached = goes(own, port, [address], entry)
     assert set(reached) <= {address}
-    if is_public(address):
+    if EVERYWHERE.why(address):
+        assert not reached
+    elif is_public(address):
         assert reached == (address,)
     elif reached:
         assert narrow
     assert not goes(own, port % 65_535 + 1, [address], entry)
 
 
-@pytest.mark.parametrize("private", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fe80::1", "203.0.113.9"])
+@pytest.mark.parametrize("private", ["10.1.2.3", "192.168.7.7", "100.64.0.1", "fd12::1", "203.0.113.9"])
 def test_a_range_names_what_is_private(private: str) -> None:
     address = ipaddress.ip_address(private)
     entry = f"{ipaddress.ip_network((address, 24 if address.version == 4 else 120), strict=False)}"
@@ -156,6 +160,33 @@ def test_a_range_names_what_is_private(private: str) -> None:
     assert goes("db.internal", 443, [address], entry, "db.internal") == (address,)
     assert not goes("db.internal", 443, [address], entry)
     assert not goes("db.internal", 443, [address], "db.internal")
+
+
+@given(ADDRESSES, st.sampled_from([text for text, _ in ALWAYS_DENIED]), st.booleans())
+def test_what_is_denied_is_reached_by_no_list_until_its_operator_names_it(
+    address: Address, text: str, mapped: bool
+) -> None:
+    network = ipaddress.ip_network(text)
+    inside = network[int(address) % network.num_addresses]
+    found = ipaddress.ip_address(f"::ffff:{inside}") if mapped and inside.version == 4 else inside
+    entries = [f"[{inside}]:443" if inside.version == 6 else f"{inside}:443", "listed.example", text]
+    for host in (str(inside), "listed.example"):
+        decision = decide(host, 443, [found], parse_rules(entries))
+        assert decision.addresses == ()
+        if not inside.is_unspecified:
+            assert "whatever a list says" in decision.why
+    exactly = EgressDenials(allowed=[ipaddress.ip_network(inside)])
+    assert decide("listed.example", 443, [found], parse_rules(entries), exactly).addresses == (inside,)
+
+
+def test_the_more_exact_of_what_is_denied_and_allowed_decides() -> None:
+    redis, beside = ipaddress.ip_address("10.0.0.5"), ipaddress.ip_address("10.0.0.6")
+    wide, own = ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network(redis)
+    assert denials(platform=[(redis, "an address of Redis")], allowed=[wide]).why(redis) == "an address of Redis"
+    assert denials(platform=[(redis, "an address of Redis")], allowed=[own]).why(redis) == ""
+    assert "FS_EGRESS_DENY" in denials(operator=[wide], allowed=[own]).why(beside)
+    assert denials(operator=[wide], allowed=[own]).why(redis) == ""
+    assert denials(operator=[wide], allowed=[wide]).why(beside) == ""
 
 
 def test_only_the_addresses_that_may_be_reached_are_left() -> None:
