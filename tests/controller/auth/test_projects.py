@@ -261,26 +261,28 @@ def test_status_tells_a_limited_key_nothing_of_redis(
 
 def test_the_nodes_whole_network_is_a_right_of_its_own(controller: ControllerProcess) -> None:
     """`network=True` passes by each list, and by what nodes deny: the platform, metadata services, other machines."""
-    client = anybody(controller)
-    controller.deploy("hello")
-    spec = {"name": "open", "bundle": BUNDLE_ID, "entry": "handler:run", "network": True}
-    assert controller.http.post("/api/v1/functions", json=spec).is_success, "over loopback, as long as there is no key"
-    lock(controller)
-    project(controller, "ml")
-    deployer, wide = make(controller, "ci", ["deploy"], project="ml"), make(controller, "wide", ["deploy"])
-    for key, name in ((deployer, "ml.scraper"), (wide, "scraper")):
-        answer = deployed(client, key, name, network=True)
-        assert answer.status_code == 403
-        assert "network=True" in error(answer)["message"]
-        assert "fs project quota" in error(answer)["hint"]
-    assert deployed(client, deployer, "ml.scraper", network=["api.example.com"]).is_success
+    with anybody(controller) as client:
+        controller.deploy("hello")
+        spec = {"name": "open", "bundle": BUNDLE_ID, "entry": "handler:run", "network": True}
+        assert controller.http.post("/api/v1/functions", json=spec).is_success, (
+            "over loopback, as long as there is no key"
+        )
+        lock(controller)
+        project(controller, "ml")
+        deployer, wide = make(controller, "ci", ["deploy"], project="ml"), make(controller, "wide", ["deploy"])
+        for key, name in ((deployer, "ml.scraper"), (wide, "scraper")):
+            answer = deployed(client, key, name, network=True)
+            assert answer.status_code == 403
+            assert "network=True" in error(answer)["message"]
+            assert "fs project quota" in error(answer)["hint"]
+        assert deployed(client, deployer, "ml.scraper", network=["api.example.com"]).is_success
 
-    assert controller.http.put("/api/v1/projects/ml", json={"network": "any"}).json()["network"] == "any"
-    assert deployed(client, deployer, "ml.scraper", network=True).is_success
-    assert deployed(client, wide, "scraper", network=True).status_code == 403
-    project(controller, "ml", workers=50)
-    networks = {one["name"]: one["network"] for one in controller.http.get("/api/v1/projects").json()}
-    assert networks == {"default": "listed", "ml": "any"}, "quotas leave it as it was"
-    controller.http.put("/api/v1/projects/ml", json={"network": "listed"})
-    assert deployed(client, deployer, "ml.again", network=True).status_code == 403
-    assert controller.http.post("/api/v1/functions", json={**spec, "name": "mine"}).is_success, "an admin's key"
+        assert controller.http.put("/api/v1/projects/ml", json={"network": "any"}).json()["network"] == "any"
+        assert deployed(client, deployer, "ml.scraper", network=True).is_success
+        assert deployed(client, wide, "scraper", network=True).status_code == 403
+        project(controller, "ml", workers=50)
+        networks = {one["name"]: one["network"] for one in controller.http.get("/api/v1/projects").json()}
+        assert networks == {"default": "listed", "ml": "any"}, "quotas leave it as it was"
+        controller.http.put("/api/v1/projects/ml", json={"network": "listed"})
+        assert deployed(client, deployer, "ml.again", network=True).status_code == 403
+        assert controller.http.post("/api/v1/functions", json={**spec, "name": "mine"}).is_success, "an admin's key"
