@@ -108,7 +108,6 @@ def build_management(
         document=partial(document, endpoints()),
         readiness=lambda: readiness.problems(
             core.view,
-            written_ns=core.reporter.written_ns,
             stopping=stopping.is_set(),
             now_ns=time.monotonic_ns(),
         ),

@@ -35,8 +35,6 @@ class LoadReporter:
         self._wake = asyncio.Event()
         self._scheduled = False
         self.gateway: Gateway | None = None
-        self.written_ns = 0
-        """Monotonic time at which Redis last took a report: once a second, unless it takes no writes."""
 
     def report_now(self) -> None:
         """Reports at once: this process' scheduler sees it in this turn of the loop, others within milliseconds."""
@@ -80,7 +78,7 @@ class LoadReporter:
             pipe.publish(keys.EVENTS_GATEWAYS, raw)
             self.gateway.published()
             await pipe.execute()
-        self.written_ns = time.monotonic_ns()
+        self._state.view.written_ns = time.monotonic_ns()
 
     async def withdraw(self) -> None:
         """Publishes the last report: nothing waits or runs here any more."""

@@ -29,8 +29,10 @@ from .view import NodeSeen, View
 
 Record = TypeVar("Record")
 
+WRITES_NS = 2_000_000_000
+"""Age of the last write that Redis took from this process, which writes once a second: beyond it, it takes none."""
 EXEMPTED_AT_ONCE = 1_000
-"""New records after which they are exempted from garbage collection."""
+"""New records of functions after which they are exempted from garbage collection."""
 NODES_AT_ONCE = 25
 FUNCTIONS_AT_ONCE = 500
 FAILURES_AT_ONCE = 200
@@ -121,10 +123,10 @@ class FullResync:
 
     def _spare_collector(self) -> None:
         """Exempts what was read from garbage collection, which would go through it for 100 ms again and again: records
-        have no cycles, and are freed when they are replaced."""
-        decoded = self._functions.decoded + self._orders.decoded + self._statuses.decoded
-        if decoded - self._exempted >= EXEMPTED_AT_ONCE:
-            self._exempted = decoded
+        have no cycles, and are freed when they are replaced. Seldom, because cycles that are garbage by then stay."""
+        if self._functions.decoded - self._exempted >= EXEMPTED_AT_ONCE:
+            self._exempted = self._functions.decoded
+            gc.collect(1)
             gc.freeze()
 
     async def _read_nodes(self, nodes: list[NodeId]) -> dict[NodeId, list[Any]]:
@@ -215,6 +217,8 @@ class FullResync:
                 if seen is not None and seen.absent_since_ns is not None:
                     seen.absent_since_ns = None
                     view.node_came_or_went(node)
+            elif seen is not None and view.written_ns and now_ns - view.written_ns > WRITES_NS:
+                seen.absent_since_ns = None  # Redis takes no writes: nodes could not renew their leases either
             elif seen is not None:
                 if seen.absent_since_ns is None:
                     seen.absent_since_ns = now_ns

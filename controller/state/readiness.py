@@ -12,8 +12,8 @@ STALE_NS = 5_000_000_000
 """Age of a view, or of the last write, that is too much: both are renewed once a second, and a busy machine is late."""
 
 
-def problems(view: View, *, written_ns: int, stopping: bool, now_ns: int) -> list[str]:
-    """The reasons; empty if it is ready. `written_ns`: when Redis last took a write."""
+def problems(view: View, *, stopping: bool, now_ns: int) -> list[str]:
+    """The reasons; empty if it is ready."""
     if stopping:
         return ["it is shutting down"]
     if not view.synced:
@@ -23,6 +23,6 @@ def problems(view: View, *, written_ns: int, stopping: bool, now_ns: int) -> lis
         found.append("Redis cannot be read")
     if now_ns - view.synced_ns > STALE_NS:
         found.append(f"what it knows is {(now_ns - view.synced_ns) // 1_000_000_000} s old")
-    if now_ns - written_ns > STALE_NS:
+    if now_ns - view.written_ns > STALE_NS:
         found.append("Redis takes no writes")
     return found

@@ -50,6 +50,8 @@ class View:
         """Whether Redis was read at least once."""
         self.synced_ns = 0
         """Monotonic time of the last full read."""
+        self.written_ns = 0
+        """Monotonic time at which Redis last took a write of this process, which writes once a second."""
         self.redis = "not reached yet"
         self.leader = ""
         self._followers: WeakSet[Changes] = WeakSet()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import msgspec
@@ -171,3 +172,20 @@ def test_readyz_tells_the_truth(controller: ControllerProcess, redis_server: Red
     finally:
         os.kill(redis_server.pid, signal.SIGCONT)
     wait_until(lambda: ready()["ready"], 15)
+
+
+def test_a_redis_that_takes_no_writes_loses_no_node_and_hot_functions_go_on(
+    controller: ControllerProcess, node: HandNode, redis_server: RedisServer
+) -> None:
+    controller.deploy("hello")
+    assert controller.http.get("/fn/hello").status_code == 200
+    with redis_server.client() as client:
+        client.config_set("maxmemory", "1")
+        wait_until(lambda: not client.exists(keys.node(node.name)), 15, what="the node's lease to be over")
+        ends = time.monotonic() + 7
+        while time.monotonic() < ends:
+            assert controller.http.get("/fn/hello").headers["fs-start"] == "hot"
+        client.config_set("maxmemory", "0")
+    wait_until(lambda: len(status(controller)["nodes"]) == 1 and controller.http.get("/readyz").is_success, 15)
+    assert controller.http.get("/fn/hello").headers["fs-start"] == "hot"
+    assert len(node.orders) == 1, "its worker was neither ended nor replaced"
