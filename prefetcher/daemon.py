@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
-from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
 from fleetstart.runtime.contract.store_url import is_s3, parse_store
 
@@ -401,6 +401,7 @@ def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[
             env=config.worker_env,
             changed=changed,
             on_demand=on_demand,
+            advice=ISOLATION_ADVICE if module == "forkserver" else "",
         )
 
     isolation = ("--isolation", "best-effort" if config.best_effort else "required")

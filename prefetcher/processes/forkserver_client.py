@@ -52,8 +52,10 @@ class ForkServer:
         env: Mapping[str, str],
         changed: Callable[[], None],
         on_demand: bool = False,
+        advice: str = "",
     ) -> None:
-        """`on_demand`: it is launched by `want`, not by `run`."""
+        """`on_demand`: it is launched by `want`, not by `run`. `advice`: what to do where it cannot make workers."""
+        self._advice = advice
         self.warm: LauncherReady | None = None
         self.refused = ""
         """Why it cannot make workers on this machine; empty if it can."""
@@ -214,7 +216,8 @@ class ForkServer:
                 self._changed()
             case LauncherUnavailable(reason=reason):
                 self.refused = reason
-                log.warning("fork server makes no workers", extra={"program": self._module, "why": reason})
+                extra = {"program": self._module, "why": reason, **({"do": self._advice} if self._advice else {})}
+                log.warning("fork server makes no workers", extra=extra)
                 self._changed()
             case Forked(worker=worker, pid=pid, isolation=isolation):
                 process, reply = self._processes.get(worker), self._forking.pop(worker, None)
@@ -226,7 +229,8 @@ class ForkServer:
                 self._processes.pop(worker, None)
                 reply = self._forking.pop(worker, None)
                 if reply is not None and not reply.done():
-                    reply.set_exception(Unavailable(f"the node could not fork a worker: {reason}"))
+                    hint = self._advice if self.refused else ""
+                    reply.set_exception(Unavailable(f"the node could not fork a worker: {reason}", hint=hint))
             case Exited(worker=worker, status=status):
                 process = self._processes.pop(worker, None)
                 if process is not None:

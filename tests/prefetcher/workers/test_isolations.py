@@ -57,7 +57,9 @@ def test_a_node_whose_kernel_refuses_namespaces_says_so_and_runs_no_worker(
         assert error is not None
         assert error.code == "unavailable"
         assert "unshare(CLONE_NEWPID)" in error.message
+        assert "FS_ISOLATION=best-effort" in error.hint
         assert "unshare(CLONE_NEWPID)" in node.log()
+        assert "FS_ISOLATION=best-effort" in node.log()
     finally:
         node.close()
 
