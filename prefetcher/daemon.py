@@ -14,10 +14,11 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, NodeReport
@@ -129,6 +130,7 @@ class Daemon:
             keep_idle=config.keep_idle,
             disk=_open_disk_cache(config),
             changed=self._lease.changed,
+            reject=self._reject,
         )
         self._relays = open_relays(config.store, config.http)
         self._io_thread = IoThread()
@@ -270,6 +272,12 @@ class Daemon:
             self._prefork_pool.reclaim(needed_bytes - freed_bytes)
 
     # ── periodic work ──────────────────────────────────────────────────────────────────────────────
+
+    def _reject(self, workers: Collection[WorkerId], error: FleetError) -> None:
+        """Stops workers whose weights are forged."""
+        for worker in workers:
+            if (found := self._workers.get(worker)) is not None:
+                found.reject(error)
 
     async def _flush_meters(self) -> None:
         while True:

@@ -40,6 +40,10 @@ class Segment:
         """Reserved part of the node's memory."""
         self.granted: set[int] = set()
         """Slabs of its region that it may fill."""
+        self.checked: set[int] = set()
+        """Chunks whose digests were checked; written by the thread that checks them."""
+        self.verified = asyncio.Event()
+        """Set when the digests of what came first were checked, or the segment has failed."""
         self.growths: set[asyncio.Future[None]] = set()
         """Futures of those who wait for the whole checkpoint."""
         self.manifest: Manifest | None = None

@@ -27,6 +27,7 @@ from ..fetch.bandwidth import Bandwidths
 from ..fetch.chunk_sources import StoreChunks
 from ..sources.base import Source
 from ..sources.throttle import BackgroundThrottle
+from .digest_check import CheckedDigests, DigestCheck, forgery_error
 from .disk_cache import DiskCache
 from .memory_budget import MemoryBudget
 from .opener import SegmentOpener
@@ -54,9 +55,11 @@ class SegmentStore:
         disk: DiskCache | None = None,
         changed: Callable[[], None] = lambda: None,
         reclaim: Callable[[int], object] = lambda needed_bytes: None,
+        reject: Callable[[Collection[WorkerId], FleetError], None] = lambda workers, error: None,
     ) -> None:
         """`workers_bytes` returns the part of `memory_bytes` that others have, of which `reclaim` may free some;
-        `changed` is called at events. Without `keep_idle`, a segment is freed with its last worker."""
+        `changed` is called at events; `reject` stops workers whose weights turn out to be forged. Without `keep_idle`,
+        a segment is freed with its last worker."""
         self._changed = changed
         self._disk = disk
         self.budget = MemoryBudget(
@@ -71,6 +74,10 @@ class SegmentStore:
         self._throttle = BackgroundThrottle()
         self._opener = SegmentOpener(source=source, disk=disk, threads=threads, throttle=self._throttle)
         self._opening: set[asyncio.Task[None]] = set()
+        self._reject = reject
+        self._digests = DigestCheck(self._on_checked)
+        self._distrusted: set[CheckpointId] = set()
+        """Checkpoints of which forged chunks have come: until a check has passed, their workers wait for it."""
 
     @property
     def disk_bytes(self) -> int:
@@ -119,6 +126,8 @@ class SegmentStore:
             await asyncio.shield(segment.opened)
             if segment.error is None:  # otherwise the worker reads it from the control block
                 self._want(segment, segment.needed(stage))
+                if checkpoint in self._distrusted:
+                    await _verified(segment)
         except BaseException:
             self.release(segment, worker)
             raise
@@ -243,6 +252,7 @@ class SegmentStore:
         segment.error = error
         self.budget.discard(segment)
         segment.filled.set()
+        segment.verified.set()
         if not segment.opened.done():
             segment.opened.set_exception(error)
             segment.opened.exception()  # marks it as retrieved, for there may be no waiter
@@ -265,16 +275,44 @@ class SegmentStore:
                 "segment ready" if segment.fetch.progress.is_whole else "segment has the chunks of its stages",
                 extra=extra,
             )
+            self._digests.check(segment)
         else:
             log.warning("segment failed", extra={**extra, "error": error.message})
-            segment.end_growths(error)
-            self.budget.retire(segment)
+            self._fail_filled(segment, error)
+        self._changed()
+
+    def _fail_filled(self, segment: Segment, error: FleetError) -> None:
+        segment.verified.set()
+        segment.end_growths(error)
+        self.budget.retire(segment)
+
+    def _on_checked(self, segment: Segment, found: CheckedDigests) -> None:
+        """Handles the end of a check of digests: a forged segment is evicted, and its workers are stopped."""
+        checkpoint = segment.checkpoint
+        extra = {"checkpoint": checkpoint, "size_bytes": found.size_bytes, "seconds": round(found.seconds, 3)}
+        if segment.error is not None or segment.fetch is None:
+            return
+        if found.forged is None:
+            log.info("digests checked", extra=extra)
+            self._distrusted.discard(checkpoint)
+            segment.verified.set()
+            return
+        error = segment.error = forgery_error(checkpoint, found.forged)
+        workers = frozenset(segment.pins)
+        log.error("forged weights: evicting them, stopping their workers", extra={**extra, "error": error.message})
+        self._distrusted.add(checkpoint)
+        if self._disk is not None:
+            self._disk.drop(checkpoint)
+        segment.fetch.fail(error)
+        self._fail_filled(segment, error)
+        self._reject(workers, error)
         self._changed()
 
     def _on_grown(self, segment: Segment, error: FleetError | None) -> None:
         """Handles the end of a growth: the whole checkpoint is present, or the growth failed."""
         if error is None:
             log.info("segment whole", extra={"checkpoint": segment.checkpoint, "size_bytes": segment.size_bytes})
+            self._digests.check(segment)
         segment.end_growths(error)
         self._changed()
 
@@ -295,6 +333,16 @@ class SegmentStore:
         for fetch in found:
             if not fetch.progress.is_whole:
                 await in_thread(lambda fetch=fetch: fetch.close(CLOSE_TIMEOUT_S), "close-fetch")  # type: ignore[misc]
+        self._digests.close()
         if self._disk is not None:
             self._disk.close()
         self.budget.close()
+
+
+async def _verified(segment: Segment) -> None:
+    """Waits for the check of a segment's digests. Errors: the segment's own."""
+    await segment.filled.wait()
+    if segment.error is None and segment.manifest is not None and segment.manifest.digests:
+        await segment.verified.wait()
+    if segment.error is not None:
+        raise segment.error

@@ -70,6 +70,7 @@ class Worker:
         self.resources = WorkerResources(services, self._membership, self.process)
         self._drain_until_s: float | None = None
         self._drained = False
+        self._rejected: FleetError | None = None
         self._entered: EnteredCalls | None = None
         self._begun = False
         self._ending = False
@@ -103,6 +104,11 @@ class Worker:
             self.process.forked.send(Drain(grace_s=grace_s))
         self._publish("draining")
         self.process.events.put_nowait(Drained())  # wakes the task, which then applies the new deadline
+
+    def reject(self, error: FleetError) -> None:
+        """Ends the worker at once with an error, because of something that it was given."""
+        self._rejected = self._rejected or error
+        self.process.events.put_nowait(Drained())  # wakes the task
 
     def kill(self) -> None:
         """Ends the worker at once. Counts as ended, not as failed."""
@@ -149,6 +155,7 @@ class Worker:
 
     async def _until_ready(self) -> None:
         while True:
+            self._require_accepted()
             match await self.process.events.get():
                 case Pooled(started_ns=started_ns):
                     self.resources.on_forked(started_ns)
@@ -207,6 +214,7 @@ class Worker:
     async def _serve(self) -> None:
         """Handles events until a drained worker has exited. Errors: FleetError if it ends unexpectedly."""
         while True:
+            self._require_accepted()
             timeout_s = None
             if self._drain_until_s is not None:
                 timeout_s = max(0.0, self._drain_until_s - time.monotonic())
@@ -234,6 +242,10 @@ class Worker:
                     return
                 case _:
                     pass
+
+    def _require_accepted(self) -> None:
+        if self._rejected is not None:
+            raise self._rejected
 
     def _learn_imports(self, modules: list[str]) -> None:
         """Takes a worker's list twice at most: it is sent by user code."""

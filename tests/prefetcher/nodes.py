@@ -64,9 +64,9 @@ class Store:
         self.put(f"bundles/{bundle}", data)
         return bundle
 
-    def put_checkpoint(self, *parts: bytes, chunk_bytes: int = CHUNK_BYTES) -> CheckpointId:
+    def put_checkpoint(self, *parts: bytes, chunk_bytes: int = CHUNK_BYTES, digests: bool = False) -> CheckpointId:
         """Parts of any bytes, each one U8 tensor `t0`, `t1`, ..."""
-        manifest, objects = checkpoint_of(parts, chunk_bytes=chunk_bytes)
+        manifest, objects = checkpoint_of(parts, chunk_bytes=chunk_bytes, digests=digests)
         data = manifest_bytes(manifest)
         checkpoint = checkpoint_id(data)
         self.put(f"checkpoints/{checkpoint}/manifest.json", data)
@@ -87,8 +87,11 @@ def tar_of(files: dict[str, bytes], members: Iterable[tarfile.TarInfo] = ()) -> 
     return out.getvalue()
 
 
-def checkpoint_of(parts: Iterable[bytes], *, chunk_bytes: int) -> tuple[Manifest, dict[str, bytes]]:
+def checkpoint_of(
+    parts: Iterable[bytes], *, chunk_bytes: int, digests: bool = False
+) -> tuple[Manifest, dict[str, bytes]]:
     entries: list[Part] = []
+    found: list[str] = []
     chunks: list[int] = []
     tensors: dict[str, TensorEntry] = {}
     objects: dict[str, bytes] = {}
@@ -104,8 +107,11 @@ def checkpoint_of(parts: Iterable[bytes], *, chunk_bytes: int) -> tuple[Manifest
         tensors[f"t{number}"] = TensorEntry(offset, len(data), "U8", (len(data),), number)
         pieces = [data[begin : begin + chunk_bytes] for begin in range(0, len(data), chunk_bytes)]
         chunks.extend(xxhash.xxh3_64_intdigest(piece) for piece in pieces)
+        found.extend(hashlib.sha256(piece).hexdigest() for piece in pieces if digests)
         offset += len(pieces) * chunk_bytes
-    manifest = Manifest(chunk_bytes=chunk_bytes, total_bytes=offset, parts=entries, chunks=chunks, tensors=tensors)
+    manifest = Manifest(
+        chunk_bytes=chunk_bytes, total_bytes=offset, parts=entries, chunks=chunks, digests=found, tensors=tensors
+    )
     return manifest, objects
 
 

@@ -6,13 +6,14 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetstart import native
+from fleetstart.prefetcher.segments.disk_cache import DiskCache
 from fleetstart.prefetcher.segments.slab_memory import slab_size
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources.base import ObjectRange, Source
@@ -28,7 +29,14 @@ Scenario = Callable[[SegmentStore], Coroutine[Any, Any, None]]
 
 
 def run(
-    source: Source, scenario: Scenario, *, memory_bytes: int = 1 << 30, workers_bytes: int = 0, keep_idle: bool = True
+    source: Source,
+    scenario: Scenario,
+    *,
+    memory_bytes: int = 1 << 30,
+    workers_bytes: int = 0,
+    keep_idle: bool = True,
+    disk: DiskCache | None = None,
+    reject: Callable[[Collection[WorkerId], FleetError], None] = lambda workers, error: None,
 ) -> None:
     async def main() -> None:
         segments = SegmentStore(
@@ -37,6 +45,8 @@ def run(
             workers_bytes=lambda: workers_bytes,
             threads=4,
             keep_idle=keep_idle,
+            disk=disk,
+            reject=reject,
         )
         try:
             async with asyncio.timeout(60):

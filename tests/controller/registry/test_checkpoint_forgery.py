@@ -18,8 +18,8 @@ from fleetstart.runtime.contract.weights.manifest import manifest_bytes
 from tests.controller.auth.test_keys import anybody, bearer, error, lock, make
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, model, no_progress, write_model
 from tests.controller.conftest import ControllerProcess
-from tests.controller.forgery import FORGED_BYTES, forge
 from tests.controller.manifests import PART, manifest, objects_of
+from tests.forgery import FORGED_BYTES, forge
 
 DIGEST = "0123456789abcdef" * 4
 
