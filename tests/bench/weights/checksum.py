@@ -1,15 +1,19 @@
 """Benchmark of verification: its cost on the way in, and the candidates for the checksum.
 
 Filling with and without checksums: from the disk, past the page cache, and from the object store. And candidates, one
-thread over one chunk: again and again, so that the cache has it, and through memory that no cache holds.
+thread over one chunk: again and again, so that the cache has it, and through memory that no cache holds. And the check
+of digests in the background, which no start waits for: that the fill is as quick with it, and how long forged weights
+could be used.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import hashlib
 import platform
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,14 +25,18 @@ import numpy as np
 import xxhash
 
 from fleetstart import native
+from fleetstart.prefetcher.segments.store import SegmentStore
+from fleetstart.prefetcher.sources.folder import FolderSource
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
-from tests.bench.harness.caches import chill, prefaulted
+from tests.bench.harness.caches import chill, disk_folder, prefaulted
 from tests.bench.harness.compiled import compiled
 from tests.bench.harness.range_server import BUCKET, credentials, serving
 from tests.bench.harness.samples import Options, Report, fine, median, spread
 from tests.bench.weights import ours
 from tests.bench.weights.files import Files, in_rounds, record
 from tests.bench.weights.loaders import Sample
+from tests.prefetcher.nodes import Store
 
 AIM = 0.9
 MEMORY_BYTES, QUICK_BYTES = 512 << 20, 128 << 20
@@ -39,6 +47,7 @@ Checksum = Callable[[Any], object]
 def run(report: Report, options: Options, files: Files) -> None:
     paths(report, options, files)
     candidates(report, options)
+    background(report, options)
 
 
 def paths(report: Report, options: Options, files: Files) -> None:
@@ -99,6 +108,44 @@ def candidates(report: Report, options: Options) -> None:
     ordered = sorted(found.items(), key=lambda item: -median(item[1]["memory"]))
     rows += [[name, spread(rates["cache"]), spread(rates["memory"])] for name, rates in ordered]
     report.tell("Candidates", rows)
+
+
+def background(report: Report, options: Options) -> None:
+    size = QUICK_BYTES if options.quick else MEMORY_BYTES
+    found: dict[str, list[tuple[float, float]]] = {"with digests": [], "without": []}
+    with tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder()) as folder:
+        store, data = Store(Path(folder)), np.random.SFC64(0).random_raw(size // 8).tobytes()
+        checkpoints = {
+            name: store.put_checkpoint(data, chunk_bytes=CHUNK_BYTES, digests=name == "with digests") for name in found
+        }
+        for round_ in range(options.rounds):
+            for name in sorted(found, reverse=bool(round_ % 2)):
+                found[name].append(asyncio.run(_fill_and_check(Path(folder), checkpoints[name], size)))
+    report.samples["digests"] = found
+    with_, without = found["with digests"], found["without"]
+    share = median([b[0] / a[0] for a, b in zip(with_, without, strict=True)])
+    rates = spread([size / check_s / 1e9 for _, check_s in with_])
+    rows = [["a folder into a segment", "fill with / without", "check in the background, GB/s"]]
+    rows += [[f"{size >> 20} MiB", f"{fine(share)}×", rates]]
+    report.tell("Digests in the background", rows)
+
+
+async def _fill_and_check(folder: Path, checkpoint: CheckpointId, size_bytes: int) -> tuple[float, float]:
+    """Seconds until all chunks are there, and from then on until their digests are checked; 0 without digests."""
+    segments = SegmentStore(
+        source=FolderSource(folder), memory_bytes=2 * size_bytes, workers_bytes=lambda: 0, threads=0
+    )
+    try:
+        began_s = time.perf_counter()
+        segment = await segments.acquire(checkpoint, WorkerId("worker"))
+        await segment.filled.wait()
+        filled_s = time.perf_counter()
+        if segment.manifest is not None and segment.manifest.digests:
+            await segment.verified.wait()
+        assert segment.error is None
+        return filled_s - began_s, time.perf_counter() - filled_s
+    finally:
+        await segments.close()
 
 
 @contextlib.contextmanager
