@@ -86,7 +86,7 @@ class Checkpoints:
         if checkpoint_id(data) != checkpoint:
             return  # the store refuses it: it is not what its key says
         objects = await self._store.list(f"{CHECKPOINTS}{checkpoint}/")
-        problem = first_missing_part(summarize(read_manifest(data, checkpoint)).sizes, objects)
+        problem = first_missing_part((await _summary_in(data, checkpoint)).sizes, objects)
         if problem:
             raise CheckpointInvalid(
                 f"checkpoint {checkpoint[:12]} cannot be published: {problem}",
@@ -166,8 +166,13 @@ class Checkpoints:
 
     async def _summary_of(self, checkpoint: CheckpointId) -> ManifestSummary:
         if checkpoint not in self._summaries:
-            self._summaries[checkpoint] = summarize(read_manifest(await self.manifest(checkpoint), checkpoint))
+            self._summaries[checkpoint] = await _summary_in(await self.manifest(checkpoint), checkpoint)
         return self._summaries[checkpoint]
+
+
+async def _summary_in(data: bytes, checkpoint: CheckpointId) -> ManifestSummary:
+    """Reads a manifest in a thread: the checks of a large one take seconds, and the event loop renews leases."""
+    return await asyncio.to_thread(lambda: summarize(read_manifest(data, checkpoint)))
 
 
 def group_by_checkpoint(

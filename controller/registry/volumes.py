@@ -173,7 +173,7 @@ class Volumes:
     async def _parts_of(self, tree: LayerId) -> frozenset[str]:
         if tree not in self._parts:
             data = await self._store.read(volume_key(tree, MANIFEST_OBJECT), MANIFEST_MAX_BYTES)
-            manifest = read_layer(data or b"", tree)
+            manifest = await asyncio.to_thread(read_layer, data or b"", tree)
             self._parts[tree] = frozenset(part.object for part in manifest.parts)
         return self._parts[tree]
 

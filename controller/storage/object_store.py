@@ -97,7 +97,6 @@ class Upload:
         self._chunks = chunks
         self._digest = hashlib.sha256()
         self._expected = expected_digest(key)
-        self._manifest = bytearray() if key.endswith("/" + MANIFEST_OBJECT) else None
         self.size_bytes = 0
 
     async def blocks(self, block_bytes: int) -> AsyncIterator[bytes]:
@@ -105,10 +104,6 @@ class Upload:
         block = bytearray()
         async for chunk in self._chunks:
             self.size_bytes += len(chunk)
-            if self._manifest is not None:
-                self._manifest += chunk
-                if len(self._manifest) > MANIFEST_MAX_BYTES:
-                    raise TooLarge(f"{self._key}: a manifest has {MANIFEST_MAX_BYTES} bytes at most")
             block += chunk
             while len(block) >= block_bytes:
                 yield await self._digested(bytes(block[:block_bytes]))
@@ -134,11 +129,6 @@ class Upload:
                 f"{self._key}: the {self.size_bytes} bytes that came have digest {self.digest[:12]}…",
                 hint="the upload was cut or changed on its way: deploy again",
             )
-        if self._manifest is not None and self._expected is not None:
-            if isinstance(parse_key(self._key), LayerKey | VolumeKey):
-                layers.read_layer(bytes(self._manifest), LayerId(self._expected))
-            else:
-                read_manifest(bytes(self._manifest), CheckpointId(self._expected))
 
 
 async def require_same(store: ObjectStore, key: str, upload: Upload) -> None:
@@ -212,7 +202,7 @@ async def require_layer(store: ObjectStore, name: FunctionName, layer: LayerId) 
 
 async def require_layer_parts(store: ObjectStore, layer: LayerId, data: bytes) -> layers.LayerManifest:
     """Checks that the parts of a layer's manifest are in the store. Errors: LayerInvalid, naming the first one."""
-    manifest = layers.read_layer(data, layer)
+    manifest = await asyncio.to_thread(layers.read_layer, data, layer)
     for part in manifest.parts:
         await _require_part(store, f"layer {layer[:12]}", part, layer_key(layer, part.object), _DEPLOY_LAYER)
     return manifest
@@ -230,7 +220,7 @@ async def require_volume(store: ObjectStore, tree: LayerId) -> layers.LayerManif
 
 async def require_volume_parts(store: ObjectStore, tree: LayerId, data: bytes) -> layers.LayerManifest:
     """Checks that the parts of a volume's manifest are in the store. Errors: LayerInvalid, naming the first one."""
-    manifest = layers.read_layer(data, tree)
+    manifest = await asyncio.to_thread(layers.read_layer, data, tree)
     sizes = {part.object: part for part in manifest.parts}
     for part in sizes.values():
         if not is_digest(part.object):
@@ -260,7 +250,7 @@ async def require_checkpoint(store: ObjectStore, name: FunctionName, checkpoint:
     data = await store.read(key, MANIFEST_MAX_BYTES)
     if data is None:
         raise WeightsMissing(f"function {name}: checkpoint {checkpoint[:12]} is not in the store", hint=hint)
-    manifest = read_manifest(data, checkpoint)
+    manifest = await asyncio.to_thread(read_manifest, data, checkpoint)
     for part in manifest.parts:
         expected = part.header_bytes + part.data_bytes
         found = await store.size(checkpoint_key(checkpoint, part.object))
