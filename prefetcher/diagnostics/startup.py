@@ -7,6 +7,7 @@ and are replaced by what starts show.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -58,19 +59,13 @@ def measure_link(source: Source) -> float:
     share_bytes = LINK_PROBE_BYTES // CONNECTIONS
 
     def read(number: int) -> None:
-        with mmap.mmap(-1, share_bytes) as memory, memoryview(memory) as room:
-            pieces = [
-                Piece(PIECE_BYTES, room[begin : begin + PIECE_BYTES]) for begin in range(0, share_bytes, PIECE_BYTES)
-            ]
-            asked = ObjectRange(LINK_PROBE, LINK_PROBE_BYTES, number * share_bytes, pieces)
-            try:
-                for _ in source.read(asked, lambda: time.monotonic() >= stop_s):
-                    arrivals.append((time.monotonic(), PIECE_BYTES))
-            except ReadCancelled:
-                pass
-            finally:
-                for piece in pieces:
-                    piece.room.release()
+        # Not closed here: the frames of an error hold views of it, and it goes with the last of them.
+        room = memoryview(mmap.mmap(-1, share_bytes))
+        pieces = [Piece(PIECE_BYTES, room[begin : begin + PIECE_BYTES]) for begin in range(0, share_bytes, PIECE_BYTES)]
+        asked = ObjectRange(LINK_PROBE, LINK_PROBE_BYTES, number * share_bytes, pieces)
+        with contextlib.suppress(ReadCancelled):
+            for _ in source.read(asked, lambda: time.monotonic() >= stop_s):
+                arrivals.append((time.monotonic(), PIECE_BYTES))
 
     try:
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="measure-link") as pool:
