@@ -18,7 +18,7 @@ from fleetstart.controller.api.openapi.endpoint import Endpoint
 from fleetstart.controller.auth.route_rules import SOCKET, RouteRules
 
 WORDS = {"{name}": "chat", "{key:path}": "bundles/0", "{id}": "x1", "{alias}": "prod", "{month}": "2026-11",
-         "{function}": "chat", "{project}": "ml", "{file:path}": "app.js"}  # fmt: skip
+         "{function}": "chat", "{object}": "part-0", "{project}": "ml", "{file:path}": "app.js"}  # fmt: skip
 OPEN = {"/healthz", "/readyz", "/", "/ui", "/ui/{file:path}"}
 RULES = RouteRules(route_rules())
 UNRECORDED = {"/api/v1/objects/{key:path}", "/api/v1/forecast"}
