@@ -22,7 +22,10 @@ from .asgi import error_json
 HEAD_MAX_BYTES = 64 * 1024
 HEADERS_MAX = 256
 HEAD_S = 15.0
-"""From the connection, or a head's first byte on one that is kept open, to the head's end."""
+"""From a head's first byte to its end."""
+LINGER_S = 2.0
+LINGER_BYTES = 1024 * 1024
+"""A client that is refused may still be sending: closing at once would reset the connection before it has read why."""
 DESCRIPTORS_MAX = 65_536
 DESCRIPTORS_RESERVED = 256
 """For Redis, the object store, log files and what else the process has open."""
@@ -82,6 +85,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._discarded_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         room = self._table.make_room(len(self.connections))
@@ -90,7 +94,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             transport.abort()
             return
         self._table.waiting[self] = None
-        self._start_timer()
+        # A browser may open a connection before it has a request for it: no bytes are answered with no bytes.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.waiting.pop(self, None)
@@ -98,17 +103,22 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > LINGER_BYTES:
+                self.transport.close()
+            return
         was_in_head = self._in_head
         super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
+        if not self._in_head or self._refused or self.transport.is_closing():
             return
         if was_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_MAX_BYTES:
                 self._refuse(HeadersTooLarge(f"the request's headers have more than {HEAD_MAX_BYTES} bytes"))
                 return
-        if self._head_timer is None and self.cycle is not None and self.cycle.response_complete:
-            self._start_timer()  # the next request of a connection that was kept open began
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._start_timer()
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -152,13 +162,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if not self.transport.is_closing():
+        if not self._refused and not self.transport.is_closing():
             self._refuse(HeadTimeout(f"the request's headers did not arrive within {HEAD_S:g} s"))
 
     def _refuse(self, error: FleetError) -> None:
         self._refused = True
+        self._stop_timer()
         body = error_json(error, "")
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         phrase = HTTPStatus(error.status).phrase.encode()
         self.transport.write(b"HTTP/1.1 %d %b\r\n%b%b" % (error.status, phrase, headers, body))
-        self.transport.close()
+        self._table.waiting.setdefault(self)
+        self.loop.call_later(LINGER_S, self.transport.close)

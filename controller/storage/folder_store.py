@@ -1,5 +1,5 @@
 """The object store in a local folder. Objects are written aside, synced and linked to their name: a reader sees all or
-none, and an object that is there is never replaced, as a rename would."""
+none, and an object that is there is not replaced, as a rename would, unless it is not what its name's digest says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
 
-from .object_store import StoredObject, Upload, not_found, require_same
+from .object_store import StoredObject, Upload, is_same, not_found
 
 BLOCK_BYTES = 1 << 20
 
@@ -34,10 +34,13 @@ class FolderStore:
                     await asyncio.to_thread(_write, file.fileno(), block)
                 upload.check()
                 await asyncio.to_thread(os.fsync, file.fileno())
-            await asyncio.to_thread(_publish, incoming, self._root / key)
-        except FileExistsError:
-            await require_same(self, key, upload)
-            return False
+            try:
+                await asyncio.to_thread(_publish, incoming, self._root / key)
+            except FileExistsError:
+                if await is_same(self, key, upload):
+                    return False
+                incoming.replace(self._root / key)  # what was there was damaged
+                await asyncio.to_thread(_sync_folder, (self._root / key).parent)
         except OSError as error:
             raise StoreFailed(f"{key}: cannot be written to {self._root}: {error.strerror}") from error
         finally:

@@ -123,6 +123,10 @@ class Upload:
         """SHA-256 of what has passed, in hex."""
         return self._digest.hexdigest()
 
+    @property
+    def is_named_by_digest(self) -> bool:
+        return self._expected is not None
+
     def check(self) -> None:
         if self._expected is not None and self.digest != self._expected:
             raise InvalidInput(
@@ -131,8 +135,9 @@ class Upload:
             )
 
 
-async def require_same(store: ObjectStore, key: str, upload: Upload) -> None:
-    """Checks that the object in the store is what was sent once more. Errors: Conflict, StoreFailed."""
+async def is_same(store: ObjectStore, key: str, upload: Upload) -> bool:
+    """Whether the object in the store is what was sent once more. Errors: Conflict, if it is not and nothing tells
+    which of the two is right; StoreFailed."""
     found_bytes = await store.size(key)
     if found_bytes is None:
         raise StoreFailed(f"{key} was removed while it was sent", hint="send it again")
@@ -141,7 +146,9 @@ async def require_same(store: ObjectStore, key: str, upload: Upload) -> None:
         async for block in store.read_range(key, 0, found_bytes):
             await asyncio.to_thread(digest.update, block)
         if digest.hexdigest() == upload.digest:
-            return
+            return True
+    if upload.is_named_by_digest:  # it has passed `check()`: the object in the store is damaged
+        return False
     raise Conflict(
         f"{key} is in the store with other bytes: {found_bytes:,}, and {upload.size_bytes:,} came; objects are written "
         "once",

@@ -12,7 +12,7 @@ from typing import Any
 from fleetstart.runtime.contract.errors import StoreFailed, TooLarge
 from fleetstart.runtime.contract.object_keys import RELAY
 
-from .object_store import StoredObject, Upload, not_found, require_same
+from .object_store import StoredObject, Upload, is_same, not_found
 
 PART_BYTES = 16 << 20
 """10,000 parts are allowed: 160 GB an object; S3 asks for 5 MiB at least."""
@@ -40,7 +40,9 @@ class S3Store:
             upload.check()
         elif await self._put_new(key, upload):
             return True
-        await require_same(self, key, upload)
+        if not await is_same(self, key, upload):
+            await self.delete(key)
+            raise StoreFailed(f"{key} was damaged in the store, and has been removed", hint="send it again")
         return False
 
     async def _put_new(self, key: str, upload: Upload) -> bool:

@@ -79,7 +79,7 @@ def main() -> None:
         progress(name)
         with peer as (its_port, said):
             about |= said
-            theirs = {name: Target("127.0.0.1", its_port, request("POST", "/hello", "fs", BODY))}
+            theirs = {name: Target("127.0.0.1", its_port, request("POST", "/hello", "localhost", BODY))}
             more = measure(theirs, options)
         latencies, bursts = latencies | more[0], bursts | more[1]
     burst_s = QUICK_BURST_S if options.quick else BURST_S
@@ -97,13 +97,13 @@ def warm(*, is_open: bool = False) -> Iterator[tuple[System, Target]]:
         path = system.deploy("examples/hello/handler.py", *flags)
         with system.connect() as connection:
             connection.post(path, BODY).expect()
-        yield system, Target(system.host, system.port, request("POST", path, "fs", BODY, system.shown))
+        yield system, Target(system.host, system.port, request("POST", path, "localhost", BODY, system.shown))
 
 
 def straight(system: System) -> Target:
     endpoint, token = system.ready_worker("hello")
     host, port = endpoint.rsplit(":", 1)
-    return Target(host, int(port), request("POST", "/", "fs", BODY, {"fs-worker-token": token}))
+    return Target(host, int(port), request("POST", "/", "localhost", BODY, {"fs-worker-token": token}))
 
 
 Peer = contextlib.AbstractContextManager[tuple[int, dict[str, Any]]]

@@ -52,7 +52,7 @@ def deployed() -> Iterator[tuple[System, OpenLoop]]:
         handler.write_text(HANDLER)
         path = system.deploy(str(handler))
         system.wait("two workers", lambda: len(ready(system)) == 2)
-        loop = OpenLoop(system.host, system.port, request("POST", path, "fs", {}, system.shown))
+        loop = OpenLoop(system.host, system.port, request("POST", path, "localhost", {}, system.shown))
         try:
             yield system, loop
         finally:

@@ -37,7 +37,9 @@ def _serving() -> Iterator[int]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     port = sock.getsockname()[1]
-    config = uvicorn.Config(_app, http="httptools", lifespan="off", interface="asgi3", log_config=None)
+    config = uvicorn.Config(
+        _app, http="httptools", lifespan="off", interface="asgi3", log_config=None, timeout_keep_alive=1
+    )
     server = UvicornServer(config, [Listener(sock)])
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
@@ -79,7 +81,7 @@ def test_a_long_head_and_many_headers_hear_431() -> None:
     with _serving() as port:
         # In two parts, because what one read brings is parsed before it is counted.
         first = b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"y" * HEAD_MAX_BYTES
-        answer = _answer(port, first)
+        answer = _answer(port, first, then=b"z" * HEAD_MAX_BYTES)
         assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
         assert b'"headers_too_large"' in answer
         many = b"".join(b"X-%d: 1\r\n" % number for number in range(300))
@@ -92,7 +94,7 @@ def test_a_head_has_a_time_also_on_a_connection_that_is_kept(monkeypatch: pytest
     monkeypatch.setattr(connection_limits, "HEAD_S", 0.3)
     with _serving() as port:
         assert b" 408 " in _answer(port, b"GET / HT")
-        assert b" 408 " in _answer(port, b"")
+        assert _answer(port, b"") == b"", "who asked nothing is not answered"
         answer = _answer(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", then=b"GET / HTTP/1.1\r\nHo")
         assert (answer.count(b" 200 "), answer.count(b" 408 ")) == (1, 1)
         slow_body = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\na"

@@ -85,7 +85,11 @@ def test_a_forged_part_is_found_and_an_admin_removes_it(controller: ControllerPr
         (bad,) = verify(server, published.id, no_progress)
         assert (bad.object, bad.offset) == (part.name, 4096)
         assert "with an equal checksum" in str(bad)
-        assert controller.http.put(f"/api/v1/objects/checkpoints/{published.id}/{part.name}", content=whole).is_error
+        at = f"/api/v1/objects/checkpoints/{published.id}/{part.name}"
+        assert controller.http.put(at, content=part.read_bytes()).status_code == 400
+        assert controller.http.put(at, content=whole).status_code == 201, "who has the right bytes may mend it"
+        assert verify(server, published.id, no_progress) == []
+        part.write_bytes(whole[:4096] + forge(whole[4096:], b"f" * FORGED_BYTES))
         with (
             ApiClient(Address(controller.url, make(controller, "deployer", ["deploy"]))) as weak,
             pytest.raises(Forbidden),

@@ -272,7 +272,7 @@ def test_any_method_path_query_and_body_reach_the_app_as_they_are(system: System
     assert answer.status_code == 207
     raw_path, _, query = path.partition("?")
     assert answer.content.split(b"\n", 3) == [method.encode(), raw_path.encode(), query.encode(), body[::-1]]
-    assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+    assert answer.headers.get_list("set-cookie") == [f"{pair}; Path=/fn/app" for pair in ("a=1", "b=2")]
 
 
 # ── settings ───────────────────────────────────────────────────────────────────────────────────────
