@@ -5,21 +5,25 @@ To derive all of a thousand nodes takes some 70 ms, in the loop that serves call
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import defaultdict
 
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 
-from ..planner import CheckpointLayout, Cluster, OrderState, node_state
-from ..planner.estimates import NodeMeasures, node_prior
+from ..planner import CheckpointLayout, Cluster, OrderState, Plan, PlanRequest, node_state
+from ..planner.estimates import FleetMeasures, NodeMeasures, fleet_measures, node_prior
 from ..state.records import VersionKey
 from ..state.view import View
-from .start_orders import layout_in
+from .start_orders import layout_in, reserve
 
 log = logging.getLogger(__name__)
 
 PRIOR_NS = 10_000_000_000
 """Interval at which the estimates of nodes without starts are made anew from those of the others."""
+FLEET_NS = 5_000_000_000
+"""Age of estimates over all versions: to make them takes milliseconds where versions are many."""
 
 
 class LiveCluster:
@@ -115,3 +119,45 @@ class LiveCluster:
             for checkpoint in (*(segment.checkpoint for segment in seen.report.segments), *seen.report.disk):
                 holders[checkpoint].add(node)
         return stale.union(*(holders.get(checkpoint, set()) for checkpoint in new))
+
+
+class FleetCache:
+    """Estimates over all versions, made anew once in a while: they change little by one start."""
+
+    def __init__(self) -> None:
+        self._made_ns = 0
+        self._of: object = None
+        self._count = -1
+        self._known = fleet_measures(())
+
+    def of(self, view: View, now_ns: int) -> FleetMeasures:
+        measures = view.version_measures
+        if measures is not self._of or len(measures) != self._count or now_ns - self._made_ns > FLEET_NS:
+            self._made_ns, self._of, self._count = now_ns, measures, len(measures)
+            self._known = fleet_measures(measures.values())
+        return self._known
+
+
+class PlanningContext:
+    """The cluster that a step's starts are planned on, made on first use: most steps start nothing."""
+
+    def __init__(self, live: LiveCluster, fleet: FleetCache, now_ns: int, now_unix_ns: int) -> None:
+        self._live = live
+        self._fleet = fleet
+        self._now_ns = now_ns
+        self._now_unix_ns = now_unix_ns
+
+    @functools.cached_property
+    def cluster(self) -> Cluster:
+        return self._live.refreshed(self._now_ns, self._now_unix_ns)
+
+    @functools.cached_property
+    def others(self) -> FleetMeasures:
+        return self._fleet.of(self._live.view, self._now_ns)
+
+    def reserve(self, plan: Plan, orders: list[WorkerOrder], request: PlanRequest) -> None:
+        """Enters orders into the cluster, for the next decision of the same step. After it the nodes are derived anew,
+        from the orders that were written."""
+        reserve(self.cluster, plan, orders, request, self._now_ns)
+        for stage in plan.stages:
+            self._live.changed(stage.node)

@@ -7,7 +7,6 @@ workers or pipelines. `loop` carries the writes out.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -21,23 +20,20 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
-from ..planner import Cluster, Plan, PlanRequest
-from ..planner.estimates import FleetMeasures, fleet_measures
+from ..planner import Plan
 from ..planner.selection import SIZE_USUAL
 from ..state.records import Failure, VersionKey, VersionRecord, is_helper
 from ..state.traffic import in_service, scale_of
 from ..state.view import View
 from .agenda import Rest, all_versions, called_versions, start_order
 from .autoscaler import KeepAliveWindow, consolidation_count, workers_needed
-from .live_cluster import LiveCluster
+from .live_cluster import FleetCache, LiveCluster, PlanningContext
 from .pipelines import consolidation_orders, update_pipelines
 from .project_limits import ObservedVersion, ProjectLimits, limited_projects
-from .start_orders import NEW_IDS, IdSource, orders_of, plan_start, request_of, reserve
+from .start_orders import NEW_IDS, IdSource, orders_of, plan_start, request_of
 from .worker_pool import FAILURES_TO_BREAK, Decision, Member, broken, decide
 
 NO_LOAD = FunctionLoad(0, 0)
-FLEET_NS = 5_000_000_000
-"""Age of estimates over all versions: to make them takes milliseconds where versions are many."""
 WAITED_LEAST_S = 0.05
 """Minimum waiting time that counts: less is the latency of load reports."""
 
@@ -127,10 +123,10 @@ class Reconciler:
             self._first_seen_ns(order, now_ns)
         return step
 
-    def _planning(self, view: View, now_ns: int, now_unix_ns: int) -> _PlanningContext:
+    def _planning(self, view: View, now_ns: int, now_unix_ns: int) -> PlanningContext:
         if self._live is None or self._live.view is not view:
             self._live = LiveCluster(view)
-        return _PlanningContext(self._live, self._fleet, now_ns, now_unix_ns)
+        return PlanningContext(self._live, self._fleet, now_ns, now_unix_ns)
 
     def _with_their_projects(self, view: View, keys: Collection[VersionKey]) -> set[VersionKey]:
         """These versions, and those that share a quota with one of them: what one has, another cannot."""
@@ -202,7 +198,7 @@ class Reconciler:
         self,
         step: Step,
         view: View,
-        planning: _PlanningContext,
+        planning: PlanningContext,
         limits: ProjectLimits,
         one: ObservedVersion,
         now_ns: int,
@@ -339,7 +335,7 @@ class Reconciler:
         self,
         step: Step,
         view: View,
-        planning: _PlanningContext,
+        planning: PlanningContext,
         key: VersionKey,
         record: VersionRecord,
         count: int,
@@ -381,48 +377,6 @@ def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> 
         count = max(FAILURES_TO_BREAK, known.count if known is not None else 0)
         step.failures.append((key, Failure(count=count, last_unix_ms=now_unix_ms, error=info)))
     return step
-
-
-class FleetCache:
-    """Estimates over all versions, made anew once in a while: they change little by one start."""
-
-    def __init__(self) -> None:
-        self._made_ns = 0
-        self._of: object = None
-        self._count = -1
-        self._known = fleet_measures(())
-
-    def of(self, view: View, now_ns: int) -> FleetMeasures:
-        measures = view.version_measures
-        if measures is not self._of or len(measures) != self._count or now_ns - self._made_ns > FLEET_NS:
-            self._made_ns, self._of, self._count = now_ns, measures, len(measures)
-            self._known = fleet_measures(measures.values())
-        return self._known
-
-
-class _PlanningContext:
-    """The cluster that a step's starts are planned on, made on first use: most steps start nothing."""
-
-    def __init__(self, live: LiveCluster, fleet: FleetCache, now_ns: int, now_unix_ns: int) -> None:
-        self._live = live
-        self._fleet = fleet
-        self._now_ns = now_ns
-        self._now_unix_ns = now_unix_ns
-
-    @functools.cached_property
-    def cluster(self) -> Cluster:
-        return self._live.refreshed(self._now_ns, self._now_unix_ns)
-
-    @functools.cached_property
-    def others(self) -> FleetMeasures:
-        return self._fleet.of(self._live.view, self._now_ns)
-
-    def reserve(self, plan: Plan, orders: list[WorkerOrder], request: PlanRequest) -> None:
-        """Enters orders into the cluster, for the next decision of the same step. After it the nodes are derived anew,
-        from the orders that were written."""
-        reserve(self.cluster, plan, orders, request, self._now_ns)
-        for stage in plan.stages:
-            self._live.changed(stage.node)
 
 
 def _moves(view: View, order: WorkerOrder) -> bool:
