@@ -25,7 +25,7 @@ ENDED = frozenset(("succeeded", "failed", "cancelled", "expired"))
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler reported last."""
+    """Progress that a handler reported last."""
 
     fraction: float
     message: str = ""

@@ -13,7 +13,7 @@ from fleetstart.runtime.contract.call_format import encode_input
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """What the calls of a function have in common."""
+    """Options that the calls of a function have in common."""
 
     timeout_s: float
     path: str = ""

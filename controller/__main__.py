@@ -11,11 +11,11 @@ import sys
 
 import uvloop
 
+from fleetstart.runtime.contract.process.descriptors import raise_descriptor_limit
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
 
 from .config import Config, read_config
-from .http.connection_limits import raise_descriptor_limit
 from .http.request_context import log_fields
 
 PR_SET_PDEATHSIG = 1

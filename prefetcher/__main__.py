@@ -9,10 +9,10 @@ import asyncio
 import ctypes
 import faulthandler
 import os
-import resource
 import signal
 import sys
 
+from fleetstart.runtime.contract.process.descriptors import raise_descriptor_limit
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
 
@@ -23,13 +23,12 @@ from .sources.factory import open_source
 END_LIMIT_S = 9.0
 """An orderly shutdown takes far less. After this time the process prints where it hangs and exits, before `fs down`
 sends SIGKILL after 10 s; the kernel frees the rest."""
-DESCRIPTORS_MOST = 65_536
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     parent = os.getppid()
-    _allow_descriptors()
+    raise_descriptor_limit()
     try:
         config = read_config(os.environ)
     except ConfigError as error:
@@ -46,12 +45,6 @@ def main() -> int:
         print(f"fleetstart node: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _allow_descriptors() -> None:
-    """Raises the limit of open files: slabs and sockets are more than the usual 1,024. Workers inherit the limit."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS_MOST), most))
 
 
 async def _run(config: Config) -> None:

@@ -26,7 +26,7 @@ Resolution = Literal["minutes", "hours"]
 
 
 class CellSize(NamedTuple):
-    """How cells of one resolution are stored: their length, that of the hash which holds them, and its expiry."""
+    """Storage of the cells of one resolution: their length, that of the hash which holds them, and its expiry."""
 
     cell_ms: int
     hash_ms: int

@@ -7,7 +7,6 @@ places are taken, the connection that has waited longest between requests gives 
 from __future__ import annotations
 
 import asyncio
-import resource
 from http import HTTPStatus
 from typing import Any
 
@@ -26,7 +25,6 @@ HEAD_S = 15.0
 LINGER_S = 2.0
 LINGER_BYTES = 1024 * 1024
 """A client that is refused may still be sending: closing at once would reset the connection before it has read why."""
-DESCRIPTORS_MAX = 65_536
 DESCRIPTORS_RESERVED = 256
 """For Redis, the object store, log files and what else the process has open."""
 
@@ -39,14 +37,6 @@ class HeadersTooLarge(Refused):
 class HeadTimeout(Refused):
     code = "request_timeout"
     status = 408
-
-
-def raise_descriptor_limit() -> int:
-    """Raises this process's limit of open files as far as it may be; returns it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = min(hard, DESCRIPTORS_MAX) if hard != resource.RLIM_INFINITY else DESCRIPTORS_MAX
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit
 
 
 def connections_max(descriptors: int) -> int:

@@ -25,7 +25,7 @@ CALL_ORIGIN = "fs.origin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOrigin:
-    """Where a call comes from that a function made."""
+    """Origin of a call that a function made."""
 
     parent: InvocationId
     """The call for which it is made."""

@@ -51,7 +51,7 @@ class ObservedVersion:
 
 
 class ProjectLimits:
-    """What the versions of a step may have by their projects' quotas. Projects without quotas cost nothing."""
+    """Limits of the versions of a step by their projects' quotas. Projects without quotas cost nothing."""
 
     def __init__(self, view: View, observed: Sequence[ObservedVersion]) -> None:
         self._quotas: dict[str, Quotas] = {}

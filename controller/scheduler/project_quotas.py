@@ -35,7 +35,7 @@ class VersionDemand:
 
 @dataclass(slots=True, kw_only=True)
 class QuotaRoom:
-    """What is left of a project's quotas of workers and memory; None is no limit."""
+    """The rest of a project's quotas of workers and memory; None is no limit."""
 
     workers: int | None
     memory_bytes: int | None

@@ -12,7 +12,7 @@ class NodeJoin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node needs to join: it holds the password of Redis."""
+    """Addresses and settings with which a node joins: it holds the password of Redis."""
 
     redis_url: str
     store: str

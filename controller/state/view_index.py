@@ -23,7 +23,7 @@ _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Changes:
-    """What has changed since its reader last took it."""
+    """Changes of the view since its reader last took them."""
 
     versions: set[VersionKey] = field(default_factory=set)
     """Versions with other records, orders, statuses, loads or failures, or whose node's lease is another."""

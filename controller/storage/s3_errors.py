@@ -1,4 +1,4 @@
-"""What an error of the S3 client means: a sentence that names the cause, and what to do. Pure.
+"""Explains errors of the S3 client: a sentence that names the cause, and what to do. Pure.
 
 The answer to a HEAD request has no body, so that its error is a status alone: `code_of` gives that status, and the
 store asks again by GET.

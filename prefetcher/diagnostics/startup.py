@@ -1,4 +1,4 @@
-"""What a node measures when it comes up: its link to the store, its disk, its memory. Priors of the planner.
+"""Measurements of a node when it comes up: its link to the store, its disk, its memory. Priors of the planner.
 
 Bounded, so that nobody waits for it: a second and 8 MiB of an object that controllers keep in the store, 8 MiB on the
 disk, a copy in memory. `throughput` measures the same at length, for `fs doctor`. Predictions begin with these figures,

@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.object_keys import layer_key, volume_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeKind:
-    """What differs between the kinds: where their objects are, and the words for them."""
+    """Differences between the kinds: where their objects are, and the words for them."""
 
     name: str
     key: Callable[[LayerId, str], str]

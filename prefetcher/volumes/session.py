@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class VolumeNode:
-    """What sessions need of the node."""
+    """The part of the node that sessions need."""
 
     cache: LayerCache
     writer: StoreWriter

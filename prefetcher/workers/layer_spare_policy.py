@@ -1,4 +1,4 @@
-"""Which prepared spares a node keeps. Pure.
+"""Decides which prepared spare workers a node keeps. Pure.
 
 A spare holds the memory of its imports, up to some hundred megabytes, for one version that may not be called again. It
 only has memory that is spare: whatever needs it gets it, and the spare that waited longest ends first.

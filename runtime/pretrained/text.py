@@ -116,7 +116,7 @@ class Embedding:
 
 
 class Reranking:
-    """How well each document answers the query, by a model that reads both together; best first.
+    """Scores of how well each document answers the query, by a model that reads both together; best first.
 
     The score is the sigmoid of a model's one output, or the last of several after a softmax.
     """

@@ -42,7 +42,7 @@ _URL = "/?#[]@!$&'()*+,;=:%-._~"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """What the calls of a handle have in common."""
+    """Options that the calls of a handle have in common."""
 
     path: str = ""
     method: str = ""

@@ -1,4 +1,4 @@
-"""What a client sends, and how it takes failures, against servers that misbehave as told."""
+"""The client's transport: requests, and how it takes failures, against servers that misbehave as told."""
 
 from __future__ import annotations
 

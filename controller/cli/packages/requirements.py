@@ -35,7 +35,7 @@ _INCLUDE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)", re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """What a function requires, as written."""
+    """Requirements of a function, as written."""
 
     kind: Kind
     origin: str

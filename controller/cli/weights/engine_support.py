@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be run as it is declared, from its config.json, before anything is uploaded.
+"""Checks whether a checkpoint can be run as it is declared, from its config.json, before anything is uploaded.
 
 By the engine of language models, or as a task of `Transformers`.
 """

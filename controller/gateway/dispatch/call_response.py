@@ -1,4 +1,4 @@
-"""What the platform adds to a call's response: its headers, its bill, and the error in place of an answer."""
+"""The platform's part of a call's response: its headers, its bill, and the error in place of an answer."""
 
 from __future__ import annotations
 

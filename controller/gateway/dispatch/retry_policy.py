@@ -1,4 +1,4 @@
-"""Whether a call is run again after its worker was lost: a decision about values.
+"""Decision whether a call is run again after its worker was lost. Pure.
 
 A call that its worker had not entered when it died goes to another worker. A handler that may have begun may have had
 effects: its call is repeated only as often as `retries` of its function says, and never after it ran out of memory,

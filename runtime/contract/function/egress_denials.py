@@ -1,4 +1,4 @@
-"""What no function reaches through the egress proxy, whatever its list says: the platform, and what is denied by name.
+"""Addresses that no function reaches through the egress proxy, whatever its list says: the platform's and the denied.
 
 The more exact of two ranges decides, and of equal ones that of FS_EGRESS_ALLOW: an operator who allows 127.0.0.2/32
 opens that address and no other of the loopback, and one who allows 10.0.0.0/8 does not open the Redis that lies in it.

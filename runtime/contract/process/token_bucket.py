@@ -17,7 +17,7 @@ NEVER_S = 60.0
 
 
 class TokenDecision(NamedTuple):
-    """Whether a token was taken, and the bucket afterwards."""
+    """Answer of a token bucket: whether a token was taken, and the bucket afterwards."""
 
     due_s: float
     """When the next token is due; unchanged if none was taken."""

@@ -1,4 +1,4 @@
-"""Who may call whom, for how long, and under which key: decisions about calls from function to function."""
+"""Rules of who may call whom, for how long, and under which key: decisions about calls from function to function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose bytes a checkpoint has: nobody replaces them, or puts others where they will be, and forged ones are found."""
+"""Bytes of a checkpoint: nobody replaces them, or puts others where they will be, and forged ones are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node of a slow network measures when it comes up, before anything was started on it."""
+"""Measurements that a node of a slow network takes when it comes up, before anything was started on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node measures when it comes up: bounded, by the clock, and left out where it cannot be."""
+"""Measurements of a node when it comes up: bounded, by the clock, and left out where it cannot be."""
 
 from __future__ import annotations
 

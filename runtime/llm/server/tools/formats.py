@@ -17,7 +17,7 @@ from .parameter_call import FUNCTION, PARAMETER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How a family of models writes calls: `begin`, one or several of them, `end`."""
+    """Format in which a family of models writes calls: `begin`, one or several of them, `end`."""
 
     name: str
     begin: str

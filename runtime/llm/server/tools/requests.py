@@ -81,7 +81,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ToolUse(msgspec.Struct, frozen=True):
-    """What a call may do with tools."""
+    """Tools of a call, and how it may use them."""
 
     tools: Sequence[FunctionTool]
     forced: bool = False

@@ -1,4 +1,4 @@
-"""Which packages a deploy installs for a declaration."""
+"""Packages that a deploy installs for a declaration."""
 
 from __future__ import annotations
 
