@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import os
 import resource
 import time
-from collections.abc import Awaitable, Callable, Collection
-from pathlib import Path
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Collection
 
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
-from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, NodeReport
+from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
-from fleetstart.runtime.contract.store_url import is_s3, parse_store
+from fleetstart.runtime.contract.store_url import is_s3
 
 from .concurrency.threads import IoThread, in_thread
-from .config import PRELOADS, Config
+from .config import Config
 from .control.lease import NodeLease
 from .control.orders import OrderReconciler
 from .control.outbox import Outbox, retries
 from .control.redis_state import REDIS_ERRORS, NodeState
 from .control.status_publisher import StatusPublisher
+from .daemon_parts import fork_servers, open_disk_cache, open_node_cgroups
 from .diagnostics.startup import measure_link, measure_machine
 from .layers.cache import LayerCache
 from .layers.kinds import VOLUME
@@ -39,14 +37,10 @@ from .network.egress_proxy import NodeEgress, egress_limits
 from .network.ingress_proxy import NodeIngress
 from .network.platform_addresses import PlatformAddresses, platform_hosts
 from .node_report import report_of
-from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
 from .processes.epoch import epoch_is_alive, machine_id, new_epoch
-from .processes.forkserver_client import ForkServer
-from .processes.prefork_policy import is_unsandboxed
 from .processes.prefork_pool import PreforkPool
 from .processes.worker_logs import LogBuffer
-from .segments.disk_cache import DiskCache
 from .segments.store import SegmentStore
 from .sources.base import Source
 from .stage_links.relay import open_relays
@@ -89,7 +83,7 @@ class Daemon:
         self._source = source
         self._measured: dict[str, float] = {}
         self._state = NodeState(config.redis_url, config.node)
-        self._cgroups: Cgroups | None = None if config.watch_only else _open_cgroups(self.epoch)
+        self._cgroups: Cgroups | None = None if config.watch_only else open_node_cgroups(self.epoch)
         self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync())
         self._workers: dict[WorkerId, Worker] = {}
         self._ledger = LedgerBuffer()
@@ -98,7 +92,7 @@ class Daemon:
         self._logs = LogBuffer()
         self._outbox = Outbox(self._state, self._logs, self._ledger)
         self._statuses = StatusPublisher(self._outbox)
-        self._fork_servers = _servers(config, self._cgroups is not None, self._on_server_changed)
+        self._fork_servers = fork_servers(config, self._cgroups is not None, self._on_server_changed)
         self._prefork_pool = PreforkPool(
             servers=self._fork_servers,
             cgroups=self._cgroups,
@@ -128,7 +122,7 @@ class Daemon:
             threads=config.fetch_threads,
             keep_bytes=config.keep_bytes,
             keep_idle=config.keep_idle,
-            disk=_open_disk_cache(config),
+            disk=open_disk_cache(config),
             changed=self._lease.changed,
             reject=self._reject,
         )
@@ -376,62 +370,3 @@ async def _wait_for_stop(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -
     waiting.cancel()
     for task in done - {waiting}:
         task.result()
-
-
-def _open_disk_cache(config: Config) -> DiskCache | None:
-    if config.disk_cache_bytes == 0:
-        return None
-    try:
-        return DiskCache(config.state_dir / "checkpoints", config.disk_cache_bytes)
-    except OSError as error:
-        log.warning("the disk cache cannot be used", extra={"error": str(error)})
-        return None
-
-
-def _open_cgroups(epoch: str) -> Cgroups | None:
-    try:
-        hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
-        return open_cgroups(epoch, hierarchies)
-    except (OSError, ValueError) as error:
-        log.warning("control groups cannot be used: memory limits are enforced by polling", extra={"error": str(error)})
-        return None
-
-
-def _servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[str, ForkServer]:
-    """The fork servers by worker pool: a warm parent for each profile, one launcher for all gVisor sandboxes, and those
-    that are launched once a function needs their library."""
-    hide = [argument for path in _hidden(config) for argument in ("--hide", path)]
-
-    def server(module: str, *arguments: str, on_demand: bool = False) -> ForkServer:
-        return ForkServer(
-            module=f"fleetstart.runtime.launch.{module}",
-            arguments=(*arguments, *hide),
-            env=config.worker_env,
-            changed=changed,
-            on_demand=on_demand,
-            advice=ISOLATION_ADVICE if module == "forkserver" else "",
-        )
-
-    isolation = ("--isolation", "best-effort" if config.best_effort else "required")
-    light = [pool for pool in config.profiles if is_unsandboxed(pool)]
-    servers = {profile: server("forkserver", "--profile", profile, *isolation) for profile in light}
-    for profile, library in PRELOADS:
-        if profile in light and importlib.util.find_spec(library) is not None:
-            arguments = ("--profile", profile, "--preload", library, *isolation)
-            servers[f"{profile}:{library}"] = server("forkserver", *arguments, on_demand=True)
-    # A sandbox's memory belongs to no single process: without control groups its limit could not be enforced.
-    if groups and len(light) < len(config.profiles):
-        sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))
-        servers |= {pool: sandboxes for pool in config.profiles if not is_unsandboxed(pool)}
-    return servers
-
-
-def _hidden(config: Config) -> tuple[str, ...]:
-    """Paths that no worker may see: the node's state, the store, and the folder of Redis' socket."""
-    hidden = [str(config.home)]
-    if isinstance(store := parse_store(config.store), Path):
-        hidden.append(os.path.abspath(store))
-    url = urlsplit(config.redis_url)
-    if url.scheme == "unix" and len(Path(url.path).parent.parts) > 2:
-        hidden.append(str(Path(url.path).parent))
-    return tuple(dict.fromkeys(hidden))

@@ -1,0 +1,81 @@
+"""Parts of the daemon that its configuration and this machine decide: disk cache, control groups, fork servers."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
+from fleetstart.runtime.contract.store_url import parse_store
+
+from .config import PRELOADS, Config
+from .processes.cgroup_setup import open_cgroups, read_hierarchies
+from .processes.cgroups import Cgroups
+from .processes.forkserver_client import ForkServer
+from .processes.prefork_policy import is_unsandboxed
+from .segments.disk_cache import DiskCache
+
+log = logging.getLogger(__name__)
+
+
+def open_disk_cache(config: Config) -> DiskCache | None:
+    if config.disk_cache_bytes == 0:
+        return None
+    try:
+        return DiskCache(config.state_dir / "checkpoints", config.disk_cache_bytes)
+    except OSError as error:
+        log.warning("the disk cache cannot be used", extra={"error": str(error)})
+        return None
+
+
+def open_node_cgroups(epoch: str) -> Cgroups | None:
+    try:
+        hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        return open_cgroups(epoch, hierarchies)
+    except (OSError, ValueError) as error:
+        log.warning("control groups cannot be used: memory limits are enforced by polling", extra={"error": str(error)})
+        return None
+
+
+def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[str, ForkServer]:
+    """The fork servers by worker pool: a warm parent for each profile, one launcher for all gVisor sandboxes, and those
+    that are launched once a function needs their library."""
+    hide = [argument for path in hidden_paths(config) for argument in ("--hide", path)]
+
+    def server(module: str, *arguments: str, on_demand: bool = False) -> ForkServer:
+        return ForkServer(
+            module=f"fleetstart.runtime.launch.{module}",
+            arguments=(*arguments, *hide),
+            env=config.worker_env,
+            changed=changed,
+            on_demand=on_demand,
+            advice=ISOLATION_ADVICE if module == "forkserver" else "",
+        )
+
+    isolation = ("--isolation", "best-effort" if config.best_effort else "required")
+    light = [pool for pool in config.profiles if is_unsandboxed(pool)]
+    servers = {profile: server("forkserver", "--profile", profile, *isolation) for profile in light}
+    for profile, library in PRELOADS:
+        if profile in light and importlib.util.find_spec(library) is not None:
+            arguments = ("--profile", profile, "--preload", library, *isolation)
+            servers[f"{profile}:{library}"] = server("forkserver", *arguments, on_demand=True)
+    # A sandbox's memory belongs to no single process: without control groups its limit could not be enforced.
+    if groups and len(light) < len(config.profiles):
+        sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))
+        servers |= {pool: sandboxes for pool in config.profiles if not is_unsandboxed(pool)}
+    return servers
+
+
+def hidden_paths(config: Config) -> tuple[str, ...]:
+    """Paths that no worker may see: the node's state, the store, and the folder of Redis' socket."""
+    hidden = [str(config.home)]
+    if isinstance(store := parse_store(config.store), Path):
+        hidden.append(os.path.abspath(store))
+    url = urlsplit(config.redis_url)
+    if url.scheme == "unix" and len(Path(url.path).parent.parts) > 2:
+        hidden.append(str(Path(url.path).parent))
+    return tuple(dict.fromkeys(hidden))
