@@ -95,25 +95,27 @@ class EmbeddingsApp:
             return model(self._name, self._created_s)
         call = self._reader.read(await read_body(receive))
         self._check_model(call.model)
-        return self._body(call, await self._embedder.embed(call.texts()))
+        return embeddings_body(call, await self._embedder.embed(call.texts()), model_name=self._name)
 
     def _check_model(self, name: str | None) -> None:
         if name and not means(name.partition("@")[0], self._name):
             raise ModelNotFound(f"the model {name!r} is not served here", hint=f"ask for {self._name!r}")
 
-    def _body(self, call: EmbeddingCall, embedded: Sequence[EmbeddedText]) -> Json:
-        width = len(embedded[0].vector)
-        if call.dimensions not in (None, width):
-            raise InvalidParameter(f"dimensions: the model's vectors have {width}", "dimensions")
-        count = sum(one.tokens for one in embedded)
-        plain = call.encoding_format != "base64"
-        encoded = [one.vector if plain else _base64(one.vector) for one in embedded]
-        return {
-            "object": "list",
-            "data": [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(encoded)],
-            "model": self._name,
-            "usage": {"prompt_tokens": count, "total_tokens": count},
-        }
+
+def embeddings_body(call: EmbeddingCall, embedded: Sequence[EmbeddedText], *, model_name: str) -> Json:
+    """Body of the answer. Errors: InvalidParameter for `dimensions` that are not the model's."""
+    width = len(embedded[0].vector)
+    if call.dimensions not in (None, width):
+        raise InvalidParameter(f"dimensions: the model's vectors have {width}", "dimensions")
+    count = sum(one.tokens for one in embedded)
+    plain = call.encoding_format != "base64"
+    encoded = [one.vector if plain else _base64(one.vector) for one in embedded]
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(encoded)],
+        "model": model_name,
+        "usage": {"prompt_tokens": count, "total_tokens": count},
+    }
 
 
 def _base64(vector: list[float]) -> str:

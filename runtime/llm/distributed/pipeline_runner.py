@@ -30,7 +30,7 @@ from ...pipeline.frames import (
 )
 from ...pipeline.links import StageLinks
 from ...pipeline.peer_stages import PeerStages
-from ..engine.runner import Batch, RunnerLost
+from ..engine.runner import Batch, RunnerLost, StepOutput
 from .stage_worker import bytes_of, rows_of
 
 RESULT_S = 60.0
@@ -43,6 +43,8 @@ class FrontDecoder(Protocol):
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def normed(self, hidden: Tensor) -> Tensor: ...
 
     def read_kv(self, table: list[int], begin: int, end: int) -> bytes: ...
 
@@ -60,7 +62,7 @@ class PipelineRunner(PeerStages):
         self._front: FrontDecoder | None = None
         self._hidden_size = 0
         self._numbers = itertools.count()
-        self._under_way: deque[int] = deque()
+        self._under_way: deque[tuple[int, Batch]] = deque()
         self._results: queue.SimpleQueue[tuple[int, bytearray] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._kv: dict[int, Callable[[bytearray], None]] = {}
@@ -79,22 +81,22 @@ class PipelineRunner(PeerStages):
 
     def submit(self, batch: Batch) -> None:
         number = next(self._numbers)
-        self._under_way.append(number)
+        self._under_way.append((number, batch))
         hidden = self.front.forward(batch)
         step = StageStep(
             number=number,
             positions=batch.positions,
             starts=batch.starts,
             tables=batch.tables,
-            logits_rows=batch.logits_rows,
+            logits_rows=batch.logits_rows + batch.embedding_rows,
         )
         try:
             self.send(1, step, bytes_of(hidden))
         except LinkBroken as error:
             raise self._lost() from error
 
-    def collect(self) -> Tensor:
-        number = self._under_way.popleft()
+    def collect(self) -> StepOutput:
+        number, batch = self._under_way.popleft()
         try:
             result = self._results.get(timeout=RESULT_S)
         except queue.Empty:
@@ -105,7 +107,12 @@ class PipelineRunner(PeerStages):
         if result[0] != number:
             self.break_up(f"step {result[0]} came back, expected {number}")
             raise self._lost()
-        return self.front.logits(rows_of(result[1], self._hidden_size))
+        hidden = rows_of(result[1], self._hidden_size)
+        count = len(batch.logits_rows)
+        return StepOutput(
+            logits=self.front.logits(hidden[:count]),
+            embeddings=self.front.normed(hidden[count:]) if batch.embedding_rows else None,
+        )
 
     def _lost(self) -> RunnerLost:
         self._under_way.clear()

@@ -37,10 +37,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _StepInFlight:
-    """A submitted step, and those of its chunks whose last row is sampled."""
+    """A submitted step: its chunks, those whose last row is sampled, and those whose last hidden state is wanted."""
 
     chunks: list[PlannedChunk]
     sampling: list[PlannedChunk]
+    embedding: list[PlannedChunk]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,28 +269,31 @@ class Engine:
             chunks = self.scheduler.plan(self._runner.depth)
             if not chunks:
                 return
-            batch, sampling = _batch(chunks)
-            self._in_flight.append(_StepInFlight(chunks, sampling))
+            sampling = [chunk for chunk in chunks if chunk.samples and not chunk.sequence.embeds]
+            embedding = [chunk for chunk in chunks if chunk.samples and chunk.sequence.embeds]
+            batch = _batch(chunks)
+            self._in_flight.append(_StepInFlight(chunks, sampling, embedding))
             self._runner.submit(batch)
 
     def _complete_oldest(self) -> list[TokenDelta]:
         """Completes the oldest step in flight: advances its sequences and samples their next tokens."""
         if not self._in_flight:
             return []
-        logits = self._runner.collect()
+        output = self._runner.collect()
         step = self._in_flight.popleft()
         for chunk in step.chunks:
             if self._runs(chunk):
                 self.scheduler.advance(chunk)
                 self._note_caught_up(chunk.sequence)
+        deltas = self._embed(step.embedding, output.embeddings)
         rows = [row for row, chunk in enumerate(step.sampling) if self._runs(chunk)]
         if not rows:
-            return []
+            return deltas
+        logits = output.logits
         if len(rows) < len(step.sampling):
             logits = logits[rows]
         sampled = [step.sampling[row].sequence.id for row in rows]
         tokens = sample(logits, [(self._active.get(id) or self._migrated_in[id]).sampler for id in sampled])
-        deltas = []
         for row, (id, token) in enumerate(zip(sampled, tokens, strict=True)):
             active = self._active.get(id)
             if active is not None and active.sampler.failure:
@@ -299,6 +303,15 @@ class Engine:
             else:
                 self._forward_token(self._migrated_in[id], token)
         return deltas
+
+    def _embed(self, chunks: list[PlannedChunk], states: Tensor | None) -> list[TokenDelta]:
+        """Ends the requests for embeddings whose last token is computed."""
+        if states is None:
+            return []
+        ended = [(chunk.sequence.id, row) for row, chunk in enumerate(chunks) if self._runs(chunk)]
+        for id, _ in ended:
+            self.cancel(id)
+        return [TokenDelta(id=id, embedding=tuple(states[row].tolist()), finish="stop") for id, row in ended]
 
     def _note_caught_up(self, sequence: Sequence) -> None:
         migrated = self._migrated_in.get(sequence.id)
@@ -338,18 +351,24 @@ def _logprob(request: Request, logits: Tensor, token: int) -> TokenLogprob | Non
     return None if request.logprobs is None else token_logprob(logits, token, request.logprobs)
 
 
-def _batch(chunks: list[PlannedChunk]) -> tuple[Batch, list[PlannedChunk]]:
-    """The batch of the concatenated chunks, and the chunks whose last row is sampled."""
+def _batch(chunks: list[PlannedChunk]) -> Batch:
+    """The batch of the concatenated chunks."""
     tokens: list[int] = []
     positions: list[int] = []
     starts = [0]
     logits_rows: list[int] = []
+    embedding_rows: list[int] = []
     for chunk in chunks:
         tokens += chunk.sequence.tokens[chunk.begin : chunk.end]
         positions += range(chunk.begin, chunk.end)
         starts.append(len(tokens))
         if chunk.samples:
-            logits_rows.append(len(tokens) - 1)
-    tables = [chunk.sequence.table for chunk in chunks]
-    batch = Batch(tokens=tokens, positions=positions, starts=starts, tables=tables, logits_rows=logits_rows)
-    return batch, [chunk for chunk in chunks if chunk.samples]
+            (embedding_rows if chunk.sequence.embeds else logits_rows).append(len(tokens) - 1)
+    return Batch(
+        tokens=tokens,
+        positions=positions,
+        starts=starts,
+        tables=[chunk.sequence.table for chunk in chunks],
+        logits_rows=logits_rows,
+        embedding_rows=embedding_rows,
+    )

@@ -52,6 +52,8 @@ class Request:
     deadline_ns: int | None = None
     """Monotonic; past it the request ends with DeadlineExceeded."""
     resume: ResumeState | None = None
+    embeds: bool = False
+    """Whether the hidden state of the last prompt token is wanted, instead of text; with `max_new_tokens=0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class TokenDelta:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """Log probability of each of the tokens except the end token, if asked for."""
+    embedding: tuple[float, ...] = ()
+    """Last prompt token's hidden state after the final norm, if asked for."""
     finish: FinishReason | None = None
     error: FleetError | None = None
 
@@ -131,6 +135,7 @@ def start_generation(request: Request, id: int, vocabulary: Vocabulary, eos_ids:
         tokens=[*request.tokens, *(resume.tokens if resume is not None else ())],
         prompt_count=len(request.tokens),
         max_new_tokens=request.max_new_tokens,
+        embeds=request.embeds,
     )
     return Generation(
         request=request,

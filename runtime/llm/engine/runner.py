@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -25,12 +25,40 @@ class Batch:
     tables: list[list[int]]
     logits_rows: list[int]
     """Rows whose next-token logits are wanted."""
+    embedding_rows: list[int] = field(default_factory=list)
+    """Rows whose final hidden state is wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """Output of one step. Valid until the next one.
+
+    Shapes:  logits [len(batch.logits_rows), vocab_size]; embeddings [len(batch.embedding_rows), hidden_size], the
+             hidden states after the final norm in fp32, None if none are wanted.
+    """
+
+    logits: Tensor
+    embeddings: Tensor | None = None
 
 
 class Decoder(Protocol):
-    """Model arithmetic. Returns logits [len(batch.logits_rows), vocab], valid until the next call."""
+    """Arithmetic of a whole model. Results are valid until the next call."""
 
-    def forward(self, batch: Batch) -> Tensor: ...
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [len(batch.logits_rows), vocab_size]."""
+        ...
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states [rows, hidden_size] after the last layer, before the final norm."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, vocab_size] of hidden states [n, hidden_size]."""
+        ...
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Hidden states [n, hidden_size] after the final norm, in fp32."""
+        ...
 
 
 class RunnerLost(Exception):
@@ -54,8 +82,8 @@ class Runner(Protocol):
         """Starts a step. Errors: RunnerLost, and those of the arithmetic."""
         ...
 
-    def collect(self) -> Tensor:
-        """Waits for the oldest step and returns its logits, as of `Decoder.forward`. Errors: as of `submit`."""
+    def collect(self) -> StepOutput:
+        """Waits for the oldest step. Errors: as of `submit`."""
         ...
 
 
@@ -72,5 +100,12 @@ class LocalRunner:
     def submit(self, batch: Batch) -> None:
         self._batches.append(batch)
 
-    def collect(self) -> Tensor:
-        return self._decoder.forward(self._batches.popleft())
+    def collect(self) -> StepOutput:
+        batch = self._batches.popleft()
+        if not batch.embedding_rows:
+            return StepOutput(logits=self._decoder.forward(batch))
+        hidden = self._decoder.hidden(batch)
+        return StepOutput(
+            logits=self._decoder.logits(hidden[batch.logits_rows]),
+            embeddings=self._decoder.normed(hidden[batch.embedding_rows]),
+        )

@@ -35,6 +35,8 @@ class Sequence:
     table: list[int] = field(default_factory=list)
     held: bool = False
     """Whether it is computed but not sampled, because more of its tokens come from another worker."""
+    embeds: bool = False
+    """Whether the hidden state of its last token is wanted, and no next token."""
 
     @property
     def output_count(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...contract.errors import CheckpointInvalid
@@ -60,6 +61,16 @@ def gather(weights: ModelWeights, config: LlamaConfig, first: int, end: int) -> 
         final_norm=None if embedding is None else _tensor(weights, "model.norm.weight", (config.hidden_size,)),
         head=None if embedding is None else _head(weights, config, embedding),
     )
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm in the weight's dtype, with the mean in fp32 for every dtype, as in training.
+
+    Shapes:  hidden [rows, width], weight [width]. Returns [rows, width].
+    """
+    wide = hidden.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(weight.dtype)
 
 
 def _head(weights: ModelWeights, config: LlamaConfig, embedding: Tensor) -> Tensor:

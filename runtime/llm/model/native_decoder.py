@@ -17,7 +17,7 @@ from fleetstart.native import Decoder
 
 from ...contract.weights.llama_config import LlamaConfig
 from ..engine.runner import Batch
-from .layers import LayerWeights, StageWeights
+from .layers import LayerWeights, StageWeights, rms_norm
 from .rope import inverse_frequencies
 
 LANES = 16
@@ -44,6 +44,8 @@ class NativeDecoder:
         isa: str = "auto",
     ) -> None:
         self._hidden_size = config.hidden_size
+        self._norm_eps = config.norm_eps
+        self._final_norm = weights.final_norm
         self._vocab_size = config.vocab_size
         self._whole = len(weights.layers) == config.layer_count
         self._decoder = Decoder(
@@ -74,10 +76,22 @@ class NativeDecoder:
 
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
         """Same as `TorchDecoder.forward`; logits are valid until the next call, hidden states longer."""
-        if self._whole:
-            output = self._logits_buffer(len(batch.logits_rows))
-        else:
-            output = torch.empty(len(batch.positions), self._hidden_size)
+        if not self._whole:
+            return self._step(batch, hidden)
+        logits = self._logits_buffer(len(batch.logits_rows))
+        self._run(batch, None, logits, logits_rows=batch.logits_rows)
+        return logits
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Same as `TorchDecoder.hidden`."""
+        return self._step(batch, None)
+
+    def _step(self, batch: Batch, hidden: Tensor | None) -> Tensor:
+        output = torch.empty(len(batch.positions), self._hidden_size)
+        self._run(batch, hidden, output, logits_rows=None)
+        return output
+
+    def _run(self, batch: Batch, hidden: Tensor | None, output: Tensor, *, logits_rows: list[int] | None) -> None:
         tables = np.full((len(batch.tables), max(map(len, batch.tables))), -1, dtype=np.int32)
         for table, blocks in zip(tables, batch.tables, strict=True):
             table[: len(blocks)] = blocks
@@ -87,16 +101,21 @@ class NativeDecoder:
             positions=_int32(batch.positions),
             starts=_int32(batch.starts),
             tables=_buffer(tables),
-            logits_rows=_int32(batch.logits_rows) if self._whole else None,
+            logits_rows=None if logits_rows is None else _int32(logits_rows),
             output=_buffer(output.numpy()),
         )
-        return output
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Same as `TorchDecoder.logits`; valid until the next call."""
         output = self._logits_buffer(len(hidden))
         self._decoder.logits(hidden=_rows(hidden), output=_buffer(output.numpy()))
         return output
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Same as `TorchDecoder.normed`."""
+        if self._final_norm is None:
+            raise ValueError("the final norm belongs to the first stage")
+        return rms_norm(hidden, self._final_norm.float(), self._norm_eps)
 
     def read_kv(self, table: list[int], begin: int, end: int) -> bytes:
         """Same as `TorchDecoder.read_kv`."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ...contract.weights.llama_config import LlamaConfig
 from ..engine.runner import Batch
-from .layers import LayerWeights, StageWeights
+from .layers import LayerWeights, StageWeights, rms_norm
 from .rope import inverse_frequencies
 
 
@@ -102,17 +102,27 @@ class TorchDecoder:
             tokens = torch.tensor(batch.tokens, device=self.device)
             hidden = functional.embedding(tokens, self._embedding)
         assert hidden is not None
-        hidden = self._move(hidden)
+        hidden = self._through_layers(batch, self._move(hidden))
+        if not self._whole:
+            return hidden
+        rows = torch.tensor(batch.logits_rows, device=self.device, dtype=torch.long)
+        return self.logits(hidden[rows])
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states [rows, hidden_size] after the last layer of a whole model, before the final norm."""
+        assert self._embedding is not None
+        tokens = torch.tensor(batch.tokens, device=self.device)
+        return self._through_layers(batch, self._move(functional.embedding(tokens, self._embedding)))
+
+    def _through_layers(self, batch: Batch, hidden: Tensor) -> Tensor:
         step = self._prepare(batch)
         for index, layer in enumerate(self._layers):
             hidden = hidden + self._attention(layer, self._cache[index], self._norm(hidden, layer.attention_norm), step)
             normed = self._norm(hidden, layer.ffn_norm)
             gated = functional.silu(functional.linear(normed, layer.gate)) * functional.linear(normed, layer.up)
             hidden = hidden + functional.linear(gated, layer.down)
-        if not self._whole:
-            return hidden
-        rows = torch.tensor(batch.logits_rows, device=self.device, dtype=torch.long)
-        return self.logits(hidden[rows])
+        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -124,6 +134,17 @@ class TorchDecoder:
         if self._head is None or self._final_norm is None:
             raise ValueError("the head belongs to the first stage")
         return functional.linear(self._norm(self._move(hidden), self._final_norm), self._head).float()
+
+    @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Applies the final norm, which the first stage has, to rows from the last stage.
+
+        Shapes:  hidden [n, hidden_size]. Returns the same in fp32.
+        Errors:  ValueError if another stage is asked.
+        """
+        if self._final_norm is None:
+            raise ValueError("the final norm belongs to the first stage")
+        return self._norm(self._move(hidden), self._final_norm).float()
 
     @torch.inference_mode()
     def read_kv(self, table: list[int], begin: int, end: int) -> bytes:
@@ -170,10 +191,7 @@ class TorchDecoder:
         return self._slots(table, end)[begin:].to(self.device)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm with the mean in fp32 for every dtype, as in training."""
-        wide = hidden.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.norm_eps)
-        return weight * (wide * scale).to(self.dtype)
+        return rms_norm(hidden, weight, self.config.norm_eps)
 
     def _attention(self, layer: LayerWeights, cache: Tensor, normed: Tensor, step: _Step) -> Tensor:
         config = self.config

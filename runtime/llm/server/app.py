@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
 
 import msgspec
 import torch
 
-from ...contract.errors import FleetError, InvalidInput, NotFound, TooLarge, Unavailable
+from ...contract.errors import FleetError, InvalidInput, NotFound, Unavailable
 from ...contract.function.names import means
 from ...contract.function.spec import LLMSettings
 from ...contract.node.speed import Speed
-from ...contract.worker_headers import CONTINUE_HEADER, DEADLINE_HEADER
+from ...contract.worker_headers import CONTINUE_HEADER
 from ...openai_api import responses as openai_responses
 from ...openai_api.call_reader import CallReader
+from ...openai_api.embeddings import EmbeddedText, EmbeddingCall, embeddings_body
 from ...openai_api.invalid_parameter import ModelNotFound
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
+from ..engine.generation import Request
 from ..model.loader import LoadedModel, load_model
 from ..model.weights import ModelWeights
 from ..text.token_texts import TokenTexts
 from .answer_writers import AnswerWriter, ChatWriter, Choice, TextWriter
+from .connection import deadline_ns, read_body, while_connected
 from .engine_call import EngineCall, engine_call, request_of
 from .engine_service import DeltaStream, EngineService
 from .prompts import ChatPrompt, Prompts
@@ -31,10 +33,6 @@ from .responses_api.requests import ResponsesCall, own_names
 from .responses_api.writer import ResponsesWriter
 from .stream_resume import split_body
 
-BODY_MAX_BYTES = 8 * 1024 * 1024
-"""Far more text than any context holds."""
-EMBEDDINGS_HINT = 'an LLM writes text; Transformers(weights=..., task="embedding") serves this route'
-Result = TypeVar("Result")
 STREAMING = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -63,12 +61,14 @@ class LLMApp:
         self._chat_reader = CallReader(ChatCall, "chat")
         self._completion_reader = CallReader(CompletionCall, "completions")
         self._responses_reader = CallReader(ResponsesCall, "responses")
+        self._embedding_reader = CallReader(EmbeddingCall, "embeddings")
         self._plain_reader = CallReader(PlainCall, "plain")
         self._routes: dict[str, tuple[str, Callable[[Scope, Receive, Send], Awaitable[None]]]] = {
             "/": ("POST", self._plain),
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._complete),
             "/v1/responses": ("POST", self._respond),
+            "/v1/embeddings": ("POST", self._embed),
             "/v1/models": ("GET", self._models),
         }
 
@@ -104,8 +104,7 @@ class LLMApp:
         if handle is None:
             if path.startswith("/v1/models/") and scope["method"] == "GET":
                 return await self._one_model(path.removeprefix("/v1/models/"), send)
-            hint = EMBEDDINGS_HINT if path == "/v1/embeddings" else "there are " + ", ".join(self._routes)
-            raise NotFound(f"no route {scope['method']} {path}", hint=hint)
+            raise NotFound(f"no route {scope['method']} {path}", hint="there are " + ", ".join(self._routes))
         if scope["method"] != method:
             body = openai_responses.error_body(InvalidInput(f"{path} takes {method}, not {scope['method']}"))
             return await respond(send, 405, msgspec.json.encode(body), JSON, [(b"allow", method.encode())])
@@ -119,7 +118,7 @@ class LLMApp:
         await respond(send, 200, msgspec.json.encode(openai_responses.model(self._name, self._created_s)), JSON)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, carried = split_body(scope["headers"], await _read_body(receive))
+        body, carried = split_body(scope["headers"], await read_body(receive))
         call = self._chat_reader.read(body)
         self._check_model(call.model)
         prompt = await self._prompts.chat(call.messages, call.tool_use(), call.answer_schema())
@@ -127,7 +126,7 @@ class LLMApp:
         await self._answer_chat(call, prompt, answer, scope, carried, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, carried = split_body(scope["headers"], await _read_body(receive))
+        body, carried = split_body(scope["headers"], await read_body(receive))
         call = self._responses_reader.read(body)
         self._check_model(call.model)
         chat = call.chat()
@@ -146,33 +145,51 @@ class LLMApp:
         receive: Receive,
         send: Send,
     ) -> None:
-        deadline_ns = _deadline_ns(scope)
         work = engine_call(
-            call, answer, [prompt.tokens], self._model, deadline_ns, prompt.constraint, prompt.shown_tokens
+            call, answer, [prompt.tokens], self._model, deadline_ns(scope), prompt.constraint, prompt.shown_tokens
         )
         await self._answer(work, carried, receive, send)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, carried = split_body(scope["headers"], await _read_body(receive))
+        body, carried = split_body(scope["headers"], await read_body(receive))
         call = self._completion_reader.read(body)
         self._check_model(call.model)
         prompts = [await self._prompts.text(prompt) for prompt in call.prompts()]
         answer = TextWriter(self._name, texts=self._texts(call), with_usage=call.with_usage)
-        work = engine_call(call, answer, prompts, self._model, _deadline_ns(scope))
+        work = engine_call(call, answer, prompts, self._model, deadline_ns(scope))
         await self._answer(work, carried, receive, send)
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._plain_reader.read(await _read_body(receive))
+        call = self._plain_reader.read(await read_body(receive))
         self._check_model(call.model)
         if call.prompt is not None:
             tokens = await self._prompts.text(call.prompt)
         else:
             tokens = (await self._prompts.chat(call.messages or [])).tokens
-        request = request_of(call, tokens, self._model, _deadline_ns(scope))
+        request = request_of(call, tokens, self._model, deadline_ns(scope))
         usage = openai_responses.TokenUsage(prompt_tokens=len(tokens))
-        [choice] = await _while_connected(receive, self._collect(self.service.open([request]), usage))
+        [choice] = await while_connected(receive, self._collect(self.service.open([request]), usage))
         body = {"text": choice.text, "finish_reason": choice.finish, "usage": usage.json()}
         await respond(send, 200, msgspec.json.encode(body), JSON)
+
+    async def _embed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The vectors of texts: the last token's hidden state after the final norm, of length one."""
+        call = self._embedding_reader.read(await read_body(receive))
+        self._check_model(call.model)
+        prompts = [await self._prompts.text(text) for text in call.texts()]
+        deadline = deadline_ns(scope)
+        requests = [Request(tokens=one, max_new_tokens=0, embeds=True, deadline_ns=deadline) for one in prompts]
+        states = await while_connected(receive, self._states(self.service.open(requests)))
+        vectors = torch.nn.functional.normalize(torch.tensor(states), dim=1).tolist()
+        embedded = [EmbeddedText(vector, len(tokens)) for vector, tokens in zip(vectors, prompts, strict=True)]
+        body = await asyncio.to_thread(embeddings_body, call, embedded, model_name=self._name)
+        await respond(send, 200, msgspec.json.encode(body), JSON)
+
+    @staticmethod
+    async def _states(stream: DeltaStream) -> list[tuple[float, ...]]:
+        async with stream:
+            found = {index: delta.embedding async for index, delta in stream}
+        return [found[index] for index in sorted(found)]
 
     def _check_model(self, model: str | None) -> None:
         if model and not means(model.partition("@")[0], self._name):
@@ -187,9 +204,9 @@ class LLMApp:
                 work = await asyncio.to_thread(work.resumed, carried, self._model.engine, self._model.vocab_size)
             elif carried is not None:
                 work = work.with_marks()
-            await _while_connected(receive, self._send_stream(work, send))
+            await while_connected(receive, self._send_stream(work, send))
             return
-        choices = await _while_connected(receive, self._collect(self.service.open(work.requests), work.usage))
+        choices = await while_connected(receive, self._collect(self.service.open(work.requests), work.usage))
         await respond(send, 200, work.answer.whole(choices, work.usage), JSON)
 
     @staticmethod
@@ -230,49 +247,6 @@ class LLMApp:
             if events := work.answer.feed(index, delta):
                 yield events if marker is None else events + marker.mark()
         yield work.answer.closing(work.usage)
-
-
-def _deadline_ns(scope: Scope) -> int | None:
-    for name, value in scope["headers"]:
-        if name == DEADLINE_HEADER.encode():
-            try:
-                return time.monotonic_ns() + round(float(value) * 1e6)
-            except (ValueError, OverflowError):
-                return None
-    return None
-
-
-async def _read_body(receive: Receive) -> bytes:
-    body: bytes = b""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        body = body + bytes(message.get("body", b""))
-        if len(body) > BODY_MAX_BYTES:
-            raise TooLarge(f"the body has more than {BODY_MAX_BYTES} bytes")
-        if not message.get("more_body", False):
-            return body
-
-
-async def _while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
-    """The work's result; cancels it if the client disconnects. Errors: ClientDisconnected."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnected
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _end_stream(send: Send, error: FleetError) -> None:

@@ -148,6 +148,18 @@ def test_a_schema_a_tool_and_a_response_go_through_the_gateway(client: openai.Op
         assert stream.get_final_response().output_text == expected(SHORT)
 
 
+def test_the_client_gets_embeddings(client: openai.OpenAI) -> None:
+    answer = client.embeddings.create(model="chat", input=["a cat on a mat", "the cat on the mat", "tax law of 1912"])
+    cat, same, other = (one.embedding for one in answer.data)
+
+    def likeness(left: list[float], right: list[float]) -> float:
+        return sum(a * b for a, b in zip(left, right, strict=True))
+
+    assert likeness(cat, cat) == pytest.approx(1, abs=1e-5)
+    assert likeness(cat, same) > likeness(cat, other)
+    assert answer.usage.prompt_tokens >= 12
+
+
 def test_a_stream_within_a_schema_goes_on_after_its_worker_was_killed(chat: System, client: openai.OpenAI) -> None:
     """Drawn tokens: the grammar's state, the draws and the text are those that one worker would have had."""
     person = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}

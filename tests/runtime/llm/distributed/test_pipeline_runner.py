@@ -51,6 +51,15 @@ def test_every_cut_gives_the_tokens_of_the_whole(cuts: list[tuple[int, int]], le
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
 
 
+def test_embeddings_along_a_pipeline_are_those_of_the_whole_model() -> None:
+    texts = [request(length, 0, length, embeds=True) for length in (1, 30, 280)]
+    with pipeline(WEIGHTS, cuts_of([1, 3])) as stages:
+        found = asyncio.run(generate(stages, [texts[0], request(), texts[1], request(50), texts[2]]))
+    wanted = [run(engine(WEIGHTS, native(WEIGHTS)), [one])[0] for one in texts]
+    assert [found[at][-1].embedding for at in (0, 2, 4)] == [deltas[-1].embedding for deltas in wanted]
+    assert [tokens_of(found[at]) for at in (1, 3)] == alone([request(), request(50)])
+
+
 @settings(max_examples=12, deadline=None)
 @given(cuts=cuts, count=st.integers(1, 8), when=st.integers(0, 150))
 def test_consolidation_changes_no_token(cuts: list[tuple[int, int]], count: int, when: int) -> None:

@@ -16,7 +16,7 @@ from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.runner import Batch
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer
-from tests.runtime.llm.models import Checkpoint, engine, native, plain, run, text_of, tiny, tokens_of
+from tests.runtime.llm.models import Checkpoint, config_of, engine, native, plain, run, text_of, tiny, tokens_of
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -30,7 +30,20 @@ def request(length: int = 12, new: int = 20, seed: int = 1, **fields: Any) -> Re
     return Request(tokens=prompt(length, seed), max_new_tokens=new, **settings)
 
 
-class Says:
+class LogitsOnly:
+    """The part of a decoder that computes no embeddings."""
+
+    def hidden(self, batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Says(LogitsOnly):
     """A decoder that puts out what it is told, token by token, for one sequence at a time."""
 
     def __init__(self, tokens: list[int], prompt_length: int) -> None:
@@ -42,6 +55,24 @@ class Says:
         for row, at in enumerate(batch.logits_rows):
             logits[row, self._tokens[batch.positions[at] + 1 - self._prompt_length]] = 1.0
         return logits
+
+
+def embedding(length: int, seed: int = 1) -> Request:
+    return Request(tokens=prompt(length, seed), max_new_tokens=0, embeds=True)
+
+
+@pytest.mark.parametrize("decoder", [native, plain])
+def test_embeddings_share_steps_with_chats_and_change_nothing(decoder: Any, tiny_model: Checkpoint) -> None:
+    chats = [request(length, seed=length) for length in (3, 40)]
+    texts = [embedding(length, seed=length) for length in (1, 9, 130)]
+    alone = [run(engine(tiny_model, decoder(tiny_model)), [one])[0] for one in chats + texts]
+    subject = engine(tiny_model, decoder(tiny_model), token_budget=64)  # the longest takes three chunks
+    together = run(subject, [texts[2], chats[0], texts[0], chats[1], texts[1]])
+    assert subject.scheduler.pool.free_count == subject.scheduler.pool.block_count
+    assert [tokens_of(together[at]) for at in (1, 3)] == [tokens_of(deltas) for deltas in alone[:2]]
+    for [delta], [wanted] in zip([together[2], together[4], together[0]], alone[2:], strict=True):
+        assert (delta.finish, delta.tokens, len(delta.embedding)) == ("stop", (), config_of(tiny_model).hidden_size)
+        torch.testing.assert_close(torch.tensor(delta.embedding), torch.tensor(wanted.embedding), rtol=1e-4, atol=1e-4)
 
 
 def saying(weights: Checkpoint, text: str, **fields: Any) -> tuple[str, str | None, list[str]]:
@@ -174,7 +205,7 @@ def test_a_failing_step_ends_its_sequences_and_the_rest_go_on(
 ) -> None:
     inner = native(tiny_model)
 
-    class FailsOnce:
+    class FailsOnce(LogitsOnly):
         left = 1
 
         def forward(self, batch: Batch) -> Tensor:

@@ -62,6 +62,21 @@ def test_torch_equals_transformers(changes: dict[str, Any]) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("decoder", [native, plain])
+def test_final_hidden_states_equal_transformers(decoder: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    weights = tiny(dtype=torch.float32, num_attention_heads=4)
+    theirs = transformers.LlamaModel(transformers.LlamaConfig(**config_fields(weights))).eval()
+    theirs.load_state_dict({name.removeprefix("model."): tensor for name, tensor in dict(weights).items()})
+    tokens = some_tokens(60)
+    with torch.inference_mode():
+        wanted = theirs(torch.tensor([tokens])).last_hidden_state[0]
+    subject = decoder(weights)
+    hidden = subject.hidden(batch_of([(tokens, 0, table(0, 60))]))
+    torch.testing.assert_close(subject.normed(hidden), wanted, rtol=1e-4, atol=1e-4)
+    assert subject.logits(hidden[[]]).shape == (0, config_of(weights).vocab_size)
+
+
 def test_llama3_frequencies_equal_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

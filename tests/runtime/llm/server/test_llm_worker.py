@@ -87,6 +87,16 @@ def test_a_model_streams_in_answers_and_drains(torch_functions: Functions) -> No
     assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
     texts = [answer.json()["choices"][0]["text"] for answer in answers]
     assert texts[0] == texts[1]
+    asked = {"model": "f", "input": ["a b c", "a b c", "c"]}
+    answer = worker.post(asked, path="v1/embeddings")
+    assert answer.status_code == 200, answer.text
+    same, again, other = (one["embedding"] for one in answer.json()["data"])
+    assert same == pytest.approx(again, abs=1e-5)
+    assert same != pytest.approx(other, abs=1e-2)
+    assert sum(value * value for value in same) == pytest.approx(1, abs=1e-5)
+    assert answer.json()["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    long = worker.post({"input": "a " * 65}, path="v1/embeddings")
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "invalid_input")
     worker.drain()
     assert worker.exit_status() == exit_codes.DRAINED
 

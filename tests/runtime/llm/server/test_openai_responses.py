@@ -19,7 +19,8 @@ import uvicorn
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm import create_app
-from fleetstart.runtime.llm.server.app import BODY_MAX_BYTES, LLMApp
+from fleetstart.runtime.llm.server.app import LLMApp
+from fleetstart.runtime.llm.server.connection import BODY_MAX_BYTES
 from tests.runtime.llm.models import Checkpoint, tiny
 from tests.servers import wait_until
 
