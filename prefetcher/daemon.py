@@ -106,6 +106,13 @@ class Daemon:
             give_up=lambda: self._layer_spares.give_up(),
             changed=self._lease.changed,
         )
+        self._volumes = LayerCache(
+            folder=config.state_dir / "volumes",
+            source=source,
+            budget_bytes=config.volume_cache_bytes,
+            kind=VOLUME,
+            changed=self._lease.changed,
+        )
         bundles = BundleCache(folder=config.state_dir / "bundles", source=source)
         self._layer_spares = LayerSpares(
             prefork_pool=self._prefork_pool,
@@ -146,12 +153,7 @@ class Daemon:
             layers=self._layers,
             layer_spares=self._layer_spares,
             volumes=VolumeNode(
-                cache=LayerCache(
-                    folder=config.state_dir / "volumes",
-                    source=source,
-                    budget_bytes=config.volume_cache_bytes,
-                    kind=VOLUME,
-                ),
+                cache=self._volumes,
                 writer=open_writer(config.store),
                 publish=self._state.publish_volume,
                 find=self._state.volume,
@@ -231,6 +233,7 @@ class Daemon:
             preloaded_bytes=self._preloaded_bytes(),
             segments=self._segments,
             layers=self._layers,
+            volumes=self._volumes,
             servers=self._fork_servers,
             cgroups=self._cgroups,
             latencies=self._latencies,

@@ -8,13 +8,14 @@ the mapping of plans onto workers belong to the scheduler. Source: HydraServe se
 from .checkpoint_layout import CheckpointLayout, checkpoint_layout
 from .cluster import Cluster
 from .node_state import HeldLayers, NodeState, OrderState, node_state, with_stage
-from .plan import CandidateReport, Plan, PlanRequest, StagePlan
+from .plan import CandidateReport, FileTree, Plan, PlanRequest, StagePlan
 from .selection import make_plan
 
 __all__ = [
     "CandidateReport",
     "CheckpointLayout",
     "Cluster",
+    "FileTree",
     "HeldLayers",
     "NodeState",
     "OrderState",

@@ -91,8 +91,8 @@ def _stages(stages: list[StagePlan]) -> list[list[str]]:
         within = "–" if stage.fetch_within_s is None else f"{stage.fetch_within_s:.2f}"
         rows.append([
             str(index), node, f"{stage.first}–{stage.end - 1}", "whole" if stage.full else "its share",
-            f"{(stage.missing_bytes + stage.packages_bytes) / MIB:.0f} MiB",
-            f"{(stage.store_bytes + stage.packages_bytes) / MIB:.0f} MiB", f"{stage.fetch_s:.2f}",
+            f"{(stage.missing_bytes + stage.files_bytes) / MIB:.0f} MiB",
+            f"{(stage.store_bytes + stage.files_bytes) / MIB:.0f} MiB", f"{stage.fetch_s:.2f}",
             within,
         ])  # fmt: skip
     return rows

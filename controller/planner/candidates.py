@@ -90,7 +90,7 @@ class Search:
         if self._has_weights and not self._any_held:
             largest_bytes = max(cut.size_bytes for cut in self._request.layout.cuts(size))
         ready_s = max(
-            min(max(node.state.start_s, node.packages_s) for node in nodes) + measures.library_s.value,
+            min(max(node.state.start_s, node.files_s) for node in nodes) + measures.library_s.value,
             largest_bytes / max(node.bytes_per_s for node in nodes),
         )
         return ttft_s(
@@ -176,12 +176,12 @@ class Search:
             )
             elsewhere_s = float("inf")
             if quickest is not None:
-                elsewhere_s = max(quickest.link.fetch_s(cut.size_bytes, self._now_s), quickest.packages_s)
+                elsewhere_s = max(quickest.link.fetch_s(cut.size_bytes, self._now_s), quickest.files_s)
             for index, node in enumerate(nodes):
                 if node.held is None:
                     continue
                 fetch = self._fetch(cut, node)
-                if max(fetch.seconds, node.packages_s) < elsewhere_s and self._link_accepts(cut, node):
+                if max(fetch.seconds, node.files_s) < elsewhere_s and self._link_accepts(cut, node):
                     useful.append((fetch.seconds, stage, index))
                     stages_suited[index] += 1
         return sorted(HolderPlacement(seconds, stages_suited[index], stage, index) for seconds, stage, index in useful)
@@ -199,11 +199,11 @@ class Search:
         if not self._has_weights:
             return Fetch(0, 0, 0.0)
         if held is None:
-            return Fetch(size_bytes, size_bytes, self._from_store_s(size_bytes + node.packages_bytes, node))
+            return Fetch(size_bytes, size_bytes, self._from_store_s(size_bytes + node.files_bytes, node))
         missing = cut.layers & ~(held.host | held.coming)
         store_bytes = self._request.layout.size_bytes(missing & ~held.disk)
         fetch_bytes = self._request.layout.size_bytes(missing)
-        on_link_bytes = store_bytes + node.packages_bytes if store_bytes else 0
+        on_link_bytes = store_bytes + node.files_bytes if store_bytes else 0
         seconds = max(
             self._from_store_s(on_link_bytes, node), (fetch_bytes - store_bytes) / node.state.disk_bytes_per_s
         )
@@ -231,12 +231,12 @@ class Search:
         for stage, (cut, node) in enumerate(zip(cuts, nodes, strict=True)):
             fetch = self._fetch(cut, node)
             load_s = cut.size_bytes / node.state.device_bytes_per_s if self._has_weights else 0.0
-            fetching = fetching or fetch.seconds > 0 or node.packages_s > 0
+            fetching = fetching or fetch.seconds > 0 or node.files_s > 0
             if stage < full or not node.shared:
                 undisturbed, undisturbed_share = undisturbed + 1, undisturbed_share + cut.share
             fetches.append(fetch)
-            # The process is forked while its packages come, and imports them afterwards.
-            times.append(StageTimes(max(node.state.start_s, node.packages_s), library_s, fetch.seconds, load_s))
+            # The process is forked while its files come, and imports them afterwards.
+            times.append(StageTimes(max(node.state.start_s, node.files_s), library_s, fetch.seconds, load_s))
             least_bytes = request.own_bytes(cut, full=False, kv_on_device=node.has_gpu) + fetch.missing_bytes
             size_bytes = request.memory_bytes + node.missing_bytes if stage < full else least_bytes
             if stage < becoming_whole:

@@ -1,9 +1,9 @@
 """The nodes of the cluster, sorted by preference for a start, so that a decision examines a few of a thousand.
 
 Two lists, of nodes whose device is free and of the others, each sorted by 1/b + 1/p (HydraServe section 4.1; b is the
-bandwidth that one more fetch would get), and the nodes that hold any of a checkpoint, or have certain packages. A node
-is moved when its state changes; the progress of its fetches changes its rank little, and figures are computed anew at
-each decision.
+bandwidth that one more fetch would get), and the nodes that hold any of a checkpoint, or have certain packages or
+volumes. A node is moved when its state changes; the progress of its fetches changes its rank little, and figures are
+computed anew at each decision.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .checkpoint_layout import EVERY_LAYER
 from .constraints import NO_CONSTRAINTS, PlacementConstraints, admits
 from .contention import Link
 from .node_state import HeldLayers, NodeState
+from .plan import FileTree
 
 HOLDERS = 16
 """Holders of a checkpoint that a decision examines: twice the stages of the largest group."""
@@ -44,7 +45,7 @@ class Cluster:
         self._free: list[Rank] = []
         self._shared: list[Rank] = []
         self._holders: defaultdict[CheckpointId, list[Rank]] = defaultdict(list)
-        self._with_packages: defaultdict[LayerId, list[Rank]] = defaultdict(list)
+        self._with_tree: defaultdict[LayerId, list[Rank]] = defaultdict(list)
         self.gpus = 0
         """Number of nodes with a GPU."""
         for state in states:
@@ -68,8 +69,8 @@ class Cluster:
         self.gpus += state.gpus > 0
         for checkpoint, held in state.held.items():
             insort(self._holders[checkpoint], _holder_rank(held, rank))
-        for layer in state.packages:
-            insort(self._with_packages[layer], rank)
+        for layer in state.trees:
+            insort(self._with_tree[layer], rank)
 
     def drop(self, node: NodeId) -> None:
         state = self._states.pop(node, None)
@@ -84,11 +85,11 @@ class Cluster:
             del holders[bisect_left(holders, _holder_rank(held, rank))]
             if not holders:
                 del self._holders[checkpoint]
-        for layer in state.packages:
-            ranks = self._with_packages[layer]
+        for layer in state.trees:
+            ranks = self._with_tree[layer]
             del ranks[bisect_left(ranks, rank)]
             if not ranks:
-                del self._with_packages[layer]
+                del self._with_tree[layer]
 
     def holders(
         self,
@@ -103,17 +104,20 @@ class Cluster:
             return []
         return self._roomy(self._holders[checkpoint], least_bytes, now_s, wanted)
 
-    def with_packages(
+    def with_trees(
         self,
-        layer: LayerId | None,
+        trees: Iterable[FileTree],
         least_bytes: int,
         now_s: float,
         wanted: PlacementConstraints = NO_CONSTRAINTS,
     ) -> list[NodeSnapshot]:
-        """The best nodes that have these packages on their disk and that much room."""
-        if layer is None or layer not in self._with_packages:
-            return []
-        return self._roomy(self._with_packages[layer], least_bytes, now_s, wanted)
+        """The best nodes that have any of these packages or volumes on their disk and that much room."""
+        return [
+            snapshot
+            for tree in trees
+            if tree.id in self._with_tree
+            for snapshot in self._roomy(self._with_tree[tree.id], least_bytes, now_s, wanted)
+        ]
 
     def _roomy(
         self, ranks: Iterable[Rank], least_bytes: int, now_s: float, wanted: PlacementConstraints

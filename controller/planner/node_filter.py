@@ -15,8 +15,19 @@ class CandidateNode:
     """A node that a request may be placed on, with figures for this request at this time."""
 
     __slots__ = (
-        "bytes_per_s", "coming_s", "fetches", "fits_whole", "has_gpu", "held", "link", "missing_bytes",
-        "packages_bytes", "packages_s", "ratio", "shared", "state",
+        "bytes_per_s",
+        "coming_s",
+        "fetches",
+        "files_bytes",
+        "files_s",
+        "fits_whole",
+        "has_gpu",
+        "held",
+        "link",
+        "missing_bytes",
+        "ratio",
+        "shared",
+        "state",
     )  # fmt: skip
 
     def __init__(self, snapshot: NodeSnapshot, request: PlanRequest, now_s: float) -> None:
@@ -32,12 +43,12 @@ class CandidateNode:
         """Time until the pending fetch of this checkpoint is done."""
         if self.held is not None and self.held.coming and request.checkpoint is not None:
             self.coming_s = link.pending_s(request.checkpoint, now_s)
-        self.packages_bytes = 0 if request.packages in state.packages else request.packages_bytes
-        self.packages_s = 0.0
-        """Time until the function's packages are there."""
-        if self.packages_bytes:
-            written_s = self.packages_bytes / state.packages_bytes_per_s
-            self.packages_s = max(link.fetch_s(self.packages_bytes, now_s), written_s)
+        self.files_bytes = sum(tree.size_bytes for tree in request.trees if tree.id not in state.trees)
+        self.files_s = 0.0
+        """Time until the function's packages and volumes are there."""
+        if self.files_bytes:
+            written_s = self.files_bytes / state.files_bytes_per_s
+            self.files_s = max(link.fetch_s(self.files_bytes, now_s), written_s)
         self.fetches: dict[Cut, Fetch] = {}
         """Cached fetches of the stages considered for this node."""
         self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.layout)
@@ -75,12 +86,12 @@ def find_candidate_nodes(
     least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.layout.cuts(size))
     holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
     nodes = [CandidateNode(snapshot, request, now_s) for snapshot in states]
-    holders = [*holders, *cluster.with_packages(request.packages, least_bytes, now_s, request.wanted)]
+    holders = [*holders, *cluster.with_trees(request.trees, least_bytes, now_s, request.wanted)]
     for snapshot in holders:
         if snapshot.state.node not in examined:
             examined.add(snapshot.state.node)
             nodes.append(CandidateNode(snapshot, request, now_s))
-    # Seconds a byte, times bytes: packages that a node has can be worth more than a faster link.
+    # Seconds a byte, times bytes: files that a node has can be worth more than a faster link.
     size_bytes = max(1, request.segment_bytes)
-    nodes.sort(key=lambda node: (node.ratio * size_bytes + node.packages_s, node.state.node))
+    nodes.sort(key=lambda node: (node.ratio * size_bytes + node.files_s, node.state.node))
     return nodes, refused

@@ -6,7 +6,7 @@ report, an order or a status of that node changes; the passing of time is accoun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,10 +17,10 @@ from fleetstart.runtime.contract.node.reports import Confinement, NodeReport, Se
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
 from .contention import NEVER, Link, PendingFetch
 from .estimates import NodeMeasures
-from .plan import StagePlan
+from .plan import FileTree, StagePlan
 
-PACKAGES_BYTES_PER_S = 150e6
-"""Before a node has fetched packages: thousands of small files are slower to write than one large one."""
+FILES_BYTES_PER_S = 150e6
+"""Before a node has fetched packages or volumes: thousands of small files are slower to write than one large one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class NodeState:
     start_s: float
     """t_cc + t_cu."""
     held: Mapping[CheckpointId, HeldLayers]
-    packages: frozenset[LayerId] = frozenset()
-    """Layers of packages on its disk, or promised to it in this step."""
-    packages_bytes_per_s: float = PACKAGES_BYTES_PER_S
-    """Rate at which it fetches and writes packages."""
+    trees: frozenset[LayerId] = frozenset()
+    """Packages and versions of volumes on its disk, or promised to it in this step."""
+    files_bytes_per_s: float = FILES_BYTES_PER_S
+    """Rate at which it fetches and writes them."""
     region: str = ""
     isolations: frozenset[str] = frozenset()
     """Supported isolations beyond namespaces."""
@@ -122,8 +122,8 @@ def node_state(
         device_bytes_per_s=measures.device_bytes_per_s.value,
         start_s=measures.start_s.value + measures.device_s.value,
         held=_held(report, alive, segments, layouts),
-        packages=frozenset(report.layers),
-        packages_bytes_per_s=max(1.0, report.bytes_per_s.get("layers", PACKAGES_BYTES_PER_S)),
+        trees=frozenset(report.layers).union(report.volumes),
+        files_bytes_per_s=max(1.0, report.bytes_per_s.get("layers", FILES_BYTES_PER_S)),
         region=report.region,
         isolations=frozenset(report.isolations),
         confines=report.confines,
@@ -145,7 +145,7 @@ def with_stage(
     worker: WorkerId,
     checkpoint: CheckpointId | None,
     now_s: float,
-    packages: LayerId | None = None,
+    trees: Iterable[FileTree] = (),
 ) -> NodeState:
     """The state after a stage was ordered on the node, for the next decision of the same step."""
     link, held = state.link, state.held
@@ -162,7 +162,7 @@ def with_stage(
         workers=state.workers + 1,
         link=link,
         held=held,
-        packages=state.packages if packages is None else state.packages | {packages},
+        trees=state.trees.union(tree.id for tree in trees),
     )
 
 

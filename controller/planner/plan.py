@@ -6,6 +6,7 @@ Plans are stored with the invocation that caused them, so that `fs explain` can 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,8 +40,9 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Weights neither in the node's memory nor being fetched."""
     store_bytes: int
     """The part of `missing_bytes` that must come from the store."""
-    packages_bytes: int = 0
-    """Packages of the function that the node does not have: they come from the store, too, and start with them."""
+    files_bytes: int = 0
+    """Packages and volumes of the function that the node does not have: they come from the store, too, and start with
+    them."""
     fetch_s: float
     fetch_within_s: float | None = None
     """Deadline of the fetch, after the order; None: no promise."""
@@ -96,6 +98,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
 
 
+class FileTree(NamedTuple):
+    """A function's packages, or the version of a volume."""
+
+    id: LayerId
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """A request for workers of one version."""
@@ -105,9 +114,8 @@ class PlanRequest:
     memory_bytes: int
     """A whole worker's own, weights not counted."""
     checkpoint: CheckpointId | None = None
-    packages: LayerId | None = None
-    packages_bytes: int = 0
-    """Size of its packages, which a node must have on its disk before it starts a worker."""
+    trees: tuple[FileTree, ...] = ()
+    """Its packages and volumes, which a node must have on its disk before it starts a worker."""
     kv_bytes: int = 0
     """Part of `memory_bytes` that goes with the layers."""
     measures: VersionMeasures

@@ -60,8 +60,8 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
             reserved_bytes=reserved,
             missing_bytes=fetch.missing_bytes,
             store_bytes=fetch.store_bytes,
-            packages_bytes=node.packages_bytes,
-            fetch_s=max(fetch.seconds, node.packages_s),
+            files_bytes=node.files_bytes,
+            fetch_s=max(fetch.seconds, node.files_s),
             fetch_within_s=within_s if within_s < NEVER else None,
         )
         for stage, (cut, node, fetch, reserved) in enumerate(

@@ -72,9 +72,9 @@ def start_seen(
     rate = bytes_per_s.get(seen.source, 0.0)
     if rate > 0 and sharers == 1 and seen.fetch_s is not None:
         seen = dataclasses.replace(seen, fetch_s=seen.fetch_bytes / rate)
-    elif stage.packages_bytes:
-        seen = dataclasses.replace(seen, fetch_s=None)  # packages came in the same time
-    if stage.packages_bytes:
+    elif stage.files_bytes:
+        seen = dataclasses.replace(seen, fetch_s=None)  # they came in the same time
+    if stage.files_bytes:
         seen = dataclasses.replace(seen, start_s=None)  # the process waited for them
     return seen if alone else dataclasses.replace(seen, library_s=None)
 

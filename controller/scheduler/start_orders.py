@@ -17,6 +17,7 @@ from fleetstart.runtime.contract.weights.stage import Stage
 from ..planner import (
     CheckpointLayout,
     Cluster,
+    FileTree,
     Plan,
     PlanRequest,
     checkpoint_layout,
@@ -33,6 +34,7 @@ from ..planner.estimates import (
 )
 from ..state.records import VersionKey, VersionRecord
 from ..state.view import View
+from .volume_mounts import volume_trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,7 @@ def request_of(
         layout=checkpoint_layout(record.layout if spec.in_layers else None, record.segment_bytes),
         memory_bytes=spec.memory_bytes,
         checkpoint=spec.weights,
-        packages=spec.layer,
-        packages_bytes=record.packages_bytes,
+        trees=_trees(view, record),
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
         measures=measures,
         margins=margins_of(measures.ttft_ratios, others.margins),
@@ -89,6 +90,12 @@ def request_of(
         waited_s=waited_s,
         wanted=constraints_of(spec, record.packages_for),
     )
+
+
+def _trees(view: View, record: VersionRecord) -> tuple[FileTree, ...]:
+    """The packages and volumes that a worker of this version would get now."""
+    packages = [] if record.spec.layer is None else [FileTree(record.spec.layer, record.packages_bytes)]
+    return (*packages, *volume_trees(view.access, record.spec))
 
 
 def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
@@ -139,7 +146,7 @@ def reserve(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: Pl
     """Enters orders into the cluster, for the next decision of the same step."""
     for stage, order in zip(plan.stages, orders, strict=True):
         state = cluster[stage.node]
-        cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9, request.packages))
+        cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9, request.trees))
 
 
 def _unix_ns(within_s: float | None, now_unix_ns: int) -> int:

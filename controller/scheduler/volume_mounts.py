@@ -9,6 +9,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function.volume import MountedVolume, Mounts, VolumeRef, parse_volume
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
+from ..planner import FileTree
 from ..state.access_table import AccessTable
 from ..state.view import View
 
@@ -26,6 +27,19 @@ def mounts_of(table: AccessTable, spec: FunctionSpec) -> Mounts:
         return Mounts(volumes=[_mounted(table, spec.home, parse_volume(text)) for text in spec.volumes])
     except FleetError as error:
         return Mounts(error=f"{error.message}: {error.hint}" if error.hint else error.message)
+
+
+def volume_trees(table: AccessTable, spec: FunctionSpec) -> list[FileTree]:
+    """The files of the volumes that a worker ordered now gets, less those of volumes that it cannot get."""
+    found = []
+    for ref in map(parse_volume, spec.volumes):
+        record = table.volume(spec.home, ref.name)
+        version = record.latest if record is not None and ref.version is None else None
+        if record is not None and ref.version is not None:
+            version = next((one for one in record.versions if one.number == ref.version), None)
+        if version is not None:
+            found.append(FileTree(version.tree, version.size_bytes))
+    return found
 
 
 def _mounted(table: AccessTable, project: str, ref: VolumeRef) -> MountedVolume:

@@ -107,6 +107,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Connections that their lists do not allow, since then."""
     layers: list[LayerId] = []
     """Layers of packages on the node's disk, those that were used last first, a few hundred at most."""
+    volumes: list[LayerId] = []
+    """Versions of volumes on the node's disk, likewise."""
     python: str = ""
     """The Python of its workers, such as "cpython-311": layers are built for one."""
     platform: str = ""

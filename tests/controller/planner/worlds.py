@@ -62,7 +62,7 @@ def taken(plan: Plan, cluster: Cluster, wanted: PlanRequest, now_s: float, name:
     for index, stage in enumerate(plan.stages):
         state = cluster[stage.node]
         worker = WorkerId(f"{name}{index}")
-        cluster.put(with_stage(state, stage, worker, wanted.checkpoint, now_s, wanted.packages))
+        cluster.put(with_stage(state, stage, worker, wanted.checkpoint, now_s, wanted.trees))
 
 
 def late_ones(link: Link, now_s: float) -> tuple[WorkerId, ...]:

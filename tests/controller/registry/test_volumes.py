@@ -17,7 +17,7 @@ from fleetstart.controller.cli.volumes.get import get_version
 from fleetstart.controller.cli.volumes.put import PutVersion, put_folder
 from fleetstart.controller.registry.checkpoints import UNFINISHED_S
 from fleetstart.controller.registry.volumes import Volumes, split_pruned
-from fleetstart.controller.scheduler.volume_mounts import mounts_of
+from fleetstart.controller.scheduler.volume_mounts import mounts_of, volume_trees
 from fleetstart.controller.state.access_table import read_table
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
@@ -192,11 +192,13 @@ def test_the_newest_and_the_pinned_stay() -> None:
 
 
 def test_a_worker_gets_the_newest_version_the_pinned_one_or_the_reason() -> None:
-    def mounted(*volumes: str, project: str = "") -> Any:
-        spec = FunctionSpec(
+    def spec_of(*volumes: str, project: str = "") -> FunctionSpec:
+        return FunctionSpec(
             name=FunctionName("f"), bundle=BundleId("b"), entry="h:f", volumes=list(volumes), project=project
         )
-        mounts = mounts_of(table, spec)
+
+    def mounted(*volumes: str, project: str = "") -> Any:
+        mounts = mounts_of(table, spec_of(*volumes, project=project))
         return mounts.error or [(one.name, one.number, one.write) for one in mounts.volumes]
 
     full = VolumeRecord(
@@ -211,6 +213,9 @@ def test_a_worker_gets_the_newest_version_the_pinned_one_or_the_reason() -> None
     assert "no version yet" in mounted("cache")
     assert "was removed" in mounted("gone")
     assert "project search" in mounted("index", project="search")
+    planned = volume_trees(table, spec_of("index@1", "cache:rw", "gone"))
+    assert planned == [(version(1).tree, 1)], "the planner counts what a node would fetch"
+    assert volume_trees(table, spec_of("index")) == [(version(4).tree, 1)]
 
 
 # ── the sweep ──────────────────────────────────────────────────────────────────────────────────────
