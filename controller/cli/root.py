@@ -58,6 +58,8 @@ VERBS = {
     "volume": "Put folders into the store for functions to read or write; list, get, prune and remove them.",
     "audit": "Show the audit log: changes and rejected requests.",
     "rm": "Remove a function.",
+    "backup": "Write what the system cannot compute again to a file.",
+    "restore": "Restore a backup into the Redis of a stopped system.",
     "completion": "Print the completion script for bash, zsh or fish.",
     "doctor": "Check this machine, and advise on what is missing or slow.",
 }

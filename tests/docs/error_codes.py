@@ -10,6 +10,7 @@ import fleetstart.controller.async_invocations.store.event_log
 import fleetstart.controller.async_invocations.submit
 import fleetstart.controller.async_invocations.webhooks.signing
 import fleetstart.controller.auth.secret_encryption
+import fleetstart.controller.backup.file
 import fleetstart.controller.gateway.cors
 import fleetstart.controller.gateway.websockets
 import fleetstart.controller.http.connection_limits
@@ -79,6 +80,8 @@ HELP_OF_PARTS = {
     "not_answered": ("the async call was cancelled, or did not run in time", "`fs invocations redrive ID`"),
     "events_gone": ("the events after `Last-Event-ID` are no longer kept", "read the result instead"),
     "socket_refused": ("a WebSocket was not accepted by its app", "the app's log says why: `fs logs NAME`"),
+    "backup_invalid": ("the file is no backup, damaged, or of a later release", "take another copy or that release"),
+    "records_unreadable": ("this release cannot read records of a backup", "restore with the release that wrote them"),
     "vault_closed": ("the master key of the secrets is missing or another one", "restore `master.key`"),
 }
 HEAD = ["| status | code | cause | what to do | try again? |", "| ---: | --- | --- | --- | --- |"]
