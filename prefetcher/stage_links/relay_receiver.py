@@ -92,7 +92,7 @@ class RelayReceiver:
             if sealed is None:
                 self._stopped.wait(poll_after_s(usual_s.value, now_s - came_s))
                 continue
-            data, last = self._link.verify(sequence, sealed)
+            data, last = self._link.unseal(sequence, sealed)
             if last:
                 self._read.put(self._link.key(sequence))
                 return

@@ -114,7 +114,7 @@ class RelaySender:
                     sequence, self._next = self._next, self._next + 1
                     self._under_way.add(sequence)
                     self._ended = not data
-            self._put(sequence, self._link.sign(sequence, data, last=not data))
+            self._put(sequence, self._link.seal(sequence, data, last=not data))
             with self._changed:
                 self._under_way.discard(sequence)
                 self._changed.notify_all()

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.identity import Identity, is_loopback
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Consolidate, Peers
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
@@ -21,6 +22,7 @@ from fleetstart.runtime.contract.weights.stage import Stage
 
 from ..processes.forked_process import ForkedProcess
 from ..segments.store import Segment, SegmentStore
+from .pipeline_key import link_identity
 from .relay import Relays
 from .relay_messages import RelayLink
 
@@ -154,7 +156,11 @@ class PipelineMembership:
         self.whole = order.stage is None
         """True if it needs no other worker."""
         self.sockets: StageSockets | None = None
+        self.link_identity: Identity | None = None
+        """What its worker proves itself with to stages on other machines; None if others cannot reach this node."""
         if order.stage is not None:
+            if not is_loopback(address):
+                self.link_identity = link_identity(order.stage.pipeline, order.secret)
             self.sockets = StageSockets(order.stage, address, self._connected, self._open_relay)
             self.update(order)
 

@@ -222,6 +222,7 @@ class WorkerResources:
                 spec=spec,
                 stage=order.stage,
                 secret=order.secret,
+                link_identity=self._membership.link_identity,
                 bundle_dir=bundle_dir,
                 layer_dir=self._layer_dir,
                 volumes=self._volumes,

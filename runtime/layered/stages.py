@@ -86,6 +86,7 @@ class LayeredFirstStage:
             context.node_messages.listener,
             self.pipeline.on_frame,
             self.pipeline.on_lost,
+            context.identity,
         )
         context.node_messages.adopt(self)
         self.app = parts.app(self.pipeline, context.stage.count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from typing import Literal
 
 import msgspec
@@ -22,6 +23,8 @@ MESSAGE_MAX_BYTES = 8 << 20
 """Block tables of a few thousand rows."""
 PAYLOAD_MAX_BYTES = 256 << 20
 """Hidden states of the largest step: 4,096 rows of 16,384 numbers."""
+HELLO_MAX_BYTES = 4096
+"""A greeting has an id, a secret and a number. It is all that is read from a stage that is not known yet."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -191,21 +194,43 @@ def send_frame(link: socket.socket, message: Message, payload: Buffer = b"") -> 
 
 def receive_frame(link: socket.socket) -> tuple[Message, bytearray]:
     """Receives the next frame. Errors: LinkBroken; also after the socket's timeout without a byte."""
-    magic, version, body_bytes, payload_bytes = HEAD.unpack(_exactly(link, HEAD.size))
-    if magic != MAGIC or version != FORMAT or body_bytes > MESSAGE_MAX_BYTES or payload_bytes > PAYLOAD_MAX_BYTES:
+    body_bytes, payload_bytes = _head(link, MESSAGE_MAX_BYTES, PAYLOAD_MAX_BYTES)
+    return _decoded(_exactly(link, body_bytes)), _exactly(link, payload_bytes)
+
+
+def receive_hello(link: socket.socket, within_s: float) -> Hello:
+    """Receives the greeting of a stage that is not known yet: a small frame without a payload, all of it in time.
+    Errors: LinkBroken."""
+    ends_s = time.monotonic() + within_s
+    body_bytes, _ = _head(link, HELLO_MAX_BYTES, 0, ends_s)
+    hello = _decoded(_exactly(link, body_bytes, ends_s))
+    if not isinstance(hello, Hello):
+        raise LinkBroken(f"begins with a {type(hello).__name__} instead of a greeting")
+    return hello
+
+
+def _head(link: socket.socket, body_max: int, payload_max: int, ends_s: float | None = None) -> tuple[int, int]:
+    magic, version, body_bytes, payload_bytes = HEAD.unpack(_exactly(link, HEAD.size, ends_s))
+    if magic != MAGIC or version != FORMAT or body_bytes > body_max or payload_bytes > payload_max:
         raise LinkBroken("not a frame of this format")
+    return body_bytes, payload_bytes
+
+
+def _decoded(body: bytearray) -> Message:
     try:
-        message = _decoder.decode(_exactly(link, body_bytes))
+        return _decoder.decode(body)
     except msgspec.DecodeError as error:
         raise LinkBroken(f"invalid message: {error}") from error
-    return message, _exactly(link, payload_bytes)
 
 
-def _exactly(link: socket.socket, size_bytes: int) -> bytearray:
+def _exactly(link: socket.socket, size_bytes: int, ends_s: float | None = None) -> bytearray:
+    """Reads so many bytes: until `ends_s`, or else as long as the socket's timeout never passes without one."""
     data = bytearray(size_bytes)
     view, done = memoryview(data), 0
     while done < size_bytes:
         try:
+            if ends_s is not None:
+                link.settimeout(max(0.001, ends_s - time.monotonic()))
             count = link.recv_into(view[done:])
         except TimeoutError as error:
             raise LinkBroken("silent for too long") from error

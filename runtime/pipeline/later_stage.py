@@ -45,7 +45,12 @@ class LaterStageLifecycle(ABC, Generic[App]):
         self._consolidating = False
         self.whole_app: App | None = None
         self.links = StageLinks(
-            context.stage, context.secret, context.node_messages.listener, protocol.on_frame, protocol.on_lost
+            context.stage,
+            context.secret,
+            context.node_messages.listener,
+            protocol.on_frame,
+            protocol.on_lost,
+            context.identity,
         )
         context.node_messages.adopt(self)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..contract.identity import Identity
 from ..contract.weights.stage import Stage
 from .node_messages import NodeMessages
 
@@ -24,3 +25,5 @@ class StageContext:
     """Reports that the worker has the whole model."""
     on_end: Callable[[str], object]
     """Reports the end of the stage; the reason is empty if it was dismissed."""
+    identity: Identity | None = None
+    """The pipeline's own, for links that leave this machine; None on a node that only this machine reaches."""

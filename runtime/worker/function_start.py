@@ -151,6 +151,7 @@ def _stage_context(starting: StartContext, stage: Stage, weights: Weights) -> St
     return StageContext(
         stage=stage,
         secret=starting.assign.secret,
+        identity=starting.assign.link_identity,
         node_messages=node_messages,
         deadline_ns=time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9),
         prioritise_weights=lambda: starting.want(range(weights.chunk_waiter.chunk_count)),

@@ -28,6 +28,7 @@ import msgspec
 from ..errors import ErrorInfo
 from ..function.spec import FunctionSpec
 from ..function.volume import MountedVolume
+from ..identity import Identity
 from ..ids import Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
@@ -114,6 +115,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Number of slabs of each segment: that of the weights, then that of the adapter."""
     stage: Stage | None = None
     secret: str = ""
+    link_identity: Identity | None = None
+    """The pipeline's own, for a stage's links that leave the machine."""
     shell: bool = False
     """Whether the worker serves a shell instead of the function."""
 

@@ -47,6 +47,7 @@ class LLMFirstStage:
             context.node_messages.listener,
             self._pipeline.on_frame,
             self._pipeline.on_lost,
+            context.identity,
         )
         context.node_messages.adopt(self)
         built: list[DecoderBuilder] = []

@@ -165,10 +165,10 @@ def test_closing_does_not_wait_for_what_a_store_may_carry_out_late(
 
 @given(st.integers(0, 10**10 - 1), st.binary(max_size=100), st.booleans())
 def test_an_object_is_opened_where_it_was_sealed_and_nowhere_else(sequence: int, data: bytes, last: bool) -> None:
-    sealed = LINK.sign(sequence, data, last=last)
-    assert LINK.verify(sequence, sealed) == (data, last)
+    sealed = LINK.seal(sequence, data, last=last)
+    assert LINK.unseal(sequence, sealed) == (data, last)
     with pytest.raises(InvalidRelayObject):
-        LINK.verify(sequence + 1, sealed)
+        LINK.unseal(sequence + 1, sealed)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))

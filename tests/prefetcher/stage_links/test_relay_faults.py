@@ -43,7 +43,7 @@ def test_what_a_store_carries_out_when_all_is_over_goes_too(
     with joined(relays) as ends:
         carry_late(relays, s3_server, ends)
         wait_until(lambda: not at_work("relay-in"))
-        store.put(LINK.key(0), LINK.sign(0, b"late"))
+        store.put(LINK.key(0), LINK.seal(0, b"late"))
         wait_empty(store)
 
 
@@ -77,14 +77,14 @@ def test_a_bucket_that_may_not_be_written_is_named(relays: Relays, store: Store)
 STRANGE = {
     "nothing": b"",
     "not an object of a link": b"hello",
-    "a head alone": b"fsr1+",
-    "another kind": LINK.sign(0, b"x").replace(b"+", b"!", 1),
-    "another place": LINK.sign(1, b"x"),
-    "another link": RelayLink(pipeline=PipelineId("p-1"), sender=2, receiver=1, secret="word").sign(0, b"x"),
-    "another secret": RelayLink(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="guess").sign(0, b"x"),
-    "changed": LINK.sign(0, b"x")[:-1] + b"y",
-    "an end that is none": LINK.sign(0, b"x", last=False).replace(b"+", b".", 1),
-    "too large": LINK.sign(0, bytes(OBJECT_BYTES + 1)),
+    "a head alone": b"fsr2+",
+    "another kind": LINK.seal(0, b"x").replace(b"+", b"!", 1),
+    "another place": LINK.seal(1, b"x"),
+    "another link": RelayLink(pipeline=PipelineId("p-1"), sender=2, receiver=1, secret="word").seal(0, b"x"),
+    "another secret": RelayLink(pipeline=PipelineId("p-1"), sender=0, receiver=1, secret="guess").seal(0, b"x"),
+    "changed": LINK.seal(0, b"x")[:-1] + b"y",
+    "an end that is none": LINK.seal(0, b"x", last=False).replace(b"+", b".", 1),
+    "too large": LINK.seal(0, bytes(OBJECT_BYTES + 1)),
 }
 
 
@@ -117,7 +117,7 @@ def test_a_duplicate_that_comes_late_is_not_read_and_goes_in_the_end(relays: Rel
         ends.sender.sendall(b"one")
         assert ends.read(3) == b"one"
         wait_until(lambda: not left(store), what="deletion")
-        store.put(LINK.key(0), LINK.sign(0, b"one"))
+        store.put(LINK.key(0), LINK.seal(0, b"one"))
         ends.sender.sendall(b"two")
         assert ends.read(3) == b"two"
         ends.sender.close()
