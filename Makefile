@@ -5,6 +5,7 @@
 #   make test     all tests          make lint    style, types, import rules
 #   make bench    the measurements   make models  the examples' weights      make clean
 #   make burn-in  SUITE="tests/..." ROUNDS=10: a suite again and again, beside programs that burn both cores
+#   make soak     HOURS=2: load at a bounded rate, and what of memory, descriptors, keys and files grows
 #   make sanitize the native module's tests with address and undefined-behaviour sanitizers; needs gcc
 #   make docs     the documentation as a site, in site/
 
@@ -29,7 +30,7 @@ EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: style types import-rules quick-tests sanitize
+.PHONY: style types import-rules quick-tests sanitize soak
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -75,6 +76,9 @@ check: dev
 
 burn-in: dev models
 	@$(BIN)/python -m tests.burn_in --rounds $(or $(ROUNDS),10) $(SUITE)
+
+soak: dev models
+	@$(BIN)/python -m tests.soak --hours $(or $(HOURS),2) --out build/soak.json
 
 # Python itself is not compiled with the sanitizers, so their runtime is preloaded, and leaks, of which it reports its
 # own, are not looked for. The base interpreter runs the tests: its path then holds no editable install, which would come first.
