@@ -48,22 +48,33 @@ class Testbed:
     Errors:  NoNamespaces if this machine has none. On leaving, AssertionError if anything but the bed's own folder
              was left behind, unless the block itself failed.
 
-    `env` goes to controller and nodes, over what is set here: no disk cache, 32 MiB of weights' memory made ahead.
+    `env` goes to controllers and nodes, over what is set here: no disk cache, 32 MiB of weights' memory made ahead.
+    `controllers` are their hosts: one that is not `control` is apart from Redis. `others` are hosts without a part.
     """
 
     __test__ = False  # pytest, not a test for you
 
-    def __init__(self, *, nodes: int = 4, mbit: float = 200, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        nodes: int = 4,
+        mbit: float = 200,
+        env: Mapping[str, str] | None = None,
+        controllers: Sequence[str] = (CONTROL,),
+        others: Sequence[str] = (),
+    ) -> None:
         guard.sweep()
         hosts = [f"node-{index}" for index in range(nodes)]
         self.mbit = mbit
-        self.network = Network([CONTROL, STORE, *hosts], prefix=PREFIX)
+        apart = [host for host in controllers if host != CONTROL]
+        self.network = Network([CONTROL, STORE, *hosts, *apart, *others], prefix=PREFIX)
         self.folder = Path(tempfile.mkdtemp(prefix=guard.folder_prefix()))
         self._guard = _start_guard(self.folder, self.network)
         self._shm_before = set(os.listdir("/dev/shm"))
-        self._listener = listening_socket()
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        """Of the controller, on this machine."""
+        self._listeners = [listening_socket() for _ in controllers]
+        self.urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in self._listeners]
+        """Of the controllers, on this machine."""
+        self.url = self.urls[0]
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
         self.bucket = self.folder / STORE / "buckets" / BUCKET
         """The store's objects as files."""
@@ -85,11 +96,11 @@ class Testbed:
         self.env = {**plain, **settings, **(env or {})}
         self.redis_server = self._part("redis", CONTROL, self._redis_argv(), plain)
         self.store = self._part("store", STORE, self._store_argv(), plain)
-        listener = self._listener.fileno()
-        controller_env = {**self.env, "FS_LISTEN_FD": str(listener), "FS_OPEN": "1"}
-        self.controller = self._part(
-            "controller", CONTROL, (*PYTHON, "fleetstart.controller"), controller_env, listener
-        )
+        self.controllers = [
+            self._controller(number, host, url, listener.fileno())
+            for number, (host, url, listener) in enumerate(zip(controllers, self.urls, self._listeners, strict=True))
+        ]
+        self.controller = self.controllers[0]
         self.nodes = [
             Node(index, network=self.network, folder=self.folder / host, env=self.env, redis=self.redis)
             for index, host in enumerate(hosts)
@@ -98,6 +109,11 @@ class Testbed:
     def _part(self, name: str, host: str, argv: Sequence[str], env: Mapping[str, str], *descriptors: int) -> Part:
         folder = self.folder / name
         return Part(name, argv, network=self.network, host=host, folder=folder, env=env, descriptors=descriptors)
+
+    def _controller(self, number: int, host: str, url: str, listener: int) -> Part:
+        env = {**self.env, "FS_URL": url, "FS_LISTEN_FD": str(listener), "FS_OPEN": "1"}
+        name = f"controller-{number}" if number else "controller"
+        return self._part(name, host, (*PYTHON, "fleetstart.controller"), env, listener)
 
     def _redis_argv(self) -> list[str]:
         address = self.network.addresses[CONTROL]
@@ -141,13 +157,15 @@ class Testbed:
         for node in self.nodes:
             node.start()
         wait_until(self._redis_answers, START_S, what="Redis")
-        self.controller.start()
+        for controller in self.controllers:
+            controller.start()
         wait_until(self._store_listens, START_S, what="store")
         self.wait_ready()
 
     def down(self) -> None:
         """Parts end in order, as `fs down` ends them; folder and network stay. Not for a bed that shall go up again."""
-        self.controller.stop()
+        for controller in self.controllers:
+            controller.stop()
         _stop_together(self.nodes)
         self.store.stop()
         self.redis_server.stop()
@@ -155,7 +173,8 @@ class Testbed:
     def close(self) -> None:
         """Ends everything at once and removes it, whatever state it is in."""
         self.http.close()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         self._guard.wait(guard.GRACE_S + 3 * guard.KILLED_S)
@@ -165,7 +184,7 @@ class Testbed:
 
     @property
     def parts(self) -> list[Part]:
-        return [self.controller, *self.nodes, self.store, self.redis_server]
+        return [*self.controllers, *self.nodes, self.store, self.redis_server]
 
     def leftovers(self) -> list[str]:
         """Leftovers of a bed that is down, which should be none. A killed daemon's groups are its successor's."""
