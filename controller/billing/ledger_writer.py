@@ -39,6 +39,7 @@ from ..state.records import StartOutcome
 from ..state.redis_client import REDIS_ERRORS
 from ..state.unreadable import UnreadableRecords
 from .journal import Journal
+from .lost_gateways import LostGateways
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class LedgerWriter:
         """Traces that Redis has, but perhaps not on its disk."""
         self._redis_run = ""
         """Run id of the Redis process that last confirmed that everything was on its disk."""
+        self._lost_gateways = LostGateways()
         self._mark = keys.durable(secrets.token_hex(6))
 
     def on_row(self, listener: Callable[[InvocationRow], None]) -> None:
@@ -236,17 +238,21 @@ class LedgerWriter:
     def _append(self, pipe: Any, row: InvocationRow) -> None:
         pipe.evalsha(self._sha, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
 
-    async def close_abandoned(self, now_unix_ms: int) -> int:
-        """Closes old calls whose gateway's lease is gone with a row as lost; returns their number."""
+    async def close_abandoned(self, now_unix_ms: int, *, own: str, now_ns: int) -> int:
+        """Closes old calls of lost gateways with a row as lost; returns their number. `own`: id of this gateway."""
         raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.OPEN))
-        old = [call for call in self._open_calls(raw) if now_unix_ms - call.accepted_unix_ms > ABANDONED_MS]
-        gateways = sorted({call.gateway for call in old})
-        alive = {name for name in gateways if await self._client.exists(keys.gateway(name))}
-        lost = [call for call in old if call.gateway not in alive]
+        calls = self._open_calls(raw)
+        named = sorted({call.gateway for call in calls} | {own})
+        async with self._client.pipeline(transaction=False) as pipe:
+            for name in named:
+                pipe.exists(keys.gateway(name))
+            alive = {name for name, there in zip(named, await pipe.execute(), strict=True) if there}
+        gone = self._lost_gateways.look(set(named), alive, own=own, now_ns=now_ns)
+        lost = [call for call in calls if call.gateway in gone and now_unix_ms - call.accepted_unix_ms > ABANDONED_MS]
         for call in lost:
             self.ended(InvocationTrace(row=_lost_row(call), timeline=Timeline()))
         if lost:
-            log.warning("calls of a dead gateway are closed", extra={"calls": len(lost)})
+            log.warning("calls of lost gateways are closed", extra={"calls": len(lost), "gateways": sorted(gone)})
             self._wake.set()
         return len(lost)
 

@@ -141,7 +141,9 @@ class Scheduler:
             await asyncio.sleep(ABANDONED_EVERY_S)
             if self.fence:
                 with contextlib.suppress(*REDIS_ERRORS):
-                    await self._ledger.close_abandoned(time.time_ns() // 1_000_000)
+                    await self._ledger.close_abandoned(
+                        time.time_ns() // 1_000_000, own=self._gateway, now_ns=time.monotonic_ns()
+                    )
 
 
 def _log_step(step: Step) -> None:

@@ -288,15 +288,44 @@ def test_calls_of_a_dead_gateway_are_closed_once_and_may_be_taken_over(redis_ser
         alive.opened(_call("retried", gateway="gw-alive"))
         await alive.flush()
         await client.set(keys.gateway("gw-alive"), "{}")
-        assert await alive.close_abandoned(100_000) == 1
+
+        async def closed(at_s: int) -> int:
+            return await alive.close_abandoned(100_000, own="gw-alive", now_ns=at_s * 1_000_000_000)
+
+        assert [await closed(at_s) for at_s in (100, 110, 120)] == [0, 0, 0]
+        assert await closed(130) == 1
         alive.ended(_trace("retried"))
         await alive.flush()
-        assert await alive.close_abandoned(100_000) == 0
+        assert await closed(135) == 0
         entries: Any = await client.xrange(keys.LEDGER)
         rows = {r["id"]: r for r in (msgspec.json.decode(fields[b"row"]) for _, fields in entries)}
         assert {name: row["status"] for name, row in rows.items()} == {"lost": 502, "retried": 200}
         assert rows["lost"]["cost_nusd"] == 0
         assert await client.hkeys(keys.OPEN) == [b"young"]
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_without_its_lease_closes_no_calls_as_lost(redis_server: RedisServer) -> None:
+    """Not its own, and nobody else's: after an outage all leases are gone for a moment."""
+
+    async def scenario() -> None:
+        client = connect(redis_server.url)
+        writer = LedgerWriter(client)
+        writer.opened(_call("own", gateway="gw-own"))
+        writer.opened(_call("other", gateway="gw-other"))
+        await writer.flush()
+        for at_s in range(0, 100, 5):
+            assert await writer.close_abandoned(100_000, own="gw-own", now_ns=at_s * 1_000_000_000) == 0
+        await client.set(keys.gateway("gw-own"), "{}")
+        closed = [
+            await writer.close_abandoned(100_000, own="gw-own", now_ns=at_s * 1_000_000_000)
+            for at_s in range(100, 131, 5)
+        ]
+        assert closed == [0, 0, 0, 0, 0, 0, 1], "30 s after the first look at which Redis took writes"
+        await writer.flush()
+        assert await client.hkeys(keys.OPEN) == [b"own"]
         await client.aclose()
 
     asyncio.run(scenario())
