@@ -51,6 +51,7 @@ class BudgetWatch:
         self._unwritten = unwritten
         self._fence = fence
         self._alert = Script(client, "budget_alert")
+        self._set_kept = Script(client, "set_kept")
         self.known = asyncio.Event()
         """Set when prices and budgets were first read."""
         self._budget_decoder = RecordDecoder(Budget)
@@ -185,12 +186,8 @@ class BudgetWatch:
         kept = kept_workers(self._view, spent)
         if kept == self._kept or not self._view.synced:
             return
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.KEPT)
-            if kept:
-                pipe.hset(keys.KEPT, mapping=dict.fromkeys(kept, "1"))
-            await pipe.execute()
-        self._kept = kept
+        written = await self._set_kept([keys.FENCE, keys.KEPT], [self._fence(), *sorted(kept)])
+        self._kept = kept if written else None
 
 
 def kept_workers(view: View, spent: Set[FunctionName]) -> frozenset[WorkerId]:

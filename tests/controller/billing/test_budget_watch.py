@@ -82,6 +82,21 @@ def test_people_are_told_once_whoever_schedules(redis_url: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_scheduler_of_old_writes_no_kept_workers(redis_url: str) -> None:
+    async def scenario() -> None:
+        client, view = connect(redis_url), View()
+        view.synced = True
+        await client.set(keys.FENCE, 8)
+        await client.hset(keys.KEPT, "w-of-the-new-one", "1")
+        await _runs_until_read(BudgetWatch(client, view, unwritten=list, fence=lambda: 7))
+        assert await client.hkeys(keys.KEPT) == [b"w-of-the-new-one"]
+        await _runs_until_read(BudgetWatch(client, view, unwritten=list, fence=lambda: 8))
+        assert await client.hkeys(keys.KEPT) == []
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
 async def _runs_until_read(watch: BudgetWatch) -> None:
     running = asyncio.create_task(watch.run())
     await until(lambda: watch.alert_rounds)
