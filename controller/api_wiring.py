@@ -89,11 +89,18 @@ def build_management(
     calls, lag = CallMetrics(), LoopLag()
     webhook_secrets = WebhookSecrets(core.client, cipher)
     invocations = build_async_invocations(
-        config, core.gateway_id, core.client, core.view, store, core.gateway, history, stopping, webhook_secrets,
-        fence=core.fence,
+        config, core.gateway_id, core.client, core.followers, core.view, store, core.gateway, history, stopping,
+        webhook_secrets, fence=core.fence,
     )  # fmt: skip
     shells = ShellService(core.state, SecretSealer(core.view, cipher))
-    functions = FunctionsApi(url=config.url, view=core.view, registry=registry, client=core.client, stopping=stopping)
+    functions = FunctionsApi(
+        url=config.url,
+        view=core.view,
+        registry=registry,
+        client=core.client,
+        followers=core.followers,
+        stopping=stopping,
+    )
     system = SystemApi(
         url=config.url,
         store_url=config.store,

@@ -28,6 +28,7 @@ from .async_invocations.webhooks.secrets import WebhookSecrets
 from .background import BackgroundTask
 from .config import Config
 from .gateway.app import Gateway
+from .state.redis_server.stream_followers import StreamFollowers
 from .state.view import View
 from .storage.object_store import ObjectStore
 
@@ -55,6 +56,7 @@ def build_async_invocations(
     config: Config,
     gateway_id: str,
     client: redis.Redis,
+    followers: StreamFollowers,
     view: View,
     store: ObjectStore,
     gateway: Gateway,
@@ -92,7 +94,7 @@ def build_async_invocations(
         max_body_bytes=config.max_body_bytes,
         stopping=stopping,
     )
-    event_stream = EventStream(client, invocations, presenter, stopping)
+    event_stream = EventStream(client, followers, invocations, presenter, stopping)
     api = InvocationsApi(
         invocations, payloads, presenter, submitter, webhook_secrets, schedules, event_stream, view, stopping
     )

@@ -20,7 +20,8 @@ from .gateway.load_reporter import LoadReporter
 from .scheduler.calibrator import Calibrator
 from .scheduler.leader import LeaderLease
 from .scheduler.loop import Scheduler
-from .state.redis_client import REDIS_ERRORS, connect
+from .state.redis_client import REDIS_ERRORS, RedisClients, connect_all
+from .state.redis_server.stream_followers import StreamFollowers
 from .state.sync import StateSync
 from .state.view import View
 
@@ -32,10 +33,11 @@ FLUSH_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """The parts of the data path and the scheduler. Owns the connection to Redis and the journal."""
+    """The parts of the data path and the scheduler. Owns the connections to Redis and the journal."""
 
     gateway_id: str
-    client: redis.Redis
+    clients: RedisClients
+    followers: StreamFollowers
     view: View
     state: StateSync
     journal: Journal
@@ -45,6 +47,11 @@ class Core:
     reporter: LoadReporter
     billing: BudgetWatch
     gateway: Gateway
+
+    @property
+    def client(self) -> redis.Redis:
+        """The client of what people ask for."""
+        return self.clients.calls
 
     @property
     def parts(self) -> tuple[BackgroundTask, ...]:
@@ -66,20 +73,22 @@ class Core:
 
     async def close(self) -> None:
         await self.gateway.close()
-        await self.client.aclose()
+        await self.clients.aclose()
         self.journal.close()
 
 
 def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
     view = View()
-    client = connect(config.redis_url)
-    state = StateSync(client, view)
+    clients = connect_all(config.redis_url)
+    state = StateSync(clients.view, view, requests=clients.calls)
     journal = Journal(config.home / "journal", gateway_id)
-    ledger = LedgerWriter(client, journal, view.unreadable)
-    scheduler = Scheduler(gateway_id, LeaderLease(client, view, state.writes), ledger, SecretSealer(view, cipher))
+    ledger = LedgerWriter(clients.ledger, journal, view.unreadable)
+    scheduler = Scheduler(
+        gateway_id, LeaderLease(clients.leases, view, state.writes), ledger, SecretSealer(view, cipher)
+    )
     calibrator = Calibrator(state, lambda: scheduler.fence)
-    reporter = LoadReporter(state)
-    billing = BudgetWatch(client, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)
+    reporter = LoadReporter(state, clients.leases)
+    billing = BudgetWatch(clients.ledger, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)
     ledger.on_row(billing.note)
     gateway = Gateway(
         gateway_id,
@@ -93,7 +102,8 @@ def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
     reporter.gateway = gateway
     return Core(
         gateway_id=gateway_id,
-        client=client,
+        clients=clients,
+        followers=StreamFollowers(clients.followers, clients.calls),
         view=view,
         state=state,
         journal=journal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, cast
@@ -23,7 +24,7 @@ from ..async_invocations.cron_schedules import check_schedule
 from ..auth.deploy_policy import apply_deploy_policy, check_kv_memory, named_spec
 from ..auth.request_context import caller_of, set_audit_object
 from ..function_calls.rules import missing_callees
-from ..http.json_api import json_body, json_response, now_unix_ms, query_flag, query_int
+from ..http.json_api import PlacedResponse, json_body, json_response, now_unix_ms, query_flag, query_int
 from ..planner.constraints import admits, constraints_of, too_large, unmet_constraint
 from ..planner.estimates import is_calibrated
 from ..registry.registry import Registry
@@ -33,16 +34,17 @@ from ..schemas.functions import Deployed, FailedStart, FunctionInfo, Prediction
 from ..schemas.planning import Proposal
 from ..state.records import FunctionRecord, VersionKey, VersionRecord
 from ..state.redis_client import REDIS_ERRORS
+from ..state.redis_server.stream_followers import Entry, StreamFollowers
 from ..state.traffic import last_failure, limits_of, scale_of, version_of_alias
 from ..state.unreadable import unreadable
 from ..state.view import View
 from .openapi.invoke_document import function_document
 
 TAIL_MAX = 10_000
-FOLLOW_BLOCK_MS = 1_000
-"""Below the client's socket timeout, so that an idle follow is not taken for a dead Redis."""
+STOPPING_S = 1.0
+"""How soon a follower that gets no lines sees that the controller stops."""
 
-LogEntries = list[tuple[bytes, dict[bytes, bytes]]]
+LogEntries = list[Entry]
 
 
 class FunctionsApi:
@@ -53,12 +55,14 @@ class FunctionsApi:
         view: View,
         registry: Registry,
         client: redis.Redis,
+        followers: StreamFollowers,
         stopping: asyncio.Event,
     ) -> None:
         self._at = url
         self._view = view
         self._registry = registry
         self._client = client
+        self._followers = followers
         self._stopping = stopping
 
     async def deploy(self, request: Request) -> Response:
@@ -131,8 +135,11 @@ class FunctionsApi:
         first = self._record(name).first
         tail = query_int(request, "tail", 100, TAIL_MAX)
         follow = query_flag(request, "follow")
-        lines = self._log_lines(keys.logs(name), tail, first, follow=follow)
-        return StreamingResponse(_ending_quietly(lines), media_type="application/x-ndjson")
+        lines = _ending_quietly(self._log_lines(keys.logs(name), tail, first, follow=follow))
+        if not follow:
+            return StreamingResponse(lines, media_type="application/x-ndjson")
+        place = self._followers.place(caller_of(request).name)
+        return PlacedResponse(lines, place, media_type="application/x-ndjson")
 
     async def _log_lines(self, key: str, tail: int, first: Version, *, follow: bool) -> AsyncIterator[bytes]:
         """JSON lines as the node wrote them: the newest `tail`, then with `follow` the new ones until disconnect.
@@ -144,12 +151,15 @@ class FunctionsApi:
             page = await cast(Awaitable[Any], self._client.xrevrange(key, "+", "-", tail))
         last = page[0][0] if page else await self._last_log_id(key)
         yield _joined(reversed(page), first)
-        while follow and not self._stopping.is_set():
-            answer = await cast(Awaitable[Any], self._client.xread({key: last}, count=500, block=FOLLOW_BLOCK_MS))
-            for _, entries in answer.items() if isinstance(answer, dict) else answer or ():
-                batch: LogEntries = entries[0] if entries and isinstance(entries[0], list) else entries
-                last = batch[-1][0]
-                yield _joined(batch, first)
+        if not follow:
+            return
+        pages = self._followers.follow(key, last.decode(), quiet_s=STOPPING_S)
+        async with contextlib.aclosing(pages):
+            async for batch in pages:
+                if self._stopping.is_set():
+                    return
+                if batch:
+                    yield _joined(batch, first)
 
     async def _last_log_id(self, key: str) -> bytes:
         newest: LogEntries = await cast(Awaitable[Any], self._client.xrevrange(key, "+", "-", 1))

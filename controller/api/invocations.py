@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
@@ -28,7 +28,7 @@ from ..async_invocations.webhooks.secrets import WebhookSecrets
 from ..auth.authorize import project_not_found
 from ..auth.request_context import caller_of, query_function, set_audit_object
 from ..http.asgi import Message
-from ..http.json_api import json_body, json_response, now_unix_ms
+from ..http.json_api import PlacedResponse, json_body, json_response, now_unix_ms
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
 from ..state.access_records import DEFAULT
 from ..state.invocation_records import ENDED, Progress
@@ -117,7 +117,8 @@ class InvocationsApi:
         if begin is None:
             return Response(status_code=204)  # all of it was read; this ends an EventSource
         headers = {"cache-control": "no-cache", "x-request-id": entry.envelope.id}
-        return StreamingResponse(self._events(entry, begin), media_type="text/event-stream", headers=headers)
+        place = self._event_stream.place(caller_of(request).name)
+        return PlacedResponse(self._events(entry, begin), place, media_type="text/event-stream", headers=headers)
 
     async def _events(self, entry: StoredInvocation, begin: EventId) -> AsyncIterator[bytes]:
         async for block in self._event_stream.follow(entry.envelope.id, begin):

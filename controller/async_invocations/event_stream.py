@@ -6,7 +6,9 @@ The last event is the platform's: `event: invocation`. A client that reconnects 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 
 import msgspec
 import redis.asyncio as redis
@@ -16,19 +18,28 @@ from fleetstart.runtime.contract.ids import InvocationId
 
 from ..http.asgi import error_event
 from ..state.redis_client import REDIS_ERRORS
+from ..state.redis_server.stream_followers import StreamFollowers
 from .presenter import InvocationPresenter
 from .store.event_log import START, EventId, EventLog, EventsGone, check_reachable, parse_event_id
 from .store.invocations import InvocationStore, StoredInvocation
 
+QUIET_S = 0.5
+"""Time without events after which the invocation's state is looked at: its end is seen that late."""
 KEEP_ALIVE_EVERY = 30
 """Empty reads between two keep-alive comments, for proxies: about 15 s."""
 
 
 class EventStream:
     def __init__(
-        self, client: redis.Redis, invocations: InvocationStore, presenter: InvocationPresenter, stopping: asyncio.Event
+        self,
+        client: redis.Redis,
+        followers: StreamFollowers,
+        invocations: InvocationStore,
+        presenter: InvocationPresenter,
+        stopping: asyncio.Event,
     ) -> None:
         self._client = client
+        self._followers = followers
         self._invocations = invocations
         self._presenter = presenter
         self._stopping = stopping
@@ -42,28 +53,31 @@ class EventStream:
             return None
         return begin
 
+    def place(self, caller: str) -> AbstractContextManager[None]:
+        """A place among the followers. Errors: TooManyFollowers."""
+        return self._followers.place(caller)
+
     async def follow(self, invocation: InvocationId, last: EventId) -> AsyncIterator[bytes]:
-        events = EventLog(self._client, invocation)
-        quiet = 0
+        events, quiet = EventLog(self._client, invocation), 0
         try:
-            while not self._stopping.is_set():
-                entry = await self._invocations.get(
-                    invocation
-                )  # before the look: what it says has ended has all its events
-                ended = entry is None or entry.progress.ended
-                page = await events.after(last, block=not ended)
-                if page:
-                    check_reachable(last, page[0].id)
-                    last, quiet = page[-1].id, 0
-                    yield b"".join(event.encoded() for event in page)
-                elif ended:
-                    if entry is not None:
-                        yield await self._end(entry, events)
-                    return
-                else:
-                    quiet += 1
-                    if quiet % KEEP_ALIVE_EVERY == 0:
-                        yield b": waiting\n\n"
+            async with contextlib.aclosing(events.follow(self._followers, last, quiet_s=QUIET_S)) as pages:
+                while not self._stopping.is_set():
+                    entry = await self._invocations.get(invocation)
+                    # before the look: what it says has ended has all its events
+                    ended = entry is None or entry.progress.ended
+                    page = await (events.after(last) if ended else anext(pages))
+                    if page:
+                        check_reachable(last, page[0].id)
+                        last, quiet = page[-1].id, 0
+                        yield b"".join(event.encoded() for event in page)
+                    elif ended:
+                        if entry is not None:
+                            yield await self._end(entry, events)
+                        return
+                    else:
+                        quiet += 1
+                        if quiet % KEEP_ALIVE_EVERY == 0:
+                            yield b": waiting\n\n"
         except EventsGone as gone:
             yield error_event(gone, invocation)
         except REDIS_ERRORS:

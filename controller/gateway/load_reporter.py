@@ -12,6 +12,7 @@ import logging
 import time
 
 import msgspec
+import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.reports import GatewayReport
@@ -30,8 +31,9 @@ MIN_INTERVAL_S = 0.02
 
 
 class LoadReporter:
-    def __init__(self, state: StateSync) -> None:
+    def __init__(self, state: StateSync, client: redis.Redis) -> None:
         self._state = state
+        self._client = client
         self._wake = asyncio.Event()
         self._scheduled = False
         self.gateway: Gateway | None = None
@@ -73,7 +75,7 @@ class LoadReporter:
         report = self.gateway.report()
         self._apply(report)
         raw = msgspec.json.encode(report)
-        async with self._state.client.pipeline(transaction=False) as pipe:
+        async with self._client.pipeline(transaction=False) as pipe:
             pipe.set(keys.gateway(self.gateway.id), raw, px=GATEWAY_LEASE_MS)
             pipe.publish(keys.EVENTS_GATEWAYS, raw)
             self.gateway.published()
@@ -84,5 +86,5 @@ class LoadReporter:
         """Publishes the last report: nothing waits or runs here any more."""
         if self.gateway is not None:
             empty = GatewayReport(gateway=self.gateway.id)
-            await self._state.client.publish(keys.EVENTS_GATEWAYS, msgspec.json.encode(empty))
-            await self._state.client.delete(keys.gateway(self.gateway.id))
+            await self._client.publish(keys.EVENTS_GATEWAYS, msgspec.json.encode(empty))
+            await self._client.delete(keys.gateway(self.gateway.id))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, TooLarge
 
@@ -42,6 +45,18 @@ async def json_body(
 
 def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json", headers=headers)
+
+
+class PlacedResponse(StreamingResponse):
+    """A streaming response that holds a place among those of its kind, from its first byte to its last."""
+
+    def __init__(self, content: AsyncIterator[bytes], place: AbstractContextManager[None], **response: Any) -> None:
+        super().__init__(content, **response)
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await super().__call__(scope, receive, send)
 
 
 def query_int(request: Request, name: str, default: int, most: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -15,14 +16,61 @@ REDIS_ERRORS = (RedisError, OSError, asyncio.TimeoutError)
 """Errors of a Redis that is unavailable: callers retry, or answer 503."""
 
 
-def connect(url: str) -> redis.Redis:
-    """Connects with one immediate retry, for a connection that broke while idle; more would only make callers wait."""
-    return redis.Redis.from_url(
+POOL_WAIT_S = 2.0
+"""How long a command waits for a free connection of its pool: as long as for the server's answer."""
+CONNECTIONS = 32
+"""Connections of a pool: with commands of less than a millisecond, tens of thousands a second."""
+
+
+def connect(url: str, *, purpose: str = "", connections: int = CONNECTIONS) -> redis.Redis:
+    """A client with connections of its own, for which commands wait when all are in use.
+
+    One immediate retry, for a connection that broke while idle; more would only make callers wait. `purpose` is the
+    connections' name in CLIENT LIST.
+    """
+    pool: redis.BlockingConnectionPool = redis.BlockingConnectionPool.from_url(
         url,
+        max_connections=connections,
+        timeout=POOL_WAIT_S,
         socket_timeout=2.0,
         socket_connect_timeout=2.0,
         retry=Retry(NoBackoff(), 1),
         retry_on_error=[redis.ConnectionError],
+        client_name=f"fleetstart-{purpose}" if purpose else None,
+    )
+    return redis.Redis.from_pool(pool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisClients:
+    """The clients of a controller: work that must not wait for other work has connections of its own.
+
+    Together they may have 114 connections; Redis' `maxclients` is 10,000 unless its operator sets it.
+    """
+
+    leases: redis.Redis
+    """Leases of the gateway and the scheduler, and the scheduler's writes."""
+    view: redis.Redis
+    """Reads of the view, and its publications."""
+    ledger: redis.Redis
+    """Rows, openings, prices and budgets."""
+    calls: redis.Redis
+    """Async and idempotent calls, and what people ask for."""
+    followers: redis.Redis
+    """The shared blocking reader of streams that are followed."""
+
+    async def aclose(self) -> None:
+        for client in (self.leases, self.view, self.ledger, self.calls, self.followers):
+            await client.aclose()
+
+
+def connect_all(url: str) -> RedisClients:
+    return RedisClients(
+        leases=connect(url, purpose="leases", connections=8),
+        view=connect(url, purpose="view", connections=8),
+        ledger=connect(url, purpose="ledger", connections=32),
+        calls=connect(url, purpose="calls", connections=64),
+        followers=connect(url, purpose="followers", connections=2),
     )
 
 

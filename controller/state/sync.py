@@ -42,8 +42,17 @@ FUNCTIONS_NS = 10_000_000_000
 class StateSync:
     """Owner of the view's synchronisation, and of the lock between resyncs and writes."""
 
-    def __init__(self, client: redis.Redis, view: View, *, monotonic_ns: Callable[[], int] = time.monotonic_ns):
-        self.client = client
+    def __init__(
+        self,
+        client: redis.Redis,
+        view: View,
+        *,
+        requests: redis.Redis | None = None,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ):
+        """`requests`: the client of what people ask for, so that the view's reads never wait for it."""
+        self._client = client
+        self.client = requests or client
         self.view = view
         self._monotonic_ns = monotonic_ns
         self.writes = asyncio.Lock()
@@ -146,7 +155,7 @@ class StateSync:
 
     async def _listen(self) -> None:
         while True:
-            pubsub = self.client.pubsub(ignore_subscribe_messages=True)
+            pubsub = self._client.pubsub(ignore_subscribe_messages=True)
             try:
                 await pubsub.subscribe(keys.EVENTS_OBSERVED, keys.EVENTS_GATEWAYS, keys.EVENTS_FUNCTIONS)
                 await pubsub.psubscribe(keys.events_desired(NodeId("*")))

@@ -37,6 +37,7 @@ from fleetstart.controller.scheduler.agenda import Agenda
 from fleetstart.controller.scheduler.reconcile import Reconciler
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.redis_client import connect
+from fleetstart.controller.state.redis_server.stream_followers import StreamFollowers
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
@@ -267,7 +268,10 @@ async def inside(url: str, functions: int, workers: int, rounds: int) -> dict[st
     state = StateSync(client, view)
     await state.resync()
     reconciler = Reconciler()
-    api = FunctionsApi(url="", view=view, registry=None, client=client, stopping=asyncio.Event())  # type: ignore[arg-type]
+    api = FunctionsApi(
+        url="", view=view, registry=None, client=client,  # type: ignore[arg-type]
+        followers=StreamFollowers(client, client), stopping=asyncio.Event(),
+    )  # fmt: skip
     cold = VersionKey(name_of(functions - 1), FIRST)
 
     def step(**only: Any) -> object:

@@ -7,9 +7,9 @@ log. It holds the last `EVENTS_MAX` events; the whole response is stored as the 
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -20,10 +20,9 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorBody, FleetError, InvalidInput, Refused, error_from
 from fleetstart.runtime.contract.ids import InvocationId
 
+from ...state.redis_server.stream_followers import Entry, StreamFollowers, read_after
+
 EVENTS_MAX = 1024
-PAGE = 100
-BLOCK_MS = 500
-"""Blocking time of one read: below the client's socket timeout. The end of an invocation is seen that late."""
 _ID = re.compile(r"(\d{1,9})-(\d{1,12})")
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
@@ -141,25 +140,22 @@ class EventLog:
         entries = await cast(Awaitable[Any], self._client.xrevrange(self._key, count=1))
         return _id(entries[0][0]) if entries else None
 
-    async def after(self, last: EventId, *, block: bool) -> list[StreamEvent]:
-        """Reads the events after `last`; with `block`, waits up to `BLOCK_MS` for one."""
-        answer = await cast(
-            Awaitable[Any],
-            self._client.xread({self._key: str(last)}, count=PAGE, block=BLOCK_MS if block else None),
-        )
-        if not answer:
-            return []
-        entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
-        return [StreamEvent(_id(name), fields[b"e"]) for name, fields in entries]
+    async def after(self, last: EventId) -> list[StreamEvent]:
+        """Reads a page of the events after `last`."""
+        return [_event(entry) for entry in await read_after(self._client, self._key, str(last))]
 
-    async def follow(self, last: EventId, stopping: asyncio.Event) -> AsyncIterator[list[StreamEvent]]:
-        """Yields pages of events; an empty one after each `BLOCK_MS` without any. Errors: EventsGone."""
-        while not stopping.is_set():
-            page = await self.after(last, block=True)
-            if page:
-                check_reachable(last, page[0].id)
-                last = page[-1].id
-            yield page
+    async def follow(
+        self, followers: StreamFollowers, last: EventId, *, quiet_s: float
+    ) -> AsyncGenerator[list[StreamEvent], None]:
+        """Yields pages of events; an empty one after each `quiet_s` without any."""
+        async with contextlib.aclosing(followers.follow(self._key, str(last), quiet_s=quiet_s)) as pages:
+            async for page in pages:
+                yield [_event(entry) for entry in page]
+
+
+def _event(entry: Entry) -> StreamEvent:
+    name, fields = entry
+    return StreamEvent(_id(name), fields[b"e"])
 
 
 def _id(name: bytes) -> EventId:

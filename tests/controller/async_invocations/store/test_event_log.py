@@ -101,7 +101,7 @@ def test_the_buffer_keeps_the_last_ones_and_refuses_an_old_claim(redis_url: str)
         await log.append(2, 1, [b"data: again"])
         await log.append(1, EVENTS_MAX + 11, [b"data: of a gateway that was given up"])
         assert await log.last() == EventId(2, 1)
-        page = await log.after(EventId(1, EVENTS_MAX + 9), block=False)
+        page = await log.after(EventId(1, EVENTS_MAX + 9))
         assert [event.data for event in page] == [b"data: %d" % (EVENTS_MAX + 9), b"data: again"]
         assert page[1].encoded() == b"id: 2-1\ndata: again\n\n"
         await client.aclose()
