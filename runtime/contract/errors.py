@@ -46,12 +46,14 @@ HeadersTooLarge                  431  headers_too_large        a request's heade
 InvalidParameter                 400  invalid_input            an invalid or unsupported parameter of a model's API
 InvalidWorkerToken               401  unauthorized             a caller without the worker's token
 KeyBusy                          409  idempotency_in_progress  the first call with the key has not ended
+KeyLost                          409  idempotency_lost         the gateway stood still, and another call has the key
 KeyMismatch                      409  idempotency_mismatch     the key was used for a different call
 ModelNotFound                    404  model_not_found          a request for another model
 NotAnswered                      410  not_answered             the async call ended without a response
 OriginRejected                   403  origin_refused           the page's origin is not in the function's `cors`
 RequestIdTaken                   409  request_id_taken         the request id belongs to another async call
 SecretCipherError                500  vault_closed             the master key is missing or another one
+TooManyFollowers                 429  too_many_followers       too many log or event streams are open
 Unreachable                      503  unreachable              of `fs`: no server answered at the URL
 WebSocketRejected                500  socket_refused           a WebSocket that its app did not accept
 WebhookRefused                   400  webhook_refused          the webhook's target is not allowed

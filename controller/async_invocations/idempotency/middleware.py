@@ -19,17 +19,18 @@ import msgspec
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
 
-from ...http.asgi import RawHeaders, Receive, Scope, Send
+from ...http.asgi import Message, RawHeaders, Receive, Scope, Send
 from ...http.scope import REPEAT_KEY
 from ...state.redis_client import REDIS_ERRORS
 from .response_recorder import ANSWER_BYTES, ResponseRecorder, replay_receive, send_answer
+from .silence import RENEW_S, SILENT_MS, SilenceWatch
 from .store import (
     KEPT_S,
-    RENEW_S,
     AnswerNotKept,
     IdempotencyKeys,
     KeyBusy,
     KeyClaim,
+    KeyLost,
     KeyMismatch,
     digest_of,
     new_claim,
@@ -104,10 +105,11 @@ class IdempotentCall:
     async def _claim(self, digest: str, send: Send, ours: KeyClaim, answer: AnswerAccepted) -> tuple[KeyClaim, bytes]:
         """Claims the key; returns the claim and its bytes. No bytes: the call was answered like an earlier one."""
         ends, looks = time.monotonic() + WAIT_S, 0
-        standing = b""
+        standing, left_ms = b"", None
+        watch = SilenceWatch()
         while True:
-            claim, raw = await self._claims.take(digest, ours, standing)
-            standing = b""
+            claim, raw, left = await self._claims.take(digest, ours, standing, left_ms)
+            standing, left_ms = b"", None
             if claim.owner == ours.owner:
                 return claim, raw
             if claim.fingerprint != ours.fingerprint:
@@ -132,6 +134,11 @@ class IdempotentCall:
             if claim.state != "running":
                 standing = raw  # what it was answered with is gone: it may be run again
                 continue
+            if watch.silent(left, time.monotonic()):
+                log.warning("an idempotency key is taken from a silent gateway", extra={"invocation": claim.invocation})
+                ours = msgspec.structs.replace(ours, retaken=True)
+                standing, left_ms = raw, left
+                continue
             if time.monotonic() > ends:
                 raise KeyBusy(
                     f"the call with this Idempotency-Key has run for more than {WAIT_S:g} s, as {claim.invocation}",
@@ -147,29 +154,40 @@ class IdempotentCall:
         async def on_end() -> None:
             await self._settle(recorder, digest, claim, raw)
 
-        recorder = ResponseRecorder(send, ANSWER_BYTES, on_end)
-        keeper = asyncio.get_running_loop().create_task(self._renew(digest, raw))
+        recorder = ResponseRecorder(_telling(send) if claim.retaken else send, ANSWER_BYTES, on_end)
+        gone = asyncio.Event()
+        keeper = asyncio.get_running_loop().create_task(self._renew(digest, raw, gone))
         headers = [
             (name, value) for name, value in scope["headers"] if name not in (b"x-request-id", b"content-length")
         ]
         headers += [(b"x-request-id", claim.invocation.encode()), (b"content-length", b"%d" % len(body))]
         try:
-            await self._gateway(
-                {**scope, "headers": headers, REPEAT_KEY: digest}, replay_receive(body, asyncio.Event()), recorder
-            )
+            await self._gateway({**scope, "headers": headers, REPEAT_KEY: digest}, replay_receive(body, gone), recorder)
         finally:
             keeper.cancel()
-            if not recorder.whole:
+            if not recorder.whole and not gone.is_set():
                 with contextlib.suppress(*REDIS_ERRORS):
                     await self._claims.free(digest, raw)
+        if gone.is_set() and not recorder.status:
+            raise KeyLost(
+                f"this gateway stood still for more than {SILENT_MS // 1000} s, and another call with this "
+                f"Idempotency-Key runs instead; {claim.invocation} was cancelled, and may have had effects",
+                hint="send it again with the same key: it gets the other call's answer",
+            )
 
-    async def _renew(self, digest: str, raw: bytes) -> None:
+    async def _renew(self, digest: str, raw: bytes, gone: asyncio.Event) -> None:
+        """Renews the claim; sets `gone`, which cancels the call, when another call has taken it."""
         while True:
-            await asyncio.sleep(RENEW_S)
             with contextlib.suppress(*REDIS_ERRORS):
-                if not await self._claims.renew(digest, raw):
-                    log.warning("an idempotency key was lost to another call", extra={"key": digest[:12]})
+                other = await self._claims.renew(digest, raw)
+                if other is not None:
+                    log.warning(
+                        "a call is cancelled: another call has taken its idempotency key",
+                        extra={"key": digest[:12], "other": other.invocation},
+                    )
+                    gone.set()
                     return
+            await asyncio.sleep(RENEW_S)
 
     async def _settle(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
         """Stores the response. If store or Redis fail, only the copy is lost: the lease frees the key."""
@@ -187,3 +205,14 @@ class IdempotentCall:
 
 def _replayed(claim: KeyClaim) -> RawHeaders:
     return [(b"idempotent-replayed", b"true"), (b"x-request-id", claim.invocation.encode())]
+
+
+def _telling(send: Send) -> Send:
+    """A `send` that tells that the call may have run before, at a gateway that was lost."""
+
+    async def telling(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"idempotent-retaken", b"true")]}
+        await send(message)
+
+    return telling

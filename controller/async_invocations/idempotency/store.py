@@ -1,7 +1,7 @@
 """Store of idempotency keys: the claim of the call that runs, then the response that later calls with the key get.
 
-A key belongs to a project. Its claim is in Redis, under a lease while the call runs, and for a day with the response:
-in the claim itself if that is small, else in the object store. Errors: REDIS_ERRORS.
+A key belongs to a project. Its claim is in Redis, renewed while the call runs (`silence`), and for a day with the
+response: in the claim itself if that is small, else in the object store. Errors: REDIS_ERRORS.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 import redis.asyncio as redis
@@ -22,10 +22,9 @@ from ...state.invocation_records import Answer
 from ...state.redis_client import Script
 from ...storage.object_store import ObjectStore
 from ..store.payloads import ANSWER_MAX_BYTES, HEAD_MAX_BYTES, pack, unpack
+from .silence import RUNNING_MS
 
 KEPT_S = 86_400
-LEASE_MS = 5_000
-RENEW_S = 1.5
 INLINE_BYTES = 16 * 1024
 FOLDER = "idempotency/"
 
@@ -52,6 +51,14 @@ class AnswerNotKept(Refused):
     status = 409
 
 
+class KeyLost(Refused):
+    """The gateway stood still for so long that another one took the key."""
+
+    code = "idempotency_lost"
+    status = 409
+    retryable = True
+
+
 class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str
     owner: str
@@ -61,6 +68,16 @@ class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     answer: Answer | None = None
     body: bytes | None = None
     """Body of a small response; a larger one is in the object store."""
+    retaken: bool = False
+    """Whether it was taken from a gateway that was silent: that one may have run the call, or some of it."""
+
+
+class Standing(NamedTuple):
+    """The claim that stands, its bytes, and the milliseconds that it has left."""
+
+    claim: KeyClaim
+    raw: bytes
+    left_ms: int
 
 
 class IdempotencyKeys:
@@ -69,17 +86,24 @@ class IdempotencyKeys:
         self._store = store
         self._script = Script(client, "idempotency")
 
-    async def take(self, digest: str, claim: KeyClaim, instead_of: bytes = b"") -> tuple[KeyClaim, bytes]:
-        """Takes the key if it is free; returns the valid claim, this one or an earlier call's, and its bytes."""
-        raw = await self._set(digest, instead_of, msgspec.json.encode(claim), LEASE_MS)
-        return msgspec.json.decode(raw, type=KeyClaim), raw
+    async def take(self, digest: str, claim: KeyClaim, instead_of: bytes = b"", left_ms: int | None = None) -> Standing:
+        """Takes the key if it is free, or stands as `instead_of` says and was not renewed since it had `left_ms`.
+
+        Returns the valid claim, this one or an earlier call's.
+        """
+        raw, left = await self._set(digest, instead_of, msgspec.json.encode(claim), RUNNING_MS, left_ms)
+        return Standing(msgspec.json.decode(raw, type=KeyClaim), raw, left)
 
     async def read(self, digest: str) -> tuple[KeyClaim, bytes] | None:
         raw = cast(bytes | None, await self._client.get(keys.idempotency(digest)))
         return (msgspec.json.decode(raw, type=KeyClaim), raw) if raw else None
 
-    async def renew(self, digest: str, raw: bytes) -> bool:
-        return await self._set(digest, raw, raw, LEASE_MS) == raw
+    async def renew(self, digest: str, raw: bytes) -> KeyClaim | None:
+        """Renews a claim, or makes it again if Redis has lost it; returns the other call's that stands instead."""
+        found, _ = await self._set(digest, raw, raw, RUNNING_MS)
+        if not found:
+            found, _ = await self._set(digest, b"", raw, RUNNING_MS)
+        return msgspec.json.decode(found, type=KeyClaim) if found != raw else None
 
     async def free(self, digest: str, raw: bytes) -> None:
         await self._set(digest, raw, b"", 0)
@@ -111,8 +135,12 @@ class IdempotencyKeys:
             await self._client.zrem(keys.IDEMPOTENCY_KEPT, key)
         return len(old)
 
-    async def _set(self, digest: str, before: bytes, after: bytes, ttl_ms: int) -> bytes:
-        return bytes(await self._script([keys.idempotency(digest)], [before, after, ttl_ms]))
+    async def _set(
+        self, digest: str, before: bytes, after: bytes, ttl_ms: int, left_ms: int | None = None
+    ) -> tuple[bytes, int]:
+        most = "" if left_ms is None else left_ms
+        raw, left = await self._script([keys.idempotency(digest)], [before, after, ttl_ms, most])
+        return bytes(raw), int(left)
 
 
 def digest_of(project: str, key: str) -> str:

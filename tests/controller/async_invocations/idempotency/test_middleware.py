@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import signal
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -95,6 +100,51 @@ def test_a_client_that_leaves_finds_the_answer_when_it_comes_back(
     assert again.headers["idempotent-replayed"] == "true"
     assert app.cancelled == []
     assert runs(node) == 1
+
+
+def _repeats(controllers: list[ControllerProcess], key: str, done: threading.Event) -> list[httpx.Response]:
+    """Sends the call again and again until it is done, as a client does that is in doubt."""
+    answers = []
+    for number in itertools.count():
+        with contextlib.suppress(httpx.HTTPError):
+            url = controllers[number % len(controllers)].url
+            answers.append(httpx.post(f"{url}/fn/hello/hold", headers={"idempotency-key": key}, timeout=2.5))
+        if done.is_set():
+            return answers
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("paused", ["redis", "gateway"])
+def test_a_pause_of_redis_or_of_the_gateway_begins_no_second_run(
+    controller: ControllerProcess, node: HandNode, redis_server: RedisServer, tmp_path: Path, paused: str
+) -> None:
+    """Both stand still for 7 s, while others ask again with the key here and at another gateway."""
+    controller.deploy("hello", concurrency=4)
+    other = ControllerProcess(tmp_path / "other", redis_server.url).start()
+    stopped = redis_server.process if paused == "redis" else controller.process
+    asked = [other] if paused == "gateway" else [other, controller]
+    assert stopped is not None
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first, done = pool.submit(call, controller, "hello/hold", "k1"), threading.Event()
+            app = wait_until(lambda: next((app for app in node.apps.values() if app.running), None))
+            assert app is not None
+            repeats = pool.submit(_repeats, asked, "k1", done)
+            stopped.send_signal(signal.SIGSTOP)
+            try:
+                time.sleep(7)
+            finally:
+                stopped.send_signal(signal.SIGCONT)
+            time.sleep(2)
+            assert runs(node) == 1
+            app.release.set()
+            assert first.result(20).status_code == 200
+            done.set()
+            told = [answer for answer in repeats.result(20) if answer.status_code == 200]
+        assert {answer.content for answer in told} <= {first.result().content}
+        assert runs(node) == 1
+    finally:
+        other.close()
 
 
 def test_failures_and_refusals_are_not_kept(controller: ControllerProcess, node: HandNode) -> None:
