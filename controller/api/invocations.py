@@ -86,14 +86,15 @@ class InvocationsApi:
         return json_response(found)
 
     async def one(self, request: Request) -> InvocationInfo | None:
-        """Reads a stored invocation, waiting for its end if `Prefer: wait` asks for it; None if it is not stored."""
+        """Reads a stored invocation, waiting for its end if `Prefer: wait` asks for it; None if it is not stored, or if
+        the caller may not see its function."""
         invocation = _id(request)
         _, wait_s = request_options.read_prefer(request.headers.get("prefer", ""))
-        entry = await self._invocations.wait_ended(invocation, wait_s, self._stopping)
-        if entry is None:
+        entry = await self._invocations.get(invocation)
+        if entry is None or not caller_of(request).sees(entry.envelope.function):
             return None
-        if not caller_of(request).sees(entry.envelope.function):
-            raise not_kept(invocation)
+        if wait_s and not entry.progress.ended:
+            entry = await self._invocations.wait_ended(invocation, wait_s, self._stopping) or entry
         return await self._presenter.fully(entry)
 
     async def _own(self, request: Request) -> StoredInvocation:
