@@ -19,7 +19,7 @@ from starlette.responses import Response
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.errors import NotFound, StartFailed
-from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 
 from ..auth.request_context import caller_of, query_function
@@ -38,6 +38,8 @@ from .invocations import InvocationsApi
 
 SEARCHED_ROWS = 100_000
 """Rows that a listing searches for a function's calls, at most."""
+GIVEN_SEARCHED_ROWS = 5_000
+"""Newest rows in which an id is looked for that is no invocation's own: a look that a typing error costs, too."""
 LIMIT = 20
 LIMIT_MAX = 1_000
 TIME_MAX_MS = 1 << 53
@@ -53,7 +55,11 @@ class History:
         self._reader = reader
 
     async def invocations(
-        self, wanted: Callable[[InvocationRow], bool], limit: int, span_unix_ms: tuple[int, int | None] = (0, None)
+        self,
+        wanted: Callable[[InvocationRow], bool],
+        limit: int,
+        span_unix_ms: tuple[int, int | None] = (0, None),
+        searched_rows: int = SEARCHED_ROWS,
     ) -> list[InvocationRow]:
         """Lists wanted invocations that were booked from the span's begin until just before its end, newest first."""
         since_unix_ms, until_unix_ms = span_unix_ms
@@ -65,7 +71,7 @@ class History:
             async for page in pages:
                 found += _calls((entry for entry in page if entry.id.unix_ms >= since_unix_ms), wanted)
                 searched += len(page)
-                if len(found) >= limit or searched >= SEARCHED_ROWS or page[-1].id.unix_ms < since_unix_ms:
+                if len(found) >= limit or searched >= searched_rows or page[-1].id.unix_ms < since_unix_ms:
                     break
         return found[:limit]
 
@@ -89,6 +95,16 @@ class History:
         if raw is None:
             raise no_trace(invocation)
         return msgspec.json.decode(raw, type=InvocationTrace)
+
+    async def given(self, request_id: str, sees: Callable[[FunctionName], bool]) -> InvocationId | None:
+        """The newest of the latest invocations to which its caller gave that `X-Request-Id`, among those that one
+        sees."""
+
+        def wanted(row: InvocationRow) -> bool:
+            return row.request_id == request_id and sees(row.function)
+
+        found = await self.invocations(wanted, 1, searched_rows=GIVEN_SEARCHED_ROWS)
+        return found[0].id if found else None
 
     async def plan(self, trace: InvocationTrace) -> Plan:
         """Reads the plan by which the call's worker was started. Errors: NotFound."""
@@ -148,8 +164,15 @@ class TracesApi:
     async def _trace(self, request: Request) -> InvocationTrace:
         """Errors: NotFound, also if the caller may not see the function."""
         invocation = InvocationId(request.path_params["id"])
-        trace = await self._history.trace(invocation)
-        if not caller_of(request).sees(trace.row.function):
+        sees = caller_of(request).sees
+        try:
+            trace = await self._history.trace(invocation)
+        except NotFound:
+            given = await self._history.given(invocation, sees)
+            if given is None:
+                raise
+            trace = await self._history.trace(given)
+        if not sees(trace.row.function):
             raise no_trace(invocation)
         return trace
 

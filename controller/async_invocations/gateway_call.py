@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HE
 from ..http.asgi import OWN_EVENTS, Message, RawHeaders, Scope
 from ..http.headers import response_headers
 from ..http.invoke_url import PREFIX
-from ..http.scope import PROGRESS, REPEAT_KEY
+from ..http.scope import GIVEN_REQUEST_ID, PROGRESS, REPEAT_KEY
 from ..state.invocation_records import Answer, Envelope, run_id
 from .progress_split import ProgressSplitter
 from .store.event_log import EventSplitter, error_of, without_id
@@ -59,6 +59,7 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
         "fs.key": envelope.key,
         PROGRESS: True,
         REPEAT_KEY: envelope.id,
+        GIVEN_REQUEST_ID: envelope.request_id,
     }
 
 

@@ -11,12 +11,12 @@ from urllib.parse import unquote
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import QueueFull, Refused, TooLarge, Unavailable
+from fleetstart.runtime.contract.errors import QueueFull, TooLarge, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
 
 from ..http.asgi import Scope
 from ..http.invoke_url import Target, parse_target
-from ..http.scope import CALLER_IDENTITY, CallerIdentity
+from ..http.scope import CALLER_IDENTITY, GIVEN_REQUEST_ID, CallerIdentity
 from ..state.invocation_records import Envelope, Origin
 from ..state.redis_client import REDIS_ERRORS
 from .request_options import RequestOptions, fingerprint, kept_headers
@@ -28,13 +28,6 @@ Check = Callable[[Target, str, int], Awaitable[None]]
 """Checks that the gateway would serve a call of that target, request id and size; raises its error if not."""
 
 
-class RequestIdTaken(Refused):
-    """The request id belongs to another call."""
-
-    code = "request_id_taken"
-    status = 409
-
-
 class AsyncSubmitter:
     def __init__(self, invocations: InvocationStore, payloads: PayloadStore, check: Check) -> None:
         self._invocations = invocations
@@ -44,7 +37,7 @@ class AsyncSubmitter:
     async def accept(self, envelope: Envelope, body: bytes) -> Envelope:
         """Stores the call and returns the stored envelope: this one, or that of the same call accepted before.
 
-        Errors: those of the gateway's admission (NotFound, ...), TooLarge, RequestIdTaken, QueueFull, StoreFailed;
+        Errors: those of the gateway's admission (NotFound, ...), TooLarge, QueueFull, StoreFailed;
         Unavailable while Redis does not answer.
         """
         path, _, query = envelope.target.partition("?")
@@ -58,15 +51,9 @@ class AsyncSubmitter:
             )
         try:
             known = await self._invocations.get(envelope.id)
-            kept = known.envelope if known is not None else await self._keep(envelope, body)
+            return known.envelope if known is not None else await self._keep(envelope, body)
         except REDIS_ERRORS as error:
             raise Unavailable("Redis does not answer, so nothing can be accepted", retry_after_s=1) from error
-        if kept.fingerprint != envelope.fingerprint:
-            raise RequestIdTaken(
-                f"invocation {envelope.id} is another call already",
-                hint="leave X-Request-Id out, or give each call its own",
-            )
-        return kept
 
     async def _keep(self, envelope: Envelope, body: bytes) -> Envelope:
         """Stores the call; returns the stored envelope. A rejected call is deleted, so that no recovery restores it."""
@@ -117,4 +104,5 @@ def envelope_of(
         webhook=options.webhook,
         project=invoker.project,
         key=invoker.key,
+        request_id=scope.get(GIVEN_REQUEST_ID, ""),
     )

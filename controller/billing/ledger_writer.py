@@ -2,8 +2,8 @@
 
 A call never waits for it: the journal keeps its row across a crash, until it is on Redis' disk. Accepted calls are
 recorded in fs:open by the same writer, so that the scheduler can write rows of calls whose gateway died
-(`close_abandoned`). The ledger takes an id once: a client that sends an X-Request-Id a second time is served again, and
-billed for the first.
+(`close_abandoned`). The ledger takes an id once, and the id of a call is
+the platform's own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DISK_MS = 1_500
 """Timeout for Redis to sync its log, which it does once a second; below the client's own timeout."""
 MARK_KEPT_S = 60
 ABANDONED_MS = 30_000
-"""Time that a client's retry has to take over a dead gateway's call, before it is closed as lost."""
+"""Age from which a dead gateway's call is closed as lost."""
 
 
 class LedgerWriter:
@@ -284,6 +284,7 @@ def _lost_row(call: OpenInvocation) -> InvocationRow:
         project=call.project,
         parent=call.parent,
         caller=call.caller,
+        request_id=call.request_id,
         memory_bytes=0,
         cost_nusd=0,
         attempts=0,

@@ -52,7 +52,7 @@ def invoke_async(
     wait_s: float | None,
     as_json: bool,
 ) -> int:
-    """Submits an async call and returns the exit code. Its request id makes the server accept it once."""
+    """Submits an async call and returns the exit code. Its idempotency key makes the server accept it once."""
     response = server.request_with_retry(method, target, content=content, headers=headers)
     if response.status_code != 202:
         raise error_of(response.status_code, response.content)

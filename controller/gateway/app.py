@@ -28,7 +28,7 @@ from ..http.client import open_session
 from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import Target, parse_target
 from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
-from ..http.scope import CALL_ORIGIN, PROGRESS, REPEAT_KEY, CallOrigin
+from ..http.scope import CALL_ORIGIN, GIVEN_REQUEST_ID, PROGRESS, REPEAT_KEY, CallOrigin
 from ..scheduler.project_limits import used_up
 from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
@@ -128,8 +128,7 @@ class Gateway:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()
-        request_id = valid_request_id(header(scope, b"x-request-id"), own=REPEAT_KEY in scope)
-        request_id = request_id or new_invocation_id()
+        request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
             target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
             backend = await self._router.find(target, request_id)
@@ -163,6 +162,7 @@ class Gateway:
                 parent=origin.parent if origin is not None else NO_CALL,
                 chain=origin.chain if origin is not None else (),
                 repeat_key=scope.get(REPEAT_KEY, ""),
+                request_id=scope.get(GIVEN_REQUEST_ID, ""),
             )
             # While the body came, a backend without calls may have been forgotten.
             backend = self._router.open(backend.key, backend.record)

@@ -34,6 +34,7 @@ from ..http.asgi import Receive, Scope, Send
 from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import parse_target
 from ..http.request_body import header
+from ..http.scope import GIVEN_REQUEST_ID
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from .admission.admission import AdmissionControl
 from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecorder
@@ -104,6 +105,7 @@ class WebSocketProxy:
                 price=self._billing.price(accepted_unix_ns // 1_000_000),
                 key=scope.get("fs.key", ""),
                 root=target.root,
+                request_id=scope.get(GIVEN_REQUEST_ID, ""),
             )
             record = self._recorder.open(backend, call)
             await self._serve(WebSocketSession(record, scope, receive, send, limits.max_body_bytes))

@@ -106,16 +106,9 @@ def scoped_cookie(cookie: bytes, root: bytes) -> bytes:
     return b"; ".join((pair, *kept, b"Path=" + path))
 
 
-RESERVED_IDS = "cron-"
-"""Prefix of the ids of scheduled runs, which anybody could take before their time otherwise."""
-
-
-def valid_request_id(value: bytes | None, *, own: bool = False) -> str | None:
-    """The client's request id, if it is valid in keys, logs and headers and not reserved; else None. `own`: the
-    platform itself wrote it."""
+def valid_request_id(value: bytes | None) -> str | None:
+    """A request id that is valid in keys, logs and headers; else None."""
     text = value.decode("latin-1") if value else ""
-    if text.startswith(RESERVED_IDS) and not own:
-        return None
     return text if _REQUEST_ID.fullmatch(text) else None
 
 

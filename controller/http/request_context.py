@@ -15,6 +15,8 @@ from fleetstart.runtime.contract.billing.ledger import TraceContext
 
 REQUEST: ContextVar[str] = ContextVar("request", default="")
 TRACE: ContextVar[TraceContext] = ContextVar("trace", default=TraceContext())  # noqa: B039 - frozen
+GIVEN: ContextVar[str] = ContextVar("given", default="")
+"""The caller's own id of the request, which log lines name beside the platform's."""
 STATE_MAX_BYTES = 512
 """Longest tracestate that is passed on; W3C requires that much, and allows to drop what is longer."""
 
@@ -58,5 +60,6 @@ def log_fields() -> Mapping[str, str]:
     request = REQUEST.get()
     if not request:
         return {}
-    trace = TRACE.get()
-    return {"request": request, "trace": trace.trace_id} if trace.trace_id else {"request": request}
+    trace, given = TRACE.get(), GIVEN.get()
+    fields = {"request": request, "trace": trace.trace_id} if trace.trace_id else {"request": request}
+    return {**fields, "client_request": given} if given else fields

@@ -33,6 +33,10 @@ class CallOrigin:
     """The functions above it: the one that a client called first, the caller last."""
 
 
+GIVEN_REQUEST_ID = "fs.request_id"
+"""Scope key of the caller's own `X-Request-Id` of a call, which informs people; absent if it sent none that is valid.
+The header itself has the platform's id by then."""
+
 REPEAT_KEY = "fs.repeat"
 """Scope key of what is the same in each run of a call that may run several times: its idempotency key, or the id of the
 stored invocation."""

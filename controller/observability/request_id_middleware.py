@@ -1,5 +1,8 @@
 """The outermost middleware of the controller: gives each request its id and its trace context.
 
+A call's id is always the platform's: the ledger bills by it, and one id for many calls would be one bill. The caller's
+`X-Request-Id` goes beside it into the row and the log lines. Other requests keep the id that they came with.
+
 Both stand in the request's headers for the layers below and for the worker, and in its context for log lines and
 spans. Error responses to calls that reached no worker are counted here by their code, wherever they come from: keys,
 budgets, queues, sizes, functions that do not exist.
@@ -20,7 +23,8 @@ from fleetstart.runtime.contract.worker_headers import (
 from ..http.asgi import Message, Receive, Scope, Send
 from ..http.headers import valid_request_id
 from ..http.invoke_url import PREFIX
-from ..http.request_context import REQUEST, TRACE, trace_context, traceparent
+from ..http.request_context import GIVEN, REQUEST, TRACE, trace_context, traceparent
+from ..http.scope import GIVEN_REQUEST_ID
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -28,6 +32,9 @@ _REQUEST = REQUEST_HEADER.encode()
 _PARENT = TRACEPARENT_HEADER.encode()
 _STATE = TRACESTATE_HEADER.encode()
 _ERROR = ERROR_HEADER.encode()
+CALL_PREFIX = "inv-"
+"""That of `new_invocation_id`."""
+REQUEST_PREFIX = "req-"
 _OURS = frozenset((_REQUEST, _PARENT, _STATE))
 
 
@@ -47,8 +54,8 @@ class RequestIdMiddleware:
         if "headers" not in scope:
             await self._app(scope, receive, send)
             return
-        request_id = self._identify(scope)
         calls = scope["path"].startswith(PREFIX)
+        request_id = self._identify(scope, calls=calls)
 
         async def sending(message: Message) -> None:
             # A WebSocket may be refused with one, too; good answers of the gateway need nothing.
@@ -58,7 +65,7 @@ class RequestIdMiddleware:
 
         await self._app(scope, receive, sending)
 
-    def _identify(self, scope: Scope) -> str:
+    def _identify(self, scope: Scope, *, calls: bool) -> str:
         """Puts id and trace context into the request's headers and its context. Returns the id."""
         headers = []
         given: bytes | None = None
@@ -73,7 +80,14 @@ class RequestIdMiddleware:
             else:
                 (parents if name == _PARENT else states).append(pair[1])
         chance = token_hex(34)  # once: reading random bytes is most of the work here
-        request_id = valid_request_id(given) or _prefix(scope) + chance[48:]
+        own_id = valid_request_id(given)
+        if calls:
+            request_id = CALL_PREFIX + chance[48:]
+            GIVEN.set(own_id or "")
+            if own_id:
+                scope[GIVEN_REQUEST_ID] = own_id
+        else:
+            request_id = own_id or REQUEST_PREFIX + chance[48:]
         parent = parents[0] if len(parents) == 1 else None  # two contradict each other
         context = trace_context(parent, b",".join(states), sample=self._sample, chance=chance)
         headers.append((_REQUEST, request_id.encode()))
@@ -98,8 +112,3 @@ class RequestIdMiddleware:
             self._refused(code.decode("latin-1"))
         if not named:
             message["headers"] = [*message.get("headers", ()), (_REQUEST, request_id.encode())]
-
-
-def _prefix(scope: Scope) -> str:
-    """The id's prefix; for calls that of `new_invocation_id`."""
-    return "inv-" if scope["path"].startswith(PREFIX) else "req-"

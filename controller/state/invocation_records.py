@@ -46,6 +46,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     project: str = ""
     key: str = ""
     """Name of the API key that it was accepted with."""
+    request_id: str = ""
+    """The caller's own id, for people."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -51,7 +51,6 @@ KeyMismatch                      409  idempotency_mismatch     the key was used 
 ModelNotFound                    404  model_not_found          a request for another model
 NotAnswered                      410  not_answered             the async call ended without a response
 OriginRejected                   403  origin_refused           the page's origin is not in the function's `cors`
-RequestIdTaken                   409  request_id_taken         the request id belongs to another async call
 SecretCipherError                500  vault_closed             the master key is missing or another one
 TooManyFollowers                 429  too_many_followers       too many log or event streams are open
 Unreachable                      503  unreachable              of `fs`: no server answered at the URL

@@ -81,7 +81,6 @@ HELP_OF_PARTS = {
         "send it again: it gets that call's answer",
     ),
     "idempotency_not_kept": ("the answer of the first call was too large to store", "call with a new key"),
-    "request_id_taken": ("another async call has that `X-Request-Id`", "use each id once"),
     "not_answered": ("the async call was cancelled, or did not run in time", "`fs invocations redrive ID`"),
     "events_gone": ("the events after `Last-Event-ID` are no longer kept", "read the result instead"),
     "socket_refused": ("a WebSocket was not accepted by its app", "the app's log says why: `fs logs NAME`"),

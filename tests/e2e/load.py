@@ -71,6 +71,7 @@ class Load:
                 text = repr(error)
                 time.sleep(PAUSE_S)
                 continue
+            request = response.headers["x-request-id"]
             status, text = response.status_code, response.text
             break
         return Answer(request, status, text, began_s, time.monotonic() - began_s, tries)

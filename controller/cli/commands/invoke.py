@@ -73,11 +73,16 @@ def command(
     if (and_wait or webhook) and not in_background:
         raise click.UsageError("--wait and --webhook are for async calls: add --async")
     content, content_type = _body(body, ask_for_stream=stream and bool(path))
-    sent = {REQUEST_HEADER: new_invocation_id(), **content_type, **_headers(headers)}
+    sent = {**content_type, **_headers(headers)}
     method = method or ("POST" if content is not None or not path else "GET")
     target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
     if in_background:
-        sent = {**sent, "prefer": "respond-async", **({"fs-webhook": webhook} if webhook else {})}
+        sent = {
+            "idempotency-key": new_invocation_id(),
+            **sent,
+            "prefer": "respond-async",
+            **({"fs-webhook": webhook} if webhook else {}),
+        }
         with ApiClient(find_server(url, home)) as server, suggest_function(server, name.partition("@")[0]):
             return async_invoke.invoke_async(
                 server, method.upper(), target, content, sent, wait_s=timeout_s if and_wait else None, as_json=as_json
@@ -103,8 +108,7 @@ def command(
 
 
 def _sent(server: ApiClient, request: httpx.Request, *, ends_s: float) -> httpx.Response:
-    """Sends the request until a response begins. Retries have the same id, by which the server runs and bills the call
-    once."""
+    """Sends the request until a response begins. What a controller began that died before it answered is not billed."""
     import httpx
 
     lost_s = min(ends_s, time.monotonic() + RECONNECT_S)

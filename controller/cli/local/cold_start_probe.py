@@ -16,7 +16,7 @@ import msgspec
 
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
-from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
+from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.timeline import Phase
 from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER
 
@@ -65,13 +65,12 @@ class ColdStartProbe:
 
     def _called(self, name: str) -> InvocationTrace:
         """Calls the function. A body's file is read at each call, since it may have changed."""
-        call = new_invocation_id()
         path = self.path if self.path.startswith(("/", "?")) or not self.path else f"/{self.path}"
         target = f"/fn/{quote(name, safe='')}{path}"
-        headers = {REQUEST_HEADER: call, "content-type": "application/json"}
+        headers = {"content-type": "application/json"}
         with self.server.connection_errors():
-            self.server.http.post(target, content=_content(self.body), headers=headers, timeout=CALL_S)
-        return _trace(self.server, call)
+            answer = self.server.http.post(target, content=_content(self.body), headers=headers, timeout=CALL_S)
+        return _trace(self.server, InvocationId(answer.headers[REQUEST_HEADER]))
 
 
 def span_ms(phases: list[Phase]) -> float:

@@ -71,6 +71,7 @@ class CallRecorder:
                 project=backend.spec.project,
                 parent=call.parent,
                 caller=call.caller,
+                request_id=call.request_id,
             )
         )
         return CallRecord(self, backend, call)
@@ -289,6 +290,7 @@ class CallRecord:
             total_ms=(now_ns - call.accepted_ns) // 1_000_000,
             parent=call.parent,
             caller=call.caller,
+            request_id=call.request_id,
             first_byte_ms=(answered_ns - call.accepted_ns) // 1_000_000 if answered_ns else None,
         )
         status = worker.status if worker is not None else None

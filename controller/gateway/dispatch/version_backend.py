@@ -59,6 +59,8 @@ class Call:
     """The functions above it, the caller last; none for a client's."""
     repeat_key: str = ""
     """What is the same if the call runs again; empty if it is not known to be a repetition."""
+    request_id: str = ""
+    """The caller's own id, for people; empty if it gave none."""
 
     @property
     def caller(self) -> FunctionName:

@@ -73,6 +73,8 @@ class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation")
     """The call for which a function made this one; empty for a client's call."""
     caller: FunctionName = FunctionName("")
     """The function that made it; empty for a client's call."""
+    request_id: str = ""
+    """The caller's own `X-Request-Id`, for people: several calls may have the same one."""
 
 
 WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "failed"]
@@ -120,6 +122,7 @@ class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
     project: str = ""
     parent: InvocationId = InvocationId("")
     caller: FunctionName = FunctionName("")
+    request_id: str = ""
 
 
 CALLED_KEPT = 50

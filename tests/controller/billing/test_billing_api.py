@@ -148,8 +148,7 @@ def test_kills_of_controller_and_redis_leave_every_call_once_in_segments_and_str
     for turn in range(4):
         for i in range(60):
             name = f"call-{turn}-{i}"
-            asked.append(name)
-            _until_answered(controller, name)
+            asked.append(_until_answered(controller, name))
             if i == 30 and turn % 2:
                 controller.kill()
                 controller.start()
@@ -171,10 +170,13 @@ def test_kills_of_controller_and_redis_leave_every_call_once_in_segments_and_str
     assert [row["id"] for row in controller.rows("hello")] == [line.row.id for line in reversed(lines)]
 
 
-def _until_answered(controller: ControllerProcess, name: str) -> None:
-    def answered() -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            return controller.http.get("/fn/hello", headers={"x-request-id": name}).status_code == 200
-        return False
+def _until_answered(controller: ControllerProcess, name: str) -> str:
+    """The id under which it was answered."""
 
-    wait_until(answered, 20, what=name)
+    def answered() -> str:
+        with contextlib.suppress(httpx.TransportError):
+            answer = controller.http.get("/fn/hello", headers={"x-request-id": name})
+            return answer.headers["x-request-id"] if answer.status_code == 200 else ""
+        return ""
+
+    return wait_until(answered, 20, what=name)

@@ -250,10 +250,10 @@ def test_a_callee_has_no_more_time_than_its_caller(system: System) -> None:
 
 
 def test_a_caller_that_goes_away_takes_its_callees_along(system: System) -> None:
-    request = "inv-goes-away"
     with pytest.raises(Exception, match="timed out"):
-        ask(system, "value", "slow", headers={"x-request-id": request}, timeout=1.0)
-    [row] = wait_until(lambda: rows(system, request), 10, what="the callee's row")
+        ask(system, "value", "slow", headers={"x-request-id": "goes-away"}, timeout=1.0)
+    [left] = wait_until(lambda: [row for row in system.invocations() if row.request_id == "goes-away"], 10, what="row")
+    [row] = wait_until(lambda: rows(system, left.id), 10, what="the callee's row")
     assert (row.status, row.error) == (499, "client_gone")
     wait_until(lambda: "count was cancelled" in system.fs("logs", "count").out, 10, what="the callee's end")
 

@@ -67,7 +67,7 @@ def test_the_queue_deadline_ends_the_wait(controller: ControllerProcess, node: H
         assert "within its queue timeout of 0.1 s" in error_of(answer)["message"]
         assert int(answer.headers["retry-after"]) >= 1
         row = wait_until(lambda: controller.rows("f"))[0]
-        assert (row["id"], row["status"], row["billed_ms"]) == ("waited", 503, 0)
+        assert (row["request_id"], row["status"], row["billed_ms"]) == ("waited", 503, 0)
     assert controller.http.get("/fn/f").status_code == 200
 
 
