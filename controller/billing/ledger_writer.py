@@ -55,8 +55,8 @@ CONFIRM_S = 0.5
 DISK_MS = 1_500
 """Timeout for Redis to sync its log, which it does once a second; below the client's own timeout."""
 MARK_KEPT_S = 60
-ABANDONED_MS = 30_000
-"""Age from which a dead gateway's call is closed as lost."""
+ABANDONED_MS = 10_000
+"""Age from which a dead gateway's call is closed as lost: some leases long, since gateways may be away."""
 
 
 class LedgerWriter:

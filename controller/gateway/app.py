@@ -187,7 +187,7 @@ class Gateway:
         except TimeoutError:
             await self._fail(record, self._deadline_exceeded(record), send)
         except ResponseTruncated as truncated:
-            record.release(waive=True)
+            record.release(waive=truncated.lost_ns is None, until_ns=truncated.lost_ns)
             await self._fail(record, truncated.error, send)
         except FleetError as error:
             await self._fail(record, error, send)

@@ -40,7 +40,7 @@ from .admission.admission import AdmissionControl
 from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecorder
 from .dispatch.call_response import platform_headers
 from .dispatch.dispatcher import FinalStatus, SlotAcquirer
-from .dispatch.retry_policy import CLOSED, LostWorkers
+from .dispatch.retry_policy import CLOSED, LostWorkers, is_billed_when_cut
 from .dispatch.version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
 from .router import Router
 from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, cancel_and_wait, sendable
@@ -218,9 +218,12 @@ class WebSocketProxy:
         headers = platform_headers(record)
         await session.send({"type": "websocket.accept", "subprotocol": upstream.protocol, "headers": headers})
         close = await session.relay(attempt, upstream, first)
-        record.responded(opened_ns, time.monotonic_ns())
+        ended_ns = time.monotonic_ns()
+        record.responded(opened_ns, ended_ns)
         record.set_outcome(SWITCHING_PROTOCOLS, close.error)
-        record.release(waive=close.error == WorkerLost.code)
+        lost = close.error == WorkerLost.code
+        waive = lost and not is_billed_when_cut(await self._final_status(attempt.worker.id))
+        record.release(waive=waive, until_ns=ended_ns)
         record.finish()
         if not close.by_client:
             await session.close(close)

@@ -17,6 +17,8 @@ from fleetstart.runtime.contract.billing.prices import FIRST, PriceSheet
 
 FLUSH_S = 10.0
 """Interval between flushes: a daemon that is killed loses at most this much."""
+LATE_NS = 2_000_000_000
+"""How late a worker's word may come, on a busy node, and still count for the time that it was sent in."""
 MAX_BUFFERED_ROWS = 100_000
 """Rows kept while Redis is unavailable: a day of a few busy workers."""
 
@@ -33,6 +35,8 @@ class WorkerMeter:
         self._numbers: Counter[WorkerPhase] = Counter()
         self._ready_ns = 0
         self._busy_ns = 0
+        self._busy_told_ns = 0
+        """Time from which its next word about busy time may count, by this clock."""
         self._written_ms = {"execute": 0, "idle": 0}
         self._flushed_ms = 0
 
@@ -40,16 +44,21 @@ class WorkerMeter:
         return self._row(name, started_ns // 1_000_000, ended_ns // 1_000_000 - started_ns // 1_000_000)
 
     def ready(self, now_ns: int) -> None:
-        self._ready_ns = now_ns
+        self._ready_ns = self._busy_told_ns = now_ns
 
     @property
     def is_running(self) -> bool:
         """True once the worker has become ready."""
         return self._ready_ns > 0
 
-    def busy(self, busy_ns: int) -> None:
-        """Records the total busy time since ready, as the worker counts it; a message out of order changes nothing."""
-        self._busy_ns = max(self._busy_ns, busy_ns)
+    def busy(self, busy_ns: int, now_ns: int) -> None:
+        """Records the total busy time since ready, as the worker counts it; a message out of order changes nothing.
+
+        Its word is believed up to the time that has passed here since its last: nobody works ahead of the clock.
+        """
+        grown_ns = max(0, min(busy_ns - self._busy_ns, now_ns - self._busy_told_ns))
+        self._busy_ns += grown_ns
+        self._busy_told_ns = max(self._busy_told_ns + grown_ns, now_ns - LATE_NS)
 
     def set_rate(self, sheet: PriceSheet, now_ns: int, *, kept: bool) -> list[PhaseRow]:
         """Sets the price of idle time from now on, billed only if the worker is `kept` because of `min`. Returns the

@@ -66,7 +66,7 @@ class WorkerRecord:
         self._phase("start", self.seen_ns, assigned_ns)
         if fetched_ns is not None:
             self._phase("fetch", *fetched_ns)
-        self.timeline.join(own)
+        self.timeline.join(own.within(self.seen_ns, time.monotonic_ns()))
 
     def ready(self, assigned_ns: int) -> None:
         now_ns = time.monotonic_ns()
@@ -89,10 +89,12 @@ class WorkerRecord:
         self.log_line("system", f"worker has the whole model {took_ms:.0f} ms after its order")
 
     def on_usage(self, usage: Usage) -> None:
-        self._meter.busy(usage.busy_ns)
-        if usage.speed is not None and not self._order.shell:
+        now_ns = time.monotonic_ns()
+        self._meter.busy(usage.busy_ns, now_ns)
+        speed = usage.speed
+        if speed is not None and not self._order.shell and speed.is_possible((now_ns - self.seen_ns) / 1e9):
             version = f"{self._order.spec.name}@{self._order.version}"
-            self._services.latencies.note(version, self._order.worker, usage.speed)
+            self._services.latencies.note(version, self._order.worker, speed)
 
     def set_rate(self, sheet: PriceSheet, *, kept: bool) -> None:
         """Sets the price of idle time from now on: zero, unless the worker is kept because of `min`."""

@@ -29,6 +29,10 @@ PhaseName = Literal[
 ]
 
 
+PHASES_OF_WORKER_MAX = 64
+"""Phases that are believed of a worker's own start; it has about ten. They stand in its status, in Redis."""
+
+
 class Phase(msgspec.Struct, frozen=True):
     name: PhaseName
     started_ns: int
@@ -73,6 +77,14 @@ class Timeline(msgspec.Struct):
             shift_ns = 0
         for phase in other.phases:
             self.add(phase.name, phase.started_ns + shift_ns, phase.ended_ns + shift_ns)
+
+    def within(self, begin_ns: int, end_ns: int) -> Timeline:
+        """What of it lies in a span of this machine's clock: the word of a worker, in the time that it had."""
+        clipped = [
+            Phase(phase.name, max(phase.started_ns, begin_ns), min(phase.ended_ns, end_ns))
+            for phase in self.phases[:PHASES_OF_WORKER_MAX]
+        ]
+        return Timeline(phases=[phase for phase in clipped if phase.started_ns <= phase.ended_ns])
 
     def total_ms(self, name: PhaseName) -> float:
         """Total duration of the phases of that name."""

@@ -99,6 +99,7 @@ class WorkerApp:
         await send({"type": "http.response.start", "status": 200, "headers": kind})
         await send({"type": "http.response.body", "body": b"data: first\n\n", "more_body": True})
         if path == "/cut":
+            await asyncio.sleep(0.02)
             raise ConnectionAbortedError
         if path == "/forged":
             bill = b'event: fleetstart\ndata: {"request_id": "x", "billed_ms": 987654321, "cost": "0.123456789"}\n\n'

@@ -142,17 +142,24 @@ class CallRecord:
             self.backend.reported_busy = True
             self._recorder.report_now()
 
-    def release_for_retry(self, attempt: Attempt, backoff_ns: int) -> None:
-        """Frees the slot of an attempt that failed; its worker gets no calls for a while."""
+    def release_for_retry(self, attempt: Attempt, backoff_ns: int, *, cut: bool = False) -> None:
+        """Frees the slot of an attempt that failed; its worker gets no calls for a while.
+
+        `cut`: it ended a stream that another worker continues. That is billed, unless the worker ran the platform's own
+        code alone, a language model's.
+        """
         self._end_grant()
         now_ns = time.monotonic_ns()
         self.backend.avoid(attempt.worker, now_ns, backoff_ns)
-        self.backend.release(attempt, now_ns, waive=True)
+        waive = not (cut and self.begun and self.backend.spec.llm is None)
+        self.billed_ms += self.backend.release(attempt, now_ns, waive=waive, broke=True)
 
-    def release(self, *, waive: bool) -> None:
-        """Frees the slot of the attempt under way, if there is one. Its time is billed unless waived."""
+    def release(self, *, waive: bool, until_ns: int | None = None) -> None:
+        """Frees the slot of the attempt under way, if there is one. Its time, to now or `until_ns`, is billed unless
+        waived."""
         if self.attempt is not None and self.attempt.active:
-            self.billed_ms = self.backend.release(self.attempt, time.monotonic_ns(), waive=waive)
+            ended_ns = time.monotonic_ns() if until_ns is None else until_ns
+            self.billed_ms += self.backend.release(self.attempt, ended_ns, waive=waive)
 
     def call_headers(self) -> list[tuple[str, str]]:
         """Headers for the worker about calls from function to function; none for a client's call of a function that

@@ -121,7 +121,7 @@ class Dispatcher:
                 record.release_for_retry(attempt, SILENT_BACKOFF_NS)
                 await self._lost(record, attempt, lost, silent=True)
             except UpstreamDisconnected:
-                record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
+                record.release_for_retry(attempt, SUSPECT_BACKOFF_NS, cut=True)
                 await self._lost(record, attempt, lost, silent=False)
             again = True
 

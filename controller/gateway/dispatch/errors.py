@@ -35,7 +35,11 @@ class UpstreamDisconnected(UpstreamError):
 
 
 class ResponseTruncated(Exception):
-    """The response had begun and cannot go on."""
+    """The response had begun and cannot go on.
 
-    def __init__(self, error: FleetError) -> None:
+    `lost_ns`: until then its call is billed for what its client has; None if the platform cut it off.
+    """
+
+    def __init__(self, error: FleetError, lost_ns: int | None = None) -> None:
         self.error = error
+        self.lost_ns = lost_ns

@@ -52,6 +52,18 @@ def never_entered(status: WorkerStatus | None, request: str, entered_before: int
     return status is not None and status.entered is not None and status.entered.excludes(request, entered_before)
 
 
+def is_billed_when_cut(status: WorkerStatus | None) -> bool:
+    """Whether a call is billed, until then, whose answer its worker cut off; with the worker's final status.
+
+    Its client has what came, and a handler that sends all and then exits, or closes its connection, must not be free of
+    charge. A worker without a final status lives. What the platform ended is not billed: drained workers, damaged
+    weights.
+    """
+    if status is None:
+        return True
+    return status.error is not None and status.error.code in (WorkerLost.code, OutOfMemory.code)
+
+
 def give_up(spec: FunctionSpec, lost: int, status: WorkerStatus | None, otherwise: str) -> FleetError | None:
     """The error of a call under which so many workers were lost, the last with this status; None: it runs again.
 

@@ -24,6 +24,7 @@ from .call_record import CallRecord
 from .call_response import closing_event, platform_headers
 from .errors import HostSilent, ResponseTruncated, UpstreamDisconnected, UpstreamUnreachable
 from .host_liveness import HostLiveness
+from .retry_policy import is_billed_when_cut
 from .stream_resume import ResumeMarkers
 from .version_backend import Attempt
 
@@ -126,15 +127,19 @@ class StreamRelay:
         self._lost_ns = time.monotonic_ns()
         self._record.responded(head_ns, self._lost_ns)
         if self._markers is None or not self._markers.whole or self._moves >= MOVES_ALLOWED:
-            raise ResponseTruncated(await self._lost_error(attempt, error)) from error
+            silent = isinstance(error, HostSilent)
+            status = await self._final_status(attempt.worker.id)
+            billed = not silent and is_billed_when_cut(status)
+            raise ResponseTruncated(
+                self._lost_error(status, silent=silent), self._lost_ns if billed else None
+            ) from error
         self._moves += 1
         extra = {"invocation": self._record.call.id, "worker": attempt.worker.id, "error": str(error)}
         log.info("a stream continues at another worker", extra=extra)
         raise error if isinstance(error, HostSilent) else UpstreamDisconnected from error
 
-    async def _lost_error(self, attempt: Attempt, error: Exception) -> WorkerLost:
-        status = await self._final_status(attempt.worker.id)
-        cause = "its host does not answer" if isinstance(error, HostSilent) else "the connection ended"
+    def _lost_error(self, status: WorkerStatus | None, *, silent: bool) -> WorkerLost:
+        cause = "its host does not answer" if silent else "the connection ended"
         if status is not None and status.error is not None:
             cause = status.error.message
         return WorkerLost(f"function {self._record.backend.key.name}: its worker was lost in mid-answer: {cause}")

@@ -233,8 +233,11 @@ class VersionBackend:
                 if not queued.slot.done():
                     queued.slot.set_exception(error)
 
-    def release(self, attempt: Attempt, now_ns: int, *, waive: bool) -> int:
-        """Frees the attempt's slot. Returns the milliseconds that the call is billed for."""
+    def release(self, attempt: Attempt, now_ns: int, *, waive: bool, broke: bool = False) -> int:
+        """Frees the attempt's slot. Returns the milliseconds that the call is billed for.
+
+        `broke`: its worker broke off, so that this says nothing good of the worker or of how long a call takes.
+        """
         worker = attempt.worker
         if attempt not in worker.attempts:
             return 0
@@ -245,10 +248,11 @@ class VersionBackend:
             billed_ms = 0
         else:
             billed_ms = worker.meter.end(attempt, now_ns)
-            self.service_time.observe((now_ns - attempt.started_ns) / 1e9)
+            if not broke:
+                self.service_time.observe((now_ns - attempt.started_ns) / 1e9)
         if worker.id in self._draining and not worker.attempts:
             del self._draining[worker.id]
-        if worker.avoid_until_ns and not waive:
+        if worker.avoid_until_ns and not waive and not broke:
             worker.avoid_until_ns = 0
         if self.queue:
             self.dispatch_waiting(now_ns)

@@ -21,6 +21,11 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     stages: int = 1
     """Number of stages that computed the last call."""
 
+    def is_possible(self, elapsed_s: float) -> bool:
+        """Whether a worker that was ordered that long ago can have measured this: user code may have written it."""
+        times = (self.call_s, self.prefill_s, self.decode_s or 0.0)
+        return all(0.0 <= time_s <= elapsed_s for time_s in times)
+
     def folded_into(self, mean: Speed | None) -> Speed:
         """The running mean with this sample in it. Starts over when the number of stages has changed."""
         if mean is None:

@@ -204,9 +204,31 @@ def test_the_deadline_ends_the_wait_for_a_worker(controller: ControllerProcess, 
     assert "waited for a worker" in answer.json()["error"]["message"]
 
 
-def test_a_stream_that_breaks_says_so(controller: ControllerProcess, node: HandNode) -> None:
+@pytest.mark.parametrize(
+    ("code", "billed"), [("", True), ("worker_lost", True), ("out_of_memory", True), ("checksum_mismatch", False)]
+)
+def test_a_stream_that_breaks_says_so_and_is_billed_unless_the_platform_broke_it(
+    controller: ControllerProcess, node: HandNode, code: str, billed: bool
+) -> None:
+    """Its worker ends by itself, or lives on and has closed the connection: what came is paid for."""
+
+    def fail(node: HandNode, order: Any) -> None:
+        if order.wanted == "run":
+            node.ready(order)
+            threading.Thread(target=end, args=(node, order), daemon=True).start()
+
+    def end(node: HandNode, order: Any) -> None:
+        app = node.apps[order.worker]
+        wait_until(lambda: (app.calls and not app.running) or node.closed, 100)
+        if code and app.calls:
+            node.fail(order, code, "it ended")
+
+    node.answer = fail
     controller.deploy("hello")
     text = controller.http.get("/fn/hello/cut").text
+    [row] = wait_until(lambda: controller.rows("hello"))
+    assert (row["billed_ms"] >= 20, row["cost_nusd"] > 0) == (billed, billed)
+    assert row["billed_ms"] < 900, "until it broke, not until that was known"
     assert text.startswith("data: first\n\n")
     assert "event: error" in text
     assert "worker_lost" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -39,6 +40,11 @@ async def http(scope, receive, send):
         message = await receive()
         print("app heard", message["type"])
         return
+    if scope["path"].endswith("/exit"):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"the whole text", "more_body": True})
+        await asyncio.sleep(0.2)
+        os._exit(0)
     path = scope["raw_path"].removeprefix(scope["root_path"].encode())
     told = [scope["method"].encode(), path, scope["query_string"], body[::-1]]
     head = [(b"content-type", b"application/octet-stream"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
@@ -199,15 +205,32 @@ def test_the_app_ends_it(system: System, message: str, code: int, reason: str) -
     wait_until(lambda: system.info("app").running == 0, what="word of its end")
 
 
-def test_a_worker_that_dies_ends_it_with_a_code_and_bills_nothing(system: System) -> None:
+def test_a_worker_that_dies_ends_it_with_a_code_and_is_billed_until_then(system: System) -> None:
     with opened(system, additional_headers={"x-request-id": "died"}) as socket:
+        socket.send("open")
+        assert socket.recv(timeout=10) == "open"
+        with pytest.raises(TimeoutError):
+            socket.recv(timeout=0.1)
         socket.send("die")
         assert ended(socket) == (1011, "its worker was lost")
     row = row_of(system, "died")
-    assert (row.status, row.error, row.billed_ms) == (101, "worker_lost", 0)
+    assert (row.status, row.error) == (101, "worker_lost")
+    assert 100 <= row.billed_ms < 2_000
     with opened(system) as socket:
         socket.send("again")
         assert socket.recv(timeout=10) == "again"
+
+
+def test_a_stream_whose_worker_exits_after_it_sent_all_is_billed(system: System) -> None:
+    with system.http.stream("POST", "/fn/app/exit", json={}) as answer:
+        text = b""
+        with contextlib.suppress(httpx.TransportError):
+            for piece in answer.iter_raw():
+                text += piece
+    assert text.startswith(b"the whole text")
+    row = row_of(system, answer.headers["x-request-id"])
+    assert (row.status, row.error) == (200, "worker_lost")
+    assert 200 <= row.billed_ms < 2_000
 
 
 def test_messages_that_are_too_large_end_it(system: System) -> None:

@@ -159,13 +159,14 @@ def test_the_parts_write_json_with_the_request_they_act_for(seen: System) -> Non
         text = (seen.home / "logs" / f"{part}.log").read_text()
         written[part] = [json.loads(line) for line in text.splitlines()]
         assert {line["service"] for line in written[part]} == {part}
-    of_call = [line for line in written["controller"] if line.get("client_request") == "evil-1"]
+    [evil] = {line["request"] for line in written["controller"] if line.get("client_request") == "evil-1"}
+    of_call = [line for line in written["controller"] if line.get("request") == evil]
     assert [line["message"] for line in of_call] == ["worker ordered", "an invocation failed"]
     failed = of_call[-1]
     assert (failed["status"], failed["error"]) == (500, "handler_error")
     assert re.fullmatch("[0-9a-f]{32}", str(failed["trace"]))
     ended = [line for line in written["node"] if line["message"] == "worker failed to start"]
-    lost = seen.trace("lost-1")["row"]["id"]
+    lost = seen.http.get("/api/v1/invocations/lost-1").json()["row"]["id"]
     assert [line["request"] for line in ended] == [lost] * 3
 
 

@@ -33,3 +33,9 @@ def test_versions_that_nobody_calls_make_room() -> None:
     assert len(speeds.report()) == VERSIONS_KEPT
     assert {"f@0", "g@1"} <= speeds.report().keys()
     assert "f@1" not in speeds.report()
+
+
+def test_a_latency_is_possible_only_in_the_time_that_there_was() -> None:
+    assert speed(1, 1.0).is_possible(1.5)
+    for call_s in (2.0, -1.0, float("nan"), float("inf")):
+        assert not speed(1, call_s).is_possible(1.5), call_s

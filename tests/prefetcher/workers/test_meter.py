@@ -39,7 +39,7 @@ def test_execute_and_idle_add_up_to_the_time_since_ready(steps: list[tuple[int, 
     for step_ns, share in steps:
         now_ns += step_ns
         busy_ns += int(step_ns * share)
-        subject.busy(busy_ns)
+        subject.busy(busy_ns, now_ns)
         rows += subject.flush(now_ns)
 
     assert sum(row.duration_ms for row in rows) == (now_ns - ready_ns) // 1_000_000
@@ -68,7 +68,7 @@ def test_idle_time_is_billed_while_it_is_kept_and_only_then(steps: list[tuple[in
     for step_ns, share, kept, sheet in steps:
         now_ns += step_ns
         busy_ns += int(step_ns * share)
-        subject.busy(busy_ns)
+        subject.busy(busy_ns, now_ns)
         after = (kept, msgspec.structs.replace(FIRST, version=sheet + 1, idle_nusd_per_gib_s=1000 * sheet))
         new = subject.set_rate(after[1], now_ns, kept=kept) + subject.flush(now_ns)
         for row in new:
@@ -81,6 +81,24 @@ def test_idle_time_is_billed_while_it_is_kept_and_only_then(steps: list[tuple[in
     assert sum(row.duration_ms for row in rows) == (now_ns - ready_ns) // 1_000_000
     assert kept_ms <= sum(row.duration_ms for row in rows if row.phase == "idle")
     assert len({row.id for row in rows}) == len(rows)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5_000_000_000), st.integers(-(2**62), 2**62)), min_size=1, max_size=20))
+def test_a_worker_cannot_have_worked_longer_than_the_clock_went_since_its_last_word(
+    steps: list[tuple[int, int]],
+) -> None:
+    subject = meter()
+    now_ns = ready_ns = 5_000_000_000
+    subject.ready(now_ns)
+    for step_ns, claimed_ns in steps:
+        now_ns += step_ns
+        subject.busy(claimed_ns, now_ns)
+    later_ns = now_ns + 60_000_000_000
+    rows = subject.set_rate(FIRST, now_ns, kept=True) + subject.flush(later_ns)
+    executed = sum(row.duration_ms for row in rows if row.phase == "execute")
+    assert 0 <= executed <= (now_ns - ready_ns) // 1_000_000
+    idle = sum(row.duration_ms for row in rows if row.phase == "idle" and row.rate_nusd_per_gib_s)
+    assert idle >= 60_000 - 1, "what it claimed ahead pays for no time to come"
 
 
 def test_what_comes_before_ready_is_waived_also_of_a_kept_worker() -> None:

@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.contract.timeline import PHASES_OF_WORKER_MAX, Timeline
 
 MS = 1_000_000
 
@@ -49,3 +49,18 @@ def test_a_timeline_travels_as_json() -> None:
     timeline = Timeline()
     timeline.add("execute", 1, 2)
     assert msgspec.json.decode(msgspec.json.encode(timeline), type=Timeline) == timeline
+
+
+def test_a_workers_own_phases_are_believed_within_the_time_that_it_had() -> None:
+    own = Timeline()
+    own.add("import", -(10**18), 150)
+    own.add("load", 150, 10**18)
+    own.add("device", 300, 400)
+    own.phases += own.phases * 1000
+    seen = own.within(100, 200)
+    assert [(phase.name, phase.started_ns, phase.ended_ns) for phase in seen.phases[:2]] == [
+        ("import", 100, 150),
+        ("load", 150, 200),
+    ]
+    assert {phase.name for phase in seen.phases} == {"import", "load"}
+    assert len(seen.phases) <= PHASES_OF_WORKER_MAX
