@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -20,11 +21,13 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
 from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
+from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.volume import VolumeRecord, VolumeVersion, volume_name, with_version
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
+from fleetstart.runtime.contract.sizes import MIB
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,13 @@ REPLY_TIMEOUT_S = 5.0
 FSYNC_WAIT_MS = 2500
 """Longest wait for Redis to sync its log to disk, which it does once a second."""
 LOG_LINES_KEPT = 10_000
-"""Approximate number of log lines kept of one function."""
+"""Log lines kept of one function."""
+LOG_BYTES_KEPT = 8 * MIB
+"""Log bytes kept of one function: 10,000 lines of 800 bytes."""
+PROJECT_LOG_BYTES_KEPT = 64 * MIB
+"""Log bytes kept of all functions of a project. Who writes beyond them loses lines of its own."""
+CROWDED_LOG_BYTES_KEPT = MIB // 4
+"""Log bytes that a function keeps also in a project without room: enough for the last traceback."""
 
 PUBLISH_TRIES = 20
 """Attempts to publish a version of a volume, each of which another change can spoil."""
@@ -56,6 +65,7 @@ class NodeState:
             socket_timeout=REPLY_TIMEOUT_S,
         )
         self._append = append_script()
+        self._append_logs = files(__package__).joinpath("append_logs.lua").read_text()
         self._orders = RecordDecoder(WorkerOrder)
         self._reports = RecordDecoder(NodeReport)
 
@@ -117,14 +127,14 @@ class NodeState:
             await pipe.execute()
 
     async def write_logs(self, lines: Sequence[tuple[FunctionName, LogLine]]) -> None:
+        by_function: dict[FunctionName, list[bytes]] = {}
+        for function, line in lines:
+            by_function.setdefault(function, []).append(msgspec.json.encode(line))
+        limits = (LOG_LINES_KEPT, LOG_BYTES_KEPT, PROJECT_LOG_BYTES_KEPT, CROWDED_LOG_BYTES_KEPT)
         async with self._redis.pipeline(transaction=False) as pipe:
-            for function, line in lines:
-                pipe.xadd(
-                    keys.logs(function),
-                    {"line": msgspec.json.encode(line)},
-                    maxlen=LOG_LINES_KEPT,
-                    approximate=True,
-                )
+            for function, encoded in by_function.items():
+                owned = (keys.logs(function), keys.log_bytes(project_of(function)))
+                pipe.eval(self._append_logs, len(owned), *owned, function, *limits, keys.LOGS, *encoded)
             await pipe.execute()
 
     async def write_rows(self, rows: Sequence[PhaseRow], *, durably: bool = True) -> None:

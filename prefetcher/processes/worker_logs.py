@@ -1,8 +1,8 @@
 """Worker logs: lines that workers print, on their way to their function's log stream in Redis.
 
 A worker's pipe is always read, so that a worker never blocks on printing. Lines are cut at `LINE_MAX_BYTES` and
-limited in rate, with a line that counts the dropped ones. The caller takes batches and writes them; while Redis is
-unavailable they wait, and the oldest are dropped.
+limited in rate, in lines and in bytes as they are stored, with a line that counts the dropped ones. The caller takes
+batches and writes them; while Redis is unavailable they wait, and the oldest of the function with the most are dropped.
 """
 
 from __future__ import annotations
@@ -12,20 +12,31 @@ import contextlib
 import os
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.process.token_bucket import TokenBucket
+from fleetstart.runtime.contract.sizes import MIB
 
 LINE_MAX_BYTES = 16 * 1024
 LINES_PER_S = 1000
 """Sustained rate limit of one worker: more than a person reads, little for Redis."""
 BURST_LINES = 4000
+BYTES_PER_S = MIB
+"""The same in bytes of JSON: a control character takes six."""
+BURST_BYTES = 4 * MIB
 MAX_BUFFERED_LINES = 20_000
 """Buffer of all workers together, while Redis is unavailable."""
+MAX_BUFFERED_BYTES = 16 * MIB
+LINE_OVERHEAD_BYTES = 200
+"""What a line takes beside its text: its record, and its place in memory."""
+BATCH_BYTES = 4 * MIB
+"""Bytes written to Redis at a time, which others wait for."""
 EARLY_LINES = 200
 """Lines kept of a preforked worker until it has a function."""
 READ_BYTES = 64 * 1024
@@ -63,10 +74,13 @@ def _text(line: bytes) -> str:
 
 
 class LogBuffer:
-    """Lines of all workers on their way to Redis."""
+    """Lines of all workers on their way to Redis, in order for each function."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[FunctionName, LogLine]] = deque(maxlen=MAX_BUFFERED_LINES)
+        self._waiting: dict[FunctionName, deque[LogLine]] = {}
+        self._bytes: Counter[FunctionName] = Counter()
+        self._lines = 0
+        self._all_bytes = 0
         self.arrived = asyncio.Event()
 
     def write(
@@ -87,20 +101,57 @@ class LogBuffer:
             text=text,
             invocation=invocation,
         )
-        self._waiting.append((function, line))
+        self._waiting.setdefault(function, deque()).append(line)
+        self._count(function, line, 1)
+        self._drop_beyond()
         self.arrived.set()
 
     def take(self, most: int = 2000) -> list[tuple[FunctionName, LogLine]]:
-        batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        """Takes a batch: up to `most` lines and about `BATCH_BYTES`, of the functions in turn."""
+        batch: list[tuple[FunctionName, LogLine]] = []
+        taken_bytes = 0
+        while self._waiting and len(batch) < most and taken_bytes < BATCH_BYTES:
+            for function in list(self._waiting):
+                line = self._pop(function)
+                taken_bytes += stored_bytes(line.text)
+                batch.append((function, line))
+                if len(batch) >= most or taken_bytes >= BATCH_BYTES:
+                    break
         if not self._waiting:
             self.arrived.clear()
         return batch
 
     def put_back(self, batch: list[tuple[FunctionName, LogLine]]) -> None:
         """Puts a batch that could not be written back in front, as far as there is room."""
-        free_lines = MAX_BUFFERED_LINES - len(self._waiting)
-        self._waiting.extendleft(reversed(batch[-free_lines:] if free_lines else []))
+        for function, line in reversed(batch):
+            self._waiting.setdefault(function, deque()).appendleft(line)
+            self._count(function, line, 1)
+        self._drop_beyond()
         self.arrived.set()
+
+    def _drop_beyond(self) -> None:
+        """Drops the oldest lines of the function that has the most, while there are too many."""
+        while self._lines > MAX_BUFFERED_LINES or self._all_bytes > MAX_BUFFERED_BYTES:
+            self._pop(max(self._bytes, key=self._bytes.__getitem__))
+
+    def _pop(self, function: FunctionName) -> LogLine:
+        lines = self._waiting[function]
+        line = lines.popleft()
+        self._count(function, line, -1)
+        if not lines:
+            del self._waiting[function], self._bytes[function]
+        return line
+
+    def _count(self, function: FunctionName, line: LogLine, sign: int) -> None:
+        size_bytes = sign * stored_bytes(line.text)
+        self._lines += sign
+        self._all_bytes += size_bytes
+        self._bytes[function] += size_bytes
+
+
+def stored_bytes(text: str) -> int:
+    """Bytes that a line takes as JSON, and about those that it takes in memory."""
+    return LINE_OVERHEAD_BYTES + len(msgspec.json.encode(text))
 
 
 class LogPipe:
@@ -111,6 +162,7 @@ class LogPipe:
         self._fd = fd
         self._splitter = LineSplitter()
         self._lines = TokenBucket(per_s=LINES_PER_S, burst=BURST_LINES)
+        self._bytes = TokenBucket(per_s=BYTES_PER_S, burst=BURST_BYTES)
         self._early: deque[str] = deque(maxlen=EARLY_LINES)
         self._sink: Callable[[str], None] = self._early.append
         asyncio.get_running_loop().add_reader(fd, self._read)
@@ -144,17 +196,19 @@ class LogPipe:
                 self._pass(line)
 
     def _pass(self, line: str) -> None:
-        allowed = self._lines.try_take(time.monotonic())
-        if allowed and (dropped := self._lines.pop_refused()):
-            self._sink(f"… {dropped} lines dropped: more than {LINES_PER_S} a second")
-        if allowed:
+        now_s = time.monotonic()
+        if self._lines.try_take(now_s) and self._bytes.try_take(now_s, stored_bytes(line)):
+            self._tell_dropped()
             self._sink(line)
+
+    def _tell_dropped(self) -> None:
+        if dropped := self._lines.pop_refused() + self._bytes.pop_refused():
+            self._sink(f"… {dropped} lines dropped: more than {LINES_PER_S} lines or {BYTES_PER_S >> 20} MiB a second")
 
     def _close_fd(self) -> None:
         for line in self._splitter.close():
             self._pass(line)
-        if dropped := self._lines.pop_refused():
-            self._sink(f"… {dropped} lines dropped: more than {LINES_PER_S} a second")
+        self._tell_dropped()
         with contextlib.suppress(ValueError, OSError):
             asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)

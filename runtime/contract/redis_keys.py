@@ -87,6 +87,7 @@ KEPT = "fs:kept"
 BUDGETS = "fs:budgets"
 ALERTS = "fs:alerts"
 REMOVALS = "fs:removals"
+LOGS = "fs:logs:"
 LAYERS_UNUSED = "fs:layers:unused"
 MEASURES = "fs:measures"
 OUTCOMES = "fs:outcomes"
@@ -180,7 +181,12 @@ def learned(worker: WorkerId, what: Literal["start", "outcome"]) -> str:
 
 
 def logs(name: FunctionName) -> str:
-    return f"fs:logs:{name}"
+    return f"{LOGS}{name}"
+
+
+def log_bytes(project: str) -> str:
+    """Bytes of the logs of each function of a project."""
+    return f"fs:log_bytes:{project}"
 
 
 def history(resolution: str, function: str, number: int) -> str:

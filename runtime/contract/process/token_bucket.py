@@ -25,8 +25,11 @@ class TokenDecision(NamedTuple):
     """Time until a token can be taken; 0 if one was taken now."""
 
 
-def take_token(due_s: float, *, per_s: float, burst: float, now_s: float) -> TokenDecision:
-    """Takes a token of a bucket that refills at `per_s` and holds `burst`, at least one. `due_s` 0 is a full bucket."""
+def take_token(due_s: float, *, per_s: float, burst: float, now_s: float, count: int = 1) -> TokenDecision:
+    """Takes a token of a bucket that refills at `per_s` and holds `burst`, at least one. `due_s` 0 is a full bucket.
+
+    `count`: so many, if there is one; the rest is owed.
+    """
     if per_s <= 0:
         return TokenDecision(due_s, NEVER_S)
     every_s = 1 / per_s
@@ -34,7 +37,7 @@ def take_token(due_s: float, *, per_s: float, burst: float, now_s: float) -> Tok
     wait_s = start_s - now_s - (max(1.0, burst) - 1) * every_s
     if wait_s > TOLERANCE * every_s:
         return TokenDecision(due_s, wait_s)
-    return TokenDecision(start_s + every_s, 0.0)
+    return TokenDecision(start_s + count * every_s, 0.0)
 
 
 class TokenBucket:
@@ -46,9 +49,9 @@ class TokenBucket:
         self._due_s = 0.0
         self._refused = 0
 
-    def try_take(self, now_s: float) -> bool:
-        """Takes a token if there is one."""
-        self._due_s, wait_s = take_token(self._due_s, per_s=self._per_s, burst=self._burst, now_s=now_s)
+    def try_take(self, now_s: float, count: int = 1) -> bool:
+        """Takes so many tokens if there is one; those that are missing are owed."""
+        self._due_s, wait_s = take_token(self._due_s, per_s=self._per_s, burst=self._burst, now_s=now_s, count=count)
         self._refused += wait_s > 0
         return wait_s == 0
 

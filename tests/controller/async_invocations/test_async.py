@@ -80,7 +80,7 @@ def test_an_id_that_its_caller_gives_is_kept_beside_its_own(
     assert len(set(ids)) == 3
     for one in ids:
         calls.until(one, "succeeded")
-    rows = wait_until(lambda: found if len(found := controller.rows("hello")) == 3 else None)
+    rows = wait_until(lambda: found if len(found := controller.rows("hello")) == 3 else [])
     assert {row["request_id"] for row in rows} == {"mine-1"}
 
 

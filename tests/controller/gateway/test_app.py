@@ -371,7 +371,7 @@ def test_each_run_has_its_row_and_its_bill_whatever_id_its_caller_gave(
     controller.deploy("hello")
     answers = [controller.http.get("/fn/hello", headers={"x-request-id": "same"}) for _ in range(3)]
     ids = [answer.headers["x-request-id"] for answer in answers]
-    rows = wait_until(lambda: found if len(found := controller.rows("hello")) == 3 else None)
+    rows = wait_until(lambda: found if len(found := controller.rows("hello")) == 3 else [])
     assert sorted(row["id"] for row in rows) == sorted(ids)
     assert [row["request_id"] for row in rows] == ["same"] * 3
     assert sum(row["billed_ms"] for row in rows) == sum(int(answer.headers["fs-billed-ms"]) for answer in answers)
@@ -384,7 +384,7 @@ def test_hostile_request_ids_are_dropped(controller: ControllerProcess, node: Ha
         headers = {b"x-request-id": hostile.encode("latin-1")}
         answered = controller.http.get("/fn/hello", headers=headers)
         assert answered.headers["x-request-id"].startswith("inv-")
-    rows = wait_until(lambda: found if len(found := controller.rows("hello")) == 5 else None)
+    rows = wait_until(lambda: found if len(found := controller.rows("hello")) == 5 else [])
     assert {row["request_id"] for row in rows} == {""}
 
 

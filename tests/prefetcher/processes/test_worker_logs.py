@@ -9,7 +9,16 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.processes.worker_logs import EARLY_LINES, LineSplitter, LogBuffer, LogPipe
+from fleetstart.prefetcher.processes.worker_logs import (
+    BURST_BYTES,
+    EARLY_LINES,
+    MAX_BUFFERED_BYTES,
+    MAX_BUFFERED_LINES,
+    LineSplitter,
+    LogBuffer,
+    LogPipe,
+    stored_bytes,
+)
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 
 
@@ -79,3 +88,39 @@ def test_a_pipe_that_a_grandchild_keeps_open_is_not_waited_for() -> None:
         return heard
 
     assert asyncio.run(scenario()) == ["last words"]
+
+
+def test_a_flood_of_one_function_is_bounded_in_bytes_and_costs_no_other_its_lines() -> None:
+    logs = LogBuffer()
+    long = "\x00" * 16_384  # six bytes each as JSON
+    logs.write(FunctionName("quiet"), WorkerId("w"), Version(1), "stdout", "here")
+    for _ in range(2 * MAX_BUFFERED_BYTES // stored_bytes(long)):
+        logs.write(FunctionName("loud"), WorkerId("w"), Version(1), "stdout", long)
+    taken: list[str] = []
+    while batch := logs.take():
+        taken += [line.text for _, line in batch]
+    assert taken[0] == "here"
+    assert MAX_BUFFERED_BYTES * 0.9 < sum(map(stored_bytes, taken)) <= MAX_BUFFERED_BYTES
+    for number in range(2 * MAX_BUFFERED_LINES):
+        logs.write(FunctionName("loud"), WorkerId("w"), Version(1), "stdout", str(number))
+    kept = logs.take(10**6)
+    assert (len(kept), kept[-1][1].text) == (MAX_BUFFERED_LINES, str(2 * MAX_BUFFERED_LINES - 1))
+
+
+def test_a_worker_that_prints_too_many_bytes_loses_lines_and_is_told() -> None:
+    async def scenario() -> list[str]:
+        read, write = os.pipe()
+        pipe = LogPipe(read)
+        heard: list[str] = []
+        pipe.send_to(heard.append)
+        line = b"\x01" * 16_000 + b"\n"
+        for _ in range(2 * BURST_BYTES // (6 * len(line))):
+            os.write(write, line)
+            await asyncio.sleep(0)
+        os.close(write)
+        pipe.close()
+        return heard
+
+    heard = asyncio.run(scenario())
+    assert sum(map(stored_bytes, heard[:-1])) < 1.5 * BURST_BYTES
+    assert "lines dropped: more than 1000 lines or 1 MiB a second" in heard[-1]
