@@ -114,8 +114,9 @@ def valkey_binary() -> Path:
 class RedisServer:
     """valkey-server without a TCP port. `kill()` then `start()` brings it back with its data."""
 
-    def __init__(self, data_dir: Path) -> None:
-        self.data_dir = data_dir
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        """`options`: more of the server's, such as "--maxmemory", "64mb"."""
+        self.data_dir, self._options = data_dir, options
         data_dir.mkdir(parents=True, exist_ok=True)
         # A socket's path has 107 bytes at most; a test's own folder may have more.
         self._socket_dir = Path(tempfile.mkdtemp(prefix="fs-redis-"))
@@ -135,7 +136,7 @@ class RedisServer:
         options = (
             f"--port 0 --unixsocket {self.socket_path} --dir {self.data_dir} --appendonly yes --appendfsync everysec"
         )
-        argv: list[str | Path] = [valkey_binary(), *options.split(), "--save", ""]
+        argv: list[str | Path] = [valkey_binary(), *options.split(), "--save", "", *self._options]
         with (self.data_dir / "server.log").open("ab") as log:
             self.process = spawn(argv, stdout=log, stderr=subprocess.STDOUT)
         wait_until(self._answers, 20, what="redis")

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import redis.asyncio as redis
-from redis.exceptions import ResponseError
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.durability import on_disk
 from fleetstart.runtime.contract.billing.ledger import LedgerRow, began_unix_ms
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
 
@@ -165,14 +165,10 @@ class Compactor:
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.set(keys.durable("compactor"), 1, ex=60)
             pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
-            mark, on_disk = await pipe.execute(raise_on_error=False)
+            mark, answer = await pipe.execute(raise_on_error=False)
         if isinstance(mark, Exception):
             raise mark
-        if isinstance(on_disk, ResponseError):
-            return  # a Redis without a log keeps nothing anyway
-        if isinstance(on_disk, Exception):
-            raise on_disk
-        if not on_disk[0]:
+        if on_disk(answer) == "not yet":
             raise TimeoutError(f"{rows} rows are not on Redis' disk after {DISK_MS} ms")
 
     async def _settle(self, header: SegmentHeader, *, found: bool = False) -> None:

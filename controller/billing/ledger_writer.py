@@ -19,9 +19,10 @@ from typing import Any, cast
 
 import msgspec
 import redis.asyncio as redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.durability import on_disk
 from fleetstart.runtime.contract.billing.ledger import (
     APPEND_KEYS,
     InvocationRow,
@@ -52,8 +53,10 @@ OUTCOMES_KEPT = 1000
 TRACES_HELD = 20_000
 """Maximum of timelines held while Redis is unavailable; rows are all held, timelines only inform people."""
 CONFIRM_S = 0.5
-DISK_MS = 1_500
+DISK_MS = 1_400
 """Timeout for Redis to sync its log, which it does once a second; below the client's own timeout."""
+REPLICA_MS = 300
+"""Timeout for a replica to have what the log has; both together are below the client's own timeout."""
 MARK_KEPT_S = 60
 ABANDONED_MS = 10_000
 """Age from which a dead gateway's call is closed as lost: some leases long, since gateways may be away."""
@@ -79,6 +82,8 @@ class LedgerWriter:
         """Traces that Redis has, but perhaps not on its disk."""
         self._redis_run = ""
         """Run id of the Redis process that last confirmed that everything was on its disk."""
+        self._replicas = 0
+        """Replicas of Redis when it was last asked."""
         self._lost_gateways = LostGateways()
         self._mark = keys.durable(secrets.token_hex(6))
 
@@ -161,6 +166,8 @@ class LedgerWriter:
         """Waits until written rows are on Redis' disk, and shortens the journal; rows that may be lost are written
         again.
 
+        With replicas, one of them must have the rows, too: it may be promoted.
+
         Redis may hold a write's log back for up to two seconds while its disk is slow, and a kill -9 loses it. So rows
         count as written when a later write of ours is on the disk, and the Redis that says so is the one that took
         them: it has said so before them, too.
@@ -170,14 +177,14 @@ class LedgerWriter:
             pipe.info("server")
             pipe.set(self._mark, 1, ex=MARK_KEPT_S)
             pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
-            server, mark, on_disk = await pipe.execute(raise_on_error=False)
-        for answer in (server, mark):
+            pipe.info("replication")
+            pipe.execute_command("WAIT", min(1, self._replicas), REPLICA_MS)
+            server, mark, on_local_disk, replication, replicas = await pipe.execute(raise_on_error=False)
+        for answer in (server, mark, replication, replicas):
             if isinstance(answer, Exception):
                 raise answer
-        if isinstance(on_disk, Exception) and not isinstance(on_disk, ResponseError):
-            raise on_disk
-        # A Redis without a log (appendonly no) answers with an error: it keeps nothing, and waiting changes nothing.
-        if not isinstance(on_disk, ResponseError) and not on_disk[0]:
+        waited_for, self._replicas = min(1, self._replicas), int(replication.get("connected_slaves", 0))
+        if on_disk(on_local_disk) == "not yet" or replicas < waited_for:
             return
         run, self._redis_run = self._redis_run, str(server["run_id"])
         for name, trace in confirmed.items():

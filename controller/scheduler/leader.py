@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 import msgspec
 import redis.asyncio as redis
@@ -31,17 +32,21 @@ class LeaderLease:
         self.view = view
         self._client = client
         self._writes = writes
+        self._seen = 0
+        """The greatest fencing token that this controller had: one that Redis gives later is above it."""
         self._lease = Script(client, "leader_lease")
         self._apply = Script(client, "apply_scheduler_step")
 
     async def acquire_or_renew(self, gateway: str, fence: int) -> int:
         """Acquires or renews the lease. Returns the fencing token for writes, 0 if another controller schedules."""
-        answer = await self._lease([keys.LEADER, keys.FENCE], [gateway, LEADER_LEASE_MS, fence])
+        seen, chance = max(self._seen, fence), secrets.randbelow(1000)
+        answer = await self._lease([keys.LEADER, keys.FENCE], [gateway, LEADER_LEASE_MS, fence, seen, chance])
         self.view.leader = answer[1].decode()
+        self._seen = max(seen, int(answer[0]))
         return int(answer[0])
 
     async def release(self, gateway: str) -> None:
-        await self._lease([keys.LEADER, keys.FENCE], [gateway, 0, 0])
+        await self._lease([keys.LEADER, keys.FENCE], [gateway, 0, 0, 0, 0])
 
     async def write(self, step: Step, fence: int) -> bool:
         """Writes a step to Redis and to the view; False, and nothing is written, if the fencing token is old."""

@@ -39,6 +39,10 @@ FAILURES_AT_ONCE = 200
 """What is read in one round trip: some milliseconds of the loop."""
 
 
+class AnotherHistory(redis.ConnectionError):
+    """Another Redis answers than the one that was read, or the same one after a start."""
+
+
 class _DecodeCache(Generic[Record]):
     """A cache of decoded records by their bytes, so that a resync decodes only what has changed. What cannot be decoded
     is left out, and told to `UnreadableRecords`."""
@@ -86,6 +90,8 @@ class FullResync:
         self._statuses = _DecodeCache("status", WorkerStatus)
         self._errors = RecordDecoder(ErrorInfo)
         self._turn = 0
+        self._history = ""
+        """Replication id of the Redis that was read: a start or a promotion of a replica begins another one."""
         self._exempted = 0
         self._measures: dict[bytes, bytes] = {}
 
@@ -100,16 +106,21 @@ class FullResync:
             pipe.hgetall(keys.MEASURES)
             pipe.smembers(keys.FAILING)
             pipe.hgetall(keys.KEYS)
+            pipe.info("replication")
             if functions:
                 pipe.hgetall(keys.PROJECTS)
                 pipe.hgetall(keys.SECRETS)
                 pipe.hgetall(keys.VOLUMES)
-            node_names, draining, leader, measures, failing, raw_keys, *others = await pipe.execute()
+            node_names, draining, leader, measures, failing, raw_keys, server, *others = await pipe.execute()
         raw_projects, raw_secrets, raw_volumes = others or view.access.raw[1:]
         nodes = [NodeId(name.decode()) for name in node_names]
         by_node = await self._read_nodes(nodes)
+        history = str(server.get("master_replid", ""))
         if functions:
-            await self._read_functions()
+            await self._read_functions(again=history != self._history)
+            self._history = history
+        elif history != self._history:
+            raise AnotherHistory("another Redis answers, or it was started again: it is read as a whole")
         view.node_names = frozenset(nodes)
         view.draining = frozenset(NodeId(name.decode()) for name in draining)
         self._apply_access(raw_keys, raw_projects, raw_secrets, raw_volumes)
@@ -144,18 +155,25 @@ class FullResync:
             await asyncio.sleep(0)
         return found
 
-    async def _read_functions(self) -> None:
-        """Reads the functions, some at a time. Each is as it was at some moment of the read."""
+    async def _read_functions(self, *, again: bool) -> None:
+        """Reads the functions, some at a time. Each is as it was at some moment of the read.
+
+        `again`: from a Redis that may lack the last writes of the one before, so that a version's number may have been
+        given twice: what is known is read again.
+        """
         view = self._view
         seen: set[FunctionName] = set()
+        read: set[VersionKey] = set()
         cursor, changed = 0, False
         while True:
             scanned = self._client.hscan(keys.FUNCTIONS, cursor, count=FUNCTIONS_AT_ONCE)
             cursor, raw = await cast(Awaitable[Any], scanned)
             records = self._records(raw)
             seen |= records.keys()
-            new = {name: record for name, record in records.items() if self._is_new(record)}
-            await self.load_versions([key for record in new.values() for key in needed_versions(record)])
+            new = {name: record for name, record in records.items() if again or self._is_new(record)}
+            wanted = [key for record in new.values() for key in needed_versions(record)]
+            await self.load_versions(wanted, again=again)
+            read.update(wanted)
             for name, record in new.items():
                 changed = changed or view.functions.get(name) != record
                 view.functions[name] = record
@@ -165,7 +183,11 @@ class FullResync:
             changed = True
             del view.functions[gone]
         self._functions.turn(view.unreadable)
-        if changed or not view.synced:
+        if again:
+            self._unreadable_versions = {key: why for key, why in self._unreadable_versions.items() if key in read}
+            for key in view.versions.keys() - read:
+                del view.versions[key]
+        elif changed or not view.synced:
             self._forget_versions()
 
     def _is_new(self, record: FunctionRecord) -> bool:
@@ -252,9 +274,10 @@ class FullResync:
             self._measures = raw
             self._view.node_measures, self._view.version_measures = read_measures(raw)
 
-    async def load_versions(self, wanted: list[VersionKey]) -> None:
-        """Loads versions that the view lacks. Versions never change, so each is read once, readable or not."""
-        missing = [key for key in wanted if key not in self._view.versions and key not in self._unreadable_versions]
+    async def load_versions(self, wanted: list[VersionKey], *, again: bool = False) -> None:
+        """Loads versions that the view lacks, or all. Versions never change, so each is read once, readable or not."""
+        versions, unreadable = self._view.versions, self._unreadable_versions
+        missing = [key for key in wanted if again or (key not in versions and key not in unreadable)]
         if not missing:
             return
         async with self._client.pipeline(transaction=False) as pipe:
@@ -264,12 +287,12 @@ class FullResync:
                 if not raw:
                     continue
                 try:
-                    self._view.versions[key] = self._versions.decode(raw)
+                    versions[key] = self._versions.decode(raw)
+                    unreadable.pop(key, None)
                 except UnreadableRecord as error:
-                    self._unreadable_versions[key] = str(error)
-                    self._view.unreadable.replace(
-                        "version", {str(key): text for key, text in self._unreadable_versions.items()}
-                    )
+                    unreadable[key] = str(error)
+                    versions.pop(key, None)
+                    self._view.unreadable.replace("version", {str(key): text for key, text in unreadable.items()})
 
     async def _load_failures(self, failing: Iterable[bytes]) -> None:
         """Reads the failed starts: of the versions that the index names, of those that are known, and of some others,

@@ -26,7 +26,7 @@ from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.process.tasks import run_all
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
-from .full_resync import FullResync, needed_versions
+from .full_resync import AnotherHistory, FullResync, needed_versions
 from .records import FunctionRecord, VersionKey, VersionRecord
 from .redis_client import REDIS_ERRORS
 from .unreadable import unreadable
@@ -77,6 +77,9 @@ class StateSync:
             try:
                 async with asyncio.timeout(5):
                     await self.resync(functions=self._functions_are_due())
+            except AnotherHistory as another:
+                log.warning("redis may lack its last writes", extra={"reason": str(another)})
+                self._resync_now.set()
             except REDIS_ERRORS as error:
                 self._failed(error)
             with contextlib.suppress(TimeoutError):
@@ -104,8 +107,8 @@ class StateSync:
                 self._functions_changed, begun_ns = False, self._monotonic_ns()
             try:
                 await self._full.read(functions=functions)
-            except BaseException:
-                self._functions_changed = self._functions_changed or functions
+            except BaseException as error:
+                self._functions_changed = self._functions_changed or functions or isinstance(error, AnotherHistory)
                 raise
             if functions:
                 self._functions_read_ns = begun_ns

@@ -15,9 +15,10 @@ import msgspec
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError, WatchError
+from redis.exceptions import RedisError, WatchError
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.durability import on_disk
 from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
 from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
@@ -144,15 +145,11 @@ class NodeState:
             for row in rows:
                 pipe.eval(self._append, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
             pipe.execute_command("WAITAOF", 1 if durably else 0, 0, FSYNC_WAIT_MS)
-            *answers, on_disk = await pipe.execute(raise_on_error=False)
+            *answers, waited = await pipe.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
-        if isinstance(on_disk, ResponseError):
-            return  # a Redis without a log (appendonly no) keeps nothing anyway, and waiting would not change that
-        if isinstance(on_disk, Exception):
-            raise on_disk
-        if durably and not on_disk[0]:
+        if on_disk(waited) == "not yet" and durably:
             raise TimeoutError(f"{len(rows)} rows are not on Redis' disk after {FSYNC_WAIT_MS} ms")
 
     async def read_rates(self, now_unix_ms: int) -> tuple[PriceSheet, frozenset[WorkerId]]:
