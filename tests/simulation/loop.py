@@ -1,0 +1,171 @@
+"""An asyncio event loop whose time is simulated, and whose choice among ready processes is drawn from a seed.
+
+Time stands while callbacks run, and jumps to the next timer when none is left: a minute takes as long as its
+callbacks. Callbacks of one process keep asyncio's order, which code may rely on; between processes any order can be,
+and one is drawn. Nothing else decides what runs next, so a seed is a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import random
+from asyncio import Handle, Task, TimerHandle
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Any
+
+from tests.simulation.processes import CURRENT, Process
+
+TURNS_AT_ONE_TIME = 200_000
+"""Callbacks without a step of the clock after which something turns in a circle."""
+
+
+class Stuck(Exception):
+    """Nothing is ready and no timer is set, or callbacks go on for ever without a step of the clock."""
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.now_ns = 0
+        self.turns = 0
+        """Callbacks that have run."""
+        self._chance = chance
+        self._timers: list[tuple[int, float, int, TimerHandle, Process]] = []
+        self._count = 0
+        self._runnable: list[Process] = []
+        self.errors: list[str] = []
+        """What callbacks raised that nobody awaits."""
+        self.world = Process("world", lambda: self.now_ns, random.Random(0))
+        """Whoever runs the simulation: it is never stopped."""
+
+    # ── what asyncio asks of a loop ────────────────────────────────────────────────────────────────
+
+    def time(self) -> float:
+        return self.now_ns / 1e9
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        if context is None:
+            context = copy_context()
+        handle = Handle(callback, args, self, context)
+        self._put(context.get(CURRENT) or self.world, handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> TimerHandle:
+        return self._at(self.now_ns + max(0, round(delay * 1e9)), callback, args, context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> TimerHandle:
+        return self._at(max(self.now_ns, round(when * 1e9)), callback, args, context)
+
+    def _at(
+        self, when_ns: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> TimerHandle:
+        if context is None:
+            context = copy_context()
+        handle = TimerHandle(when_ns / 1e9, callback, args, self, context)
+        self._count += 1
+        process = context.get(CURRENT) or self.world
+        heapq.heappush(self._timers, (when_ns, self._chance.random(), self._count, handle, process))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
+        """Cancelled timers are dropped when their time comes."""
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> Task[Any]:
+        task: Task[Any] = super().create_task(coro, name=name, context=context)
+        (CURRENT.get() or self.world).tasks.append(task)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """Generators of dead processes end with them; those of living ones are closed by their owners."""
+
+    # ── turns ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _put(self, process: Process, handle: Handle) -> None:
+        if process.alive:
+            process.ready.append(handle)
+            if not process.listed and not process.stopped:
+                process.listed = True
+                self._runnable.append(process)
+
+    def _run_once(self) -> None:
+        runnable, chance = self._runnable, self._chance.random
+        turns = 0
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not runnable:
+                self._advance()
+                turns = 0
+                continue
+            turns += 1
+            if turns > TURNS_AT_ONE_TIME:
+                raise Stuck(f"{TURNS_AT_ONE_TIME:,} callbacks ran while the clock stood at {self.time():.6f} s")
+            index = int(chance() * len(runnable)) if len(runnable) > 1 else 0
+            process = runnable[index]
+            if not process.ready or process.stopped or not process.alive:
+                process.listed = False
+                runnable[index] = runnable[-1]
+                runnable.pop()
+                continue
+            handle = process.ready.popleft()
+            if not handle._cancelled:  # type: ignore[attr-defined]
+                self.turns += 1
+                handle._run()
+
+    def _advance(self) -> None:
+        """Sets the clock to the next timer, and makes ready what is due then."""
+        timers = self._timers
+        while timers and (timers[0][3]._cancelled or not timers[0][4].alive):  # type: ignore[attr-defined]
+            heapq.heappop(timers)
+        if not timers:
+            raise Stuck(f"nothing is ready and no timer is set at {self.time():.6f} s")
+        self.now_ns = timers[0][0]
+        while timers and timers[0][0] <= self.now_ns:
+            _, _, _, handle, process = heapq.heappop(timers)
+            if not handle._cancelled:  # type: ignore[attr-defined]
+                self._put(process, handle)
+
+    # ── processes ──────────────────────────────────────────────────────────────────────────────────
+
+    def spawn(self, process: Process, work: Coroutine[Any, Any, Any]) -> Task[Any]:
+        """Starts a task in a process."""
+        context = copy_context()
+        context.run(CURRENT.set, process)
+        task: Task[Any] = context.run(self.create_task, work)
+        return task
+
+    def stop_process(self, process: Process) -> None:
+        """As SIGSTOP does."""
+        process.stopped = True
+
+    def resume_process(self, process: Process) -> None:
+        process.stopped = False
+        if process.ready and process.alive and not process.listed:
+            process.listed = True
+            self._runnable.append(process)
+
+    def kill_process(self, process: Process) -> None:
+        """As SIGKILL does: no callback of it runs any more, neither `finally` nor `except`."""
+        process.alive = False
+        process.ready.clear()
+
+    def bury(self, process: Process) -> None:
+        """Frees the tasks of a process that is dead, after the run: closing them would run their `finally`."""
+        for task in process.tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with contextlib.suppress(BaseException):
+                    task.get_coro().close()  # type: ignore[union-attr]
+        process.tasks.clear()

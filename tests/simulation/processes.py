@@ -1,0 +1,101 @@
+"""Simulated processes: each has its clocks, its source of ids and its queue of ready callbacks, and can stop or die.
+
+A process is what the operating system would run: a controller, a node daemon, a client. The product's code runs in it
+unchanged: while a simulation runs, `time` and `secrets` answer by the process whose callback runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import time
+from asyncio import Handle, Task
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+from unittest import mock
+
+EPOCH_NS = 1_790_000_000_000_000_000
+"""Time of day at which a simulation begins, in autumn 2026."""
+
+
+class Process:
+    """One simulated process. Callbacks of one process run in the order in which they became ready, as asyncio has it;
+    whose turn it is among processes is drawn."""
+
+    def __init__(self, name: str, now_ns: Callable[[], int], chance: random.Random) -> None:
+        self.name = name
+        self.alive = True
+        self.stopped = False
+        """Whether it is stopped, as by SIGSTOP: its clocks go on, and its callbacks wait."""
+        self.ready: deque[Handle] = deque()
+        self.listed = False
+        """Whether the loop has it among the processes that can run."""
+        self.tasks: list[Task[Any]] = []
+        self.clock_error_ns = 0
+        """What its clock of the day is wrong by. Steps change it; its monotonic clock never steps."""
+        self._now_ns = now_ns
+        self._chance = chance
+
+    def monotonic_ns(self) -> int:
+        return self._now_ns()
+
+    def unix_ns(self) -> int:
+        return EPOCH_NS + self._now_ns() + self.clock_error_ns
+
+    def token(self, count: int) -> str:
+        return f"{self._chance.getrandbits(8 * count):0{2 * count}x}"
+
+    def choice(self, items: Sequence[Any]) -> Any:
+        return items[int(self._chance.random() * len(items))]
+
+
+CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
+"""The process whose callback runs."""
+
+_monotonic_ns, _time_ns = time.monotonic_ns, time.time_ns
+_token_hex, _choice = secrets.token_hex, secrets.choice
+
+
+def monotonic_ns() -> int:
+    process = CURRENT.get()
+    return process.monotonic_ns() if process is not None else _monotonic_ns()
+
+
+def unix_ns() -> int:
+    process = CURRENT.get()
+    return process.unix_ns() if process is not None else _time_ns()
+
+
+def _hex(count: int | None = None) -> str:
+    process = CURRENT.get()
+    return process.token(count or 32) if process is not None else _token_hex(count)
+
+
+def _drawn(items: Sequence[Any]) -> Any:
+    process = CURRENT.get()
+    return process.choice(items) if process is not None else _choice(items)
+
+
+@contextlib.contextmanager
+def simulated_clocks() -> Iterator[None]:
+    """While it is open, `time` and `secrets` answer by the simulated process that asks."""
+    with (
+        mock.patch.multiple(
+            time,
+            monotonic_ns=monotonic_ns,
+            monotonic=lambda: monotonic_ns() / 1e9,
+            time_ns=unix_ns,
+            time=lambda: unix_ns() / 1e9,
+        ),
+        mock.patch.multiple(
+            secrets,
+            token_hex=_hex,
+            token_urlsafe=_hex,
+            token_bytes=lambda count=32: bytes.fromhex(_hex(count)),
+            choice=_drawn,
+        ),
+    ):
+        yield
