@@ -30,7 +30,7 @@ EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: style types import-rules quick-tests sanitize soak
+.PHONY: style types import-rules quick-tests sanitize simulate soak
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -79,6 +79,10 @@ burn-in: dev models
 
 soak: dev models
 	@$(BIN)/python -m tests.soak --hours $(or $(HOURS),2) --out build/soak.json
+
+# Runs seeds of the simulation (docs/contributing.md#simulation): `make simulate SEEDS=1000 FROM=5000`.
+simulate: dev
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),200) --from $(or $(FROM),0) $(SIMULATE_ARGS)
 
 # Python itself is not compiled with the sanitizers, so their runtime is preloaded, and leaks, of which it reports its
 # own, are not looked for. The base interpreter runs the tests: its path then holds no editable install, which would come first.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+import aiohttp
 import redis.asyncio as redis
 
 from .auth.secret_encryption import SecretCipher
@@ -77,9 +78,17 @@ class Core:
         self.journal.close()
 
 
-def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
+def build_core(
+    config: Config,
+    gateway_id: str,
+    cipher: SecretCipher,
+    *,
+    clients: RedisClients | None = None,
+    session: aiohttp.ClientSession | None = None,
+) -> Core:
+    """`clients` and `session` reach Redis and the workers; by default they are opened here. Closed by `Core.close`."""
     view = View()
-    clients = connect_all(config.redis_url)
+    clients = clients or connect_all(config.redis_url)
     state = StateSync(clients.view, view, requests=clients.calls)
     journal = Journal(config.home / "journal", gateway_id)
     ledger = LedgerWriter(clients.ledger, journal, view.unreadable)
@@ -98,6 +107,7 @@ def build_core(config: Config, gateway_id: str, cipher: SecretCipher) -> Core:
         max_body_bytes=config.max_body_bytes,
         report_now=reporter.report_now,
         report_soon=reporter.report_soon,
+        session=session,
     )
     reporter.gateway = gateway
     return Core(

@@ -17,7 +17,8 @@ from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
 
 from .config import Config, read_config
-from .daemon import Daemon, NodeNameTaken
+from .control.node_name import NodeNameTaken
+from .daemon import Daemon
 from .sources.factory import open_source
 
 END_LIMIT_S = 9.0

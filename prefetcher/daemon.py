@@ -25,9 +25,11 @@ from fleetstart.runtime.contract.store_url import is_s3
 from .concurrency.threads import IoThread, in_thread
 from .config import Config
 from .control.lease import NodeLease
+from .control.metering import Metering
+from .control.node_name import take_name
 from .control.orders import OrderReconciler
-from .control.outbox import Outbox, retries
-from .control.redis_state import REDIS_ERRORS, NodeState
+from .control.outbox import Outbox
+from .control.redis_state import REDIS_ERRORS, NodeState, connect
 from .control.status_publisher import StatusPublisher
 from .daemon_parts import fork_servers, open_disk_cache, open_node_cgroups
 from .diagnostics.startup import measure_link, measure_machine
@@ -38,7 +40,7 @@ from .network.ingress_proxy import NodeIngress
 from .network.platform_addresses import PlatformAddresses, platform_hosts
 from .node_report import report_of
 from .processes.cgroups import Cgroups
-from .processes.epoch import epoch_is_alive, machine_id, new_epoch
+from .processes.epoch import new_epoch
 from .processes.prefork_pool import PreforkPool
 from .processes.worker_logs import LogBuffer
 from .segments.store import SegmentStore
@@ -50,28 +52,20 @@ from .workers.bundles import BundleCache
 from .workers.call_latency import CallLatencies
 from .workers.layer_spares import LayerSpares
 from .workers.memory_watchdog import watch
-from .workers.meter import FLUSH_S, LedgerBuffer
+from .workers.meter import LedgerBuffer
 from .workers.node_services import NodeServices
 from .workers.secrets import SecretDecryptor
 from .workers.worker import Worker
 
 log = logging.getLogger(__name__)
 
-RATES_S = 1.0
 START_RUSH_S = 10.0
 """A start that takes longer waits for bytes, not for the processor, and no longer holds back preforking."""
-LEASE_POLL_S = 0.05
-"""How often another machine's lease under this node's name is looked at: it is renewed every second, or ends in
-three."""
 MEASURE_POLL_S = 0.25
 MEASURE_AGAIN_S, MEASURE_AGAIN_MOST_S = 2.0, 600.0
 """A controller writes what is measured by; until it has, there is nothing to read. Pauses grow, as requests cost."""
 LAST_WRITES_S = 2.0
 """Deadline at shutdown for the last statuses, log lines and ledger rows."""
-
-
-class NodeNameTaken(Exception):
-    """Another live daemon runs under this node's name."""
 
 
 class Daemon:
@@ -82,10 +76,11 @@ class Daemon:
         self.epoch = new_epoch(os.urandom(4).hex())
         self._source = source
         self._measured: dict[str, float] = {}
-        self._state = NodeState(config.redis_url, config.node)
+        self._state = NodeState(connect(config.redis_url), config.node)
         self._cgroups: Cgroups | None = None if config.watch_only else open_node_cgroups(self.epoch)
         self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync())
         self._workers: dict[WorkerId, Worker] = {}
+        self._metering = Metering(self._state, lambda: self._workers.values())
         self._ledger = LedgerBuffer()
         self._latencies = CallLatencies()
         self._decryptor = SecretDecryptor()
@@ -182,7 +177,7 @@ class Daemon:
         """Runs until `stop` is set, then shuts down in order. Errors: NodeNameTaken if the node's name is in use."""
         servers = [asyncio.create_task(server.run(), name="server") for server in set(self._fork_servers.values())]
         try:
-            await self._take_name(stop)
+            await take_name(self._state, self._config.node, stop)
             loops = [
                 self._lease.renew(),
                 self._orders.listen(),
@@ -190,8 +185,8 @@ class Daemon:
                 self._outbox.write_statuses(),
                 self._outbox.write_logs(),
                 self._outbox.write_rows(),
-                self._flush_meters(),
-                self._refresh_rates(),
+                self._metering.flush(),
+                self._metering.refresh_rates(),
                 self._prefork_pool.run(),
                 self._layer_spares.run(),
                 self._measure(),
@@ -276,12 +271,6 @@ class Daemon:
             if (found := self._workers.get(worker)) is not None:
                 found.reject(error)
 
-    async def _flush_meters(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            for worker in self._workers.values():
-                worker.record.flush()
-
     async def _measure(self) -> None:
         """Measures the machine once its fork servers are warm, and its link to the store as soon as that can be."""
         config, remote = self._config, is_s3(self._config.store)
@@ -298,44 +287,7 @@ class Daemon:
             self._lease.changed()
         await asyncio.Event().wait()  # a loop that ends, ends the daemon
 
-    async def _refresh_rates(self) -> None:
-        async for _ in retries("reading rates"):
-            with contextlib.suppress(*REDIS_ERRORS):
-                while True:
-                    sheet, kept = await self._state.read_rates(time.time_ns() // 1_000_000)
-                    for worker in self._workers.values():
-                        worker.record.set_rate(sheet, kept=worker.order.worker in kept)
-                    await asyncio.sleep(RATES_S)
-
     # ── startup and shutdown ───────────────────────────────────────────────────────────────────────
-
-    async def _take_name(self, stop: asyncio.Event) -> None:
-        """Claims the node's name, waiting for Redis as long as necessary. Deletes the statuses of a dead
-        predecessor."""
-        async for _ in retries("taking the node's name"):
-            if stop.is_set():
-                return
-            with contextlib.suppress(*REDIS_ERRORS):
-                former = await self._state.read_report()
-                if former is not None and await self._is_alive(former, stop):
-                    raise NodeNameTaken(
-                        f"node {self._config.node} is alive already, at {former.address} (process {former.pid}): "
-                        "end it, or give this one another name with FS_NODE, or `fs node join --name NAME`"
-                    )
-                await self._state.delete_statuses()
-                return
-
-    async def _is_alive(self, former: NodeReport, stop: asyncio.Event) -> bool:
-        """Whether the daemon of a report runs. On another machine only its lease tells: it is renewed, or it ends."""
-        if former.machine == machine_id():
-            return epoch_is_alive(former.epoch)
-        left_ms = await self._state.lease_left_ms()
-        while left_ms and not stop.is_set():
-            await asyncio.sleep(LEASE_POLL_S)
-            before_ms, left_ms = left_ms, await self._state.lease_left_ms()
-            if left_ms > before_ms:
-                return True
-        return False
 
     async def _end_workers(self) -> None:
         """Drains all workers for the grace period, then kills them."""

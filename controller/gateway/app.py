@@ -62,8 +62,10 @@ class Gateway:
         max_body_bytes: int,
         report_now: Callable[[], None],
         report_soon: Callable[[], None],
+        session: aiohttp.ClientSession | None = None,
     ) -> None:
-        """`report_now` and `report_soon` let the schedulers know that calls wait or run, or that calls have ended."""
+        """`report_now` and `report_soon` let the schedulers know that calls wait or run, or that calls have ended.
+        `session` reaches the workers; by default it is opened here."""
         self.id = gateway
         self._view = state.view
         self._billing = billing
@@ -74,7 +76,7 @@ class Gateway:
         self._admission = AdmissionControl(
             gateway, state.view, billing, wait_predictor, max_body_bytes=max_body_bytes, report_now=report_now
         )
-        self._session = open_session()
+        self._session = session if session is not None else open_session()
         slots = SlotAcquirer(
             report_now=report_now, queue_full=self._admission.queue_full, queue_timeout=self._admission.queue_timeout
         )

@@ -50,13 +50,16 @@ class OrderReconciler:
         workers: dict[WorkerId, Worker],
         statuses: StatusPublisher,
         changed: Callable[[], None],
+        worker_of: Callable[[WorkerOrder, NodeServices], Worker] = Worker,
     ) -> None:
+        """`worker_of` makes the worker of an order. Errors: OSError if no port can be opened for its stage."""
         self._state = state
         self._epoch = epoch
         self._services = services
         self._workers = workers
         self._statuses = statuses
         self._changed = changed
+        self._worker_of = worker_of
         self._reread = asyncio.Event()
 
     async def listen(self) -> None:
@@ -108,7 +111,7 @@ class OrderReconciler:
 
     def _start(self, order: WorkerOrder) -> None:
         try:
-            worker = Worker(order, self._services)
+            worker = self._worker_of(order, self._services)
         except OSError as error:
             reason = f"node {self._services.node} cannot open a port for a stage: {error}"
             self._statuses.publish_end(order, Unavailable(reason, retry_after_s=1.0))

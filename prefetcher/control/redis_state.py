@@ -53,18 +53,22 @@ REDIS_ERRORS = (RedisError, OSError)
 """Errors of a Redis that is down, restarting or loading."""
 
 
-class NodeState:
-    """The state of one node in Redis."""
+def connect(url: str) -> redis.asyncio.Redis:
+    """A client without retries: these are the caller's, since hidden ones would hide how long Redis has been away."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        retry=Retry(NoBackoff(), 0),
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=REPLY_TIMEOUT_S,
+    )
 
-    def __init__(self, url: str, node: NodeId) -> None:
+
+class NodeState:
+    """The state of one node in Redis. Closes the client."""
+
+    def __init__(self, client: redis.asyncio.Redis, node: NodeId) -> None:
         self._node = node
-        # Retries are the caller's: hidden ones would hide how long Redis has been away.
-        self._redis: Any = redis.asyncio.Redis.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=REPLY_TIMEOUT_S,
-        )
+        self._redis: Any = client
         self._append = append_script()
         self._append_logs = files(__package__).joinpath("append_logs.lua").read_text()
         self._orders = RecordDecoder(WorkerOrder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import math
 import random
 from asyncio import Handle, Task, TimerHandle
 from collections.abc import Callable, Coroutine
@@ -22,8 +23,18 @@ TURNS_AT_ONE_TIME = 200_000
 """Callbacks without a step of the clock after which something turns in a circle."""
 
 
+ENDS_NS = 600_000_000_000
+"""No simulation is that long."""
+
+
 class Stuck(Exception):
     """Nothing is ready and no timer is set, or callbacks go on for ever without a step of the clock."""
+
+
+def process_of(context: Context, otherwise: Process) -> Process:
+    """The process that a callback belongs to."""
+    found: Process | None = context.get(CURRENT)
+    return found or otherwise
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -52,20 +63,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if context is None:
             context = copy_context()
         handle = Handle(callback, args, self, context)
-        self._put(context.get(CURRENT) or self.world, handle)
+        self._put(process_of(context, self.world), handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> TimerHandle:
-        return self._at(self.now_ns + max(0, round(delay * 1e9)), callback, args, context)
+        return self._at(self.now_ns + max(0, math.ceil(delay * 1e9)), callback, args, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> TimerHandle:
-        return self._at(max(self.now_ns, round(when * 1e9)), callback, args, context)
+        return self._at(max(self.now_ns, math.ceil(when * 1e9)), callback, args, context)
 
     def _at(
         self, when_ns: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
@@ -74,14 +85,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             context = copy_context()
         handle = TimerHandle(when_ns / 1e9, callback, args, self, context)
         self._count += 1
-        process = context.get(CURRENT) or self.world
+        process = process_of(context, self.world)
         heapq.heappush(self._timers, (when_ns, self._chance.random(), self._count, handle, process))
         return handle
 
     def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
         """Cancelled timers are dropped when their time comes."""
 
-    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> Task[Any]:
+    def create_task(  # type: ignore[override]
+        self, coro: Any, *, name: str | None = None, context: Context | None = None
+    ) -> Task[Any]:
         task: Task[Any] = super().create_task(coro, name=name, context=context)
         (CURRENT.get() or self.world).tasks.append(task)
         return task
@@ -120,21 +133,23 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 runnable.pop()
                 continue
             handle = process.ready.popleft()
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 self.turns += 1
                 handle._run()
 
     def _advance(self) -> None:
         """Sets the clock to the next timer, and makes ready what is due then."""
         timers = self._timers
-        while timers and (timers[0][3]._cancelled or not timers[0][4].alive):  # type: ignore[attr-defined]
+        while timers and (timers[0][3]._cancelled or not timers[0][4].alive):
             heapq.heappop(timers)
         if not timers:
             raise Stuck(f"nothing is ready and no timer is set at {self.time():.6f} s")
         self.now_ns = timers[0][0]
+        if self.now_ns > ENDS_NS:
+            raise Stuck(f"it goes on for more than {ENDS_NS // 1_000_000_000} s")
         while timers and timers[0][0] <= self.now_ns:
             _, _, _, handle, process = heapq.heappop(timers)
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 self._put(process, handle)
 
     # ── processes ──────────────────────────────────────────────────────────────────────────────────
@@ -167,5 +182,5 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 with contextlib.suppress(BaseException):
-                    task.get_coro().close()  # type: ignore[union-attr]
+                    task.get_coro().close()
         process.tasks.clear()

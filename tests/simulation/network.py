@@ -72,7 +72,9 @@ class Network:
             return None
         return self._latency_s()
 
-    def served(self, process: Process, commands: Sequence[tuple[bytes, ...]], answers: list[Any], *, lost: bool) -> None:
+    def served(
+        self, process: Process, commands: Sequence[tuple[bytes, ...]], answers: list[Any], *, lost: bool
+    ) -> None:
         if self.on_served is not None:
             self.on_served(process, commands, answers, lost)
 

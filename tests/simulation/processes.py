@@ -6,16 +6,16 @@ unchanged: while a simulation runs, `time` and `secrets` answer by the process w
 
 from __future__ import annotations
 
-import contextlib
 import random
 import secrets
+import sys
 import time
 from asyncio import Handle, Task
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
-from unittest import mock
 
 EPOCH_NS = 1_790_000_000_000_000_000
 """Time of day at which a simulation begins, in autumn 2026."""
@@ -79,23 +79,27 @@ def _drawn(items: Sequence[Any]) -> Any:
     return process.choice(items) if process is not None else _choice(items)
 
 
-@contextlib.contextmanager
-def simulated_clocks() -> Iterator[None]:
-    """While it is open, `time` and `secrets` answer by the simulated process that asks."""
-    with (
-        mock.patch.multiple(
-            time,
-            monotonic_ns=monotonic_ns,
-            monotonic=lambda: monotonic_ns() / 1e9,
-            time_ns=unix_ns,
-            time=lambda: unix_ns() / 1e9,
-        ),
-        mock.patch.multiple(
-            secrets,
-            token_hex=_hex,
-            token_urlsafe=_hex,
-            token_bytes=lambda count=32: bytes.fromhex(_hex(count)),
-            choice=_drawn,
-        ),
-    ):
-        yield
+def install() -> None:
+    """From now on `time` and `secrets` answer by the simulated process that asks, and as ever outside of one.
+
+    Called before the product is imported, which keeps `time.monotonic_ns` in default arguments.
+    """
+    if any(name.startswith("fleetstart.controller") for name in sys.modules):
+        raise RuntimeError("the product was imported before its clocks were replaced")
+    replaced: dict[ModuleType, dict[str, Callable[..., Any]]] = {
+        time: {
+            "monotonic_ns": monotonic_ns,
+            "monotonic": lambda: monotonic_ns() / 1e9,
+            "time_ns": unix_ns,
+            "time": lambda: unix_ns() / 1e9,
+        },
+        secrets: {
+            "token_hex": _hex,
+            "token_urlsafe": _hex,
+            "token_bytes": lambda count=None: bytes.fromhex(_hex(count)),
+            "choice": _drawn,
+        },
+    }
+    for module, functions in replaced.items():
+        for name, function in functions.items():
+            setattr(module, name, function)

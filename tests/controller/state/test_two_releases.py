@@ -133,12 +133,12 @@ def test_a_node_obeys_orders_of_a_later_release(redis_server: RedisServer) -> No
     """What a node daemon decodes, with a field that it does not know, and one that it cannot read beside it."""
     import asyncio
 
-    from fleetstart.prefetcher.control.redis_state import NodeState
+    from fleetstart.prefetcher.control.redis_state import NodeState, connect
     from fleetstart.runtime.contract.node.orders import WorkerOrder
     from tests.runtime.contract.test_record_decoder import ORDER
 
     async def read() -> dict[Any, WorkerOrder]:
-        state = NodeState(redis_server.url, NodeId("n"))
+        state = NodeState(connect(redis_server.url), NodeId("n"))
         try:
             return await state.read_orders()
         finally:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from fleetstart.prefetcher.control.redis_state import NodeState
+from fleetstart.prefetcher.control.redis_state import NodeState, connect
 from fleetstart.prefetcher.layers.cache import LayerCache
 from fleetstart.prefetcher.layers.kinds import VOLUME
 from fleetstart.prefetcher.sources.base import Source
@@ -46,7 +46,7 @@ class Bench:
     """One node with its cache and state, and a volume `index` in Redis."""
 
     def __init__(self, source: Source, writer: StoreWriter, redis_server: RedisServer, folder: Path) -> None:
-        self.state = NodeState(redis_server.url, NodeId("node-1"))
+        self.state = NodeState(connect(redis_server.url), NodeId("node-1"))
         self.client = redis_server.client()
         self.folder = folder / "volumes"
         self.cache = LayerCache(folder=self.folder, source=source, budget_bytes=1 << 30, kind=VOLUME)

@@ -7,6 +7,7 @@ done. A client may try again by itself, as redis-py does: then what was done is 
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
@@ -59,11 +60,20 @@ class Commands:
     def get(self, key: str) -> Any:
         return self._do(["GET", key])
 
-    def set(self, key: str, value: Any, *, ex: int | None = None, px: int | None = None, nx: bool = False) -> Any:
+    def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        ex: int | None = None,
+        px: int | None = None,
+        nx: bool = False,
+        xx: bool = False,
+        keepttl: bool = False,
+    ) -> Any:
         options: list[Any] = ["EX", ex] if ex is not None else ["PX", px] if px is not None else []
-        return self._do(
-            ["SET", key, value, *options, *(["NX"] if nx else [])], lambda answer: True if answer == b"OK" else answer
-        )
+        flags = [name for name, wanted in (("KEEPTTL", keepttl), ("NX", nx), ("XX", xx)) if wanted]
+        return self._do(["SET", key, value, *options, *flags], lambda answer: True if answer == b"OK" else answer)
 
     def delete(self, *names: str) -> Any:
         return self._do(["DEL", *names])
@@ -180,9 +190,7 @@ class Commands:
     def zrevrange(self, key: str, begin: int, end: int) -> Any:
         return self._do(["ZREVRANGE", key, begin, end])
 
-    def xadd(
-        self, key: str, fields: Mapping[Any, Any], *, maxlen: int | None = None, approximate: bool = True
-    ) -> Any:
+    def xadd(self, key: str, fields: Mapping[Any, Any], *, maxlen: int | None = None, approximate: bool = True) -> Any:
         limit: list[Any] = [] if maxlen is None else ["MAXLEN", *(["~"] if approximate else []), maxlen]
         return self._do(["XADD", key, *limit, "*", *(item for pair in fields.items() for item in pair)])
 
@@ -320,10 +328,9 @@ class Pipeline(Commands):
 class PubSub:
     """A subscribed connection. Publications come late, twice, in another order or not at all, as the network says."""
 
-    def __init__(
-        self, client: Client, loop: SimulatedLoop, server: Server, network: Network, *, quiet: bool
-    ) -> None:
+    def __init__(self, client: Client, loop: SimulatedLoop, server: Server, network: Network, *, quiet: bool) -> None:
         self._client = client
+        self.process = client.process
         self._loop = loop
         self._server = server
         self._network = network
@@ -375,12 +382,10 @@ class PubSub:
                         raise ConnectionError("Connection closed by server.")
                     self._arrived.clear()
                     await self._arrived.wait()
-        except asyncio.TimeoutError:
+        except builtins.TimeoutError:
             return None
         return self._messages.popleft()
 
     async def aclose(self) -> None:
         if self in self._server.subscribers:
             self._server.subscribers.remove(self)
-
-

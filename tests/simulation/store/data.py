@@ -132,12 +132,16 @@ class Data:
 
     def _c_set(self, args: Args) -> Reply:
         key, value, *options = args
-        expires_ms, only_new = None, False
+        expires_ms, only_new, only_known, keep = None, False, False, False
         at = 0
         while at < len(options):
             option = options[at].upper()
             if option == b"NX":
                 only_new = True
+            elif option == b"XX":
+                only_known = True
+            elif option == b"KEEPTTL":
+                keep = True
             elif option in (b"PX", b"EX"):
                 at += 1
                 span = int(options[at]) * (1000 if option == b"EX" else 1)
@@ -147,9 +151,11 @@ class Data:
             else:
                 raise NotImplementedError(f"SET ... {option!r}")
             at += 1
-        if only_new and self._there(key):
+        there = self._there(key)
+        if (only_new and there) or (only_known and not there):
             return None
-        self._drop(key)
+        if not keep:
+            self._drop(key)
         self.values[key] = value
         if expires_ms is not None:
             self.expires_ms[key] = expires_ms
@@ -217,13 +223,13 @@ class Data:
     # ── sets and lists ─────────────────────────────────────────────────────────────────────────────
 
     def _c_sadd(self, args: Args) -> Reply:
-        found = self._made(args[0], dict_set)
+        found = self._made(args[0], OrderedMembers)
         before = len(found)
         found.update(dict.fromkeys(args[1:]))
         return len(found) - before
 
     def _c_srem(self, args: Args) -> Reply:
-        found = self._find(args[0], dict_set)
+        found = self._find(args[0], OrderedMembers)
         if found is None:
             return 0
         gone = sum(1 for member in set(args[1:]) if member in found)
@@ -233,7 +239,7 @@ class Data:
         return gone
 
     def _c_smembers(self, args: Args) -> Reply:
-        return list(self._find(args[0], dict_set) or {})
+        return list(self._find(args[0], OrderedMembers) or {})
 
     def _c_rpush(self, args: Args) -> Reply:
         found = self._made(args[0], list)
@@ -371,8 +377,8 @@ class Data:
         return gone
 
 
-class dict_set(dict[bytes, None]):  # noqa: N801 - a set that keeps its order, so that a run can be repeated
-    """A set."""
+class OrderedMembers(dict[bytes, None]):
+    """A set that keeps its order, so that a run can be repeated."""
 
 
 WRITES = frozenset(

@@ -23,6 +23,7 @@ Command = tuple[bytes, ...]
 class Subscriber(Protocol):
     """One subscribed connection."""
 
+    process: Process
     channels: set[bytes]
     patterns: list[bytes]
 
@@ -125,5 +126,3 @@ class Server:
     def break_connections(self) -> None:
         for subscriber in list(self.subscribers):
             subscriber.broken()
-
-

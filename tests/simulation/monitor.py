@@ -1,0 +1,119 @@
+"""What is watched at Redis while a simulation runs: leaders and their fences, versions, orders, kept workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from fleetstart.runtime.contract import redis_keys as keys
+from tests.simulation.processes import Process
+from tests.simulation.store.server import Command
+
+
+class _Spec(msgspec.Struct):
+    name: str
+
+
+class Ordered(msgspec.Struct):
+    """The part of an order that is watched."""
+
+    worker: str
+    node: str
+    epoch: str
+    version: int
+    spec: _Spec
+    wanted: str = "run"
+
+
+_ORDER = msgspec.json.Decoder(Ordered)
+
+
+def _sha(name: str) -> bytes:
+    text = files("fleetstart.controller").joinpath("state", "lua", f"{name}.lua").read_text()
+    return hashlib.sha1(text.encode()).hexdigest().encode()
+
+
+LEASE, STEP, REGISTRY = _sha("leader_lease"), _sha("apply_scheduler_step"), _sha("registry")
+KEPT, OBSERVED = keys.KEPT.encode(), b"fs:observed:"
+
+
+class Monitor:
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self.leaders: dict[int, str] = {}
+        """The controller that got each fence."""
+        self.versions: dict[tuple[bytes, bytes], bytes] = {}
+        """The record under which each version's number was given."""
+        self.orders: dict[str, Ordered] = {}
+        self.kept_ns: dict[str, int] = {}
+        """How long each worker has stood in fs:kept, until it was looked at last."""
+        self._kept_since_ns: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+        """The most workers that were ordered of each function at a time."""
+
+    def served(self, process: Process, commands: Sequence[Command], answers: Sequence[Any]) -> None:
+        for command, answer in zip(commands, answers, strict=True):
+            if command[0] == b"EVALSHA" and not isinstance(answer, Exception):
+                if command[1] == LEASE and answer[0]:
+                    self._led(int(answer[0]), command[5].decode())
+                elif command[1] == STEP and answer == 1:
+                    self._stepped(command)
+                elif command[1] == REGISTRY and answer == 1 and command[13]:
+                    self._deployed(command[9], command[12], command[13])
+        if any(len(command) > 1 and command[1] == KEPT for command in commands):
+            self._kept()
+
+    def _led(self, fence: int, gateway: str) -> None:
+        if self.leaders.setdefault(fence, gateway) != gateway:
+            self._world.violated(f"one leader a fence: {fence} was given to {self.leaders[fence]} and to {gateway}")
+        if fence < max(self.leaders):
+            self._world.violated(f"a fence never goes back: {gateway} got {fence} after {max(self.leaders)}")
+
+    def _deployed(self, name: bytes, version: bytes, record: bytes) -> None:
+        if self.versions.setdefault((name, version), record) != record:
+            self._world.violated(f"a version is one code for ever: {name.decode()}@{version.decode()} was given twice")
+
+    def _stepped(self, command: Command) -> None:
+        count = int(command[2])
+        written = command[3 + 2 : 3 + count]
+        args = command[3 + count + 1 :]
+        for index, _ in enumerate(written):
+            what, field, value = args[5 * index : 5 * index + 3]
+            if what == b"set":
+                self.orders[field.decode()] = _ORDER.decode(value)
+            elif what == b"del":
+                self.orders.pop(field.decode(), None)
+        self._count()
+
+    def running(self) -> dict[str, int]:
+        """Ordered workers by function, without those of nodes that are gone."""
+        counts: dict[str, int] = {}
+        for order in self.orders.values():
+            node = self._world.nodes.get(order.node)
+            if order.wanted == "run" and node is not None and node.epoch == order.epoch:
+                life = self._world.history.lives.get(order.worker)
+                if life is None or not life.ended_ns:
+                    counts[order.spec.name] = counts.get(order.spec.name, 0) + 1
+        return counts
+
+    def _count(self) -> None:
+        counts = self.running()
+        for name, count in counts.items():
+            self.most[name] = max(self.most.get(name, 0), count)
+        self._world.limits(counts)
+
+    def _kept(self) -> None:
+        now_ns = self._world.loop.now_ns
+        now = {name.decode() for name in self._world.server.data.values.get(KEPT, {})}
+        for worker in self._kept_since_ns.keys() - now:
+            self.kept_ns[worker] = self.kept_ns.get(worker, 0) + now_ns - self._kept_since_ns.pop(worker)
+        for worker in now - self._kept_since_ns.keys():
+            self._kept_since_ns[worker] = now_ns
+
+    def kept_for_ns(self, worker: str) -> int:
+        since_ns = self._kept_since_ns.get(worker)
+        return self.kept_ns.get(worker, 0) + (self._world.loop.now_ns - since_ns if since_ns is not None else 0)

@@ -1,0 +1,115 @@
+"""The plan of a simulation: how large it is and what goes wrong, drawn from a seed before it begins.
+
+Faults are a list, so that a failing run can be repeated with fewer of them.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal[
+    "kill controller", "end controller", "stop controller", "kill node", "stop node", "kill worker", "cut off",
+    "part", "lose requests", "slow redis", "lose publications", "stop redis", "refuse writes", "restart redis",
+    "lose the log", "step clock", "lose objects",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at_s: float
+    kind: Kind
+    target: str
+    """The process that it happens to, where it is one's."""
+    for_s: float
+    """How long it lasts; of a kill: until the process is started again."""
+    size: float = 0.0
+    """Share of requests that are lost, or seconds by which a clock steps."""
+
+    def __str__(self) -> str:
+        size = f" {self.size:.3g}" if self.size else ""
+        return f"{self.at_s:7.3f} s  {self.kind} {self.target}{size} for {self.for_s:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPlan:
+    name: str
+    least: int
+    most: int
+    concurrency: int
+    keep_alive_s: float
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    controllers: int
+    nodes: int
+    functions: tuple[FunctionPlan, ...]
+    quota: int
+    """Workers that the project may have; 0: no quota."""
+    chaos_s: float
+    """For so long there is work, and faults."""
+    failing_starts: float
+    """Share of workers' starts that fail during that time."""
+    faults: tuple[Fault, ...]
+
+    def without(self, dropped: int) -> Plan:
+        return replace(self, faults=self.faults[:dropped] + self.faults[dropped + 1 :])
+
+
+WEIGHTS: dict[Kind, int] = {
+    "kill controller": 4, "end controller": 2, "stop controller": 3, "kill node": 3, "stop node": 2, "kill worker": 3,
+    "cut off": 4, "part": 2, "lose requests": 5, "slow redis": 3, "lose publications": 3, "stop redis": 2,
+    "refuse writes": 3, "restart redis": 1, "lose the log": 1, "step clock": 3, "lose objects": 1,
+}  # fmt: skip
+
+
+def plan_of(seed: int) -> Plan:
+    chance = random.Random(f"plan {seed}")
+    controllers, nodes = chance.choice((1, 2, 2, 3)), chance.choice((1, 2, 2, 3))
+    functions = tuple(
+        FunctionPlan(
+            name=f"f{number}",
+            least=(least := chance.choice((0, 0, 1, 2))),
+            most=max(least, chance.randint(1, 4)),
+            concurrency=chance.choice((1, 1, 2)),
+            keep_alive_s=chance.choice((1.0, 3.0)),
+            retries=chance.choice((0, 2)),
+        )
+        for number in range(chance.choice((1, 1, 2)))
+    )
+    chaos_s = chance.uniform(4, 10)
+    faults = [_fault(chance, controllers, nodes, chaos_s) for _ in range(chance.choice((0, 1, 2, 3, 4, 6, 8)))]
+    return Plan(
+        seed=seed,
+        controllers=controllers,
+        nodes=nodes,
+        functions=functions,
+        quota=chance.choice((0, 0, 3)) if all(one.least <= 1 for one in functions) else 0,
+        chaos_s=chaos_s,
+        failing_starts=chance.choice((0.0, 0.0, 0.1)),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+    )
+
+
+def _fault(chance: random.Random, controllers: int, nodes: int, chaos_s: float) -> Fault:
+    kind = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    controller, node = f"gw{chance.randrange(controllers)}", f"node{chance.randrange(nodes)}"
+    for_s, size, target = chance.choice((chance.uniform(0.05, 1.5), chance.uniform(1.5, 7.0))), 0.0, ""
+    if "controller" in kind:
+        target = controller
+    elif "node" in kind:
+        target = node
+    elif kind in ("cut off", "step clock"):
+        target = chance.choice((controller, node))
+    elif kind == "part":
+        target = f"{controller} {node}"
+    if kind in ("lose requests", "slow redis", "lose publications", "lose objects"):
+        size = chance.choice((0.02, 0.1, 0.3, 0.9))
+    elif kind == "step clock":
+        size = chance.choice((-1, 1)) * chance.choice((0.2, 3.0, 60.0, 5000.0))
+        target = chance.choice((target, target, "redis"))
+    return Fault(round(chance.uniform(0.5, chaos_s), 3), kind, target, round(for_s, 3), size)
