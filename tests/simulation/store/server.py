@@ -73,7 +73,9 @@ class Server:
         if name == b"SCRIPT LOAD":
             return self._scripts.load(args[0])
         if name == b"INFO":
-            return {"run_id": self.run_id}
+            return {"run_id": self.run_id, "master_replid": self.run_id, "role": "master", "connected_slaves": 0}
+        if name == b"WAIT":
+            return 0
         if name == b"WAITAOF":
             return [0 if self._on_disk is not None and int(args[0]) else 1, 0]
         return self._command(name, args)
