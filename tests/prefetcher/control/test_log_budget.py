@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fleetstart.prefetcher.control import redis_state
-from fleetstart.prefetcher.control.redis_state import NodeState
+from fleetstart.prefetcher.control.redis_state import NodeState, connect
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
@@ -22,7 +22,7 @@ def line(text: str) -> LogLine:
 
 def write(server: RedisServer, function: str, *texts: str) -> None:
     async def scenario() -> None:
-        state = NodeState(server.url, NodeId("n"))
+        state = NodeState(connect(server.url), NodeId("n"))
         await state.write_logs([(FunctionName(function), line(text)) for text in texts])
         await state.close()
 
