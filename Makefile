@@ -30,7 +30,7 @@ EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: style types import-rules quick-tests sanitize simulate soak
+.PHONY: style types import-rules quick-tests sanitize simulate soak fuzz
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -76,6 +76,10 @@ check: dev
 
 burn-in: dev models
 	@$(BIN)/python -m tests.burn_in --rounds $(or $(ROUNDS),10) $(SUITE)
+
+# So many hostile inputs in all, to the readers of formats and protocols.
+fuzz: dev
+	@$(BIN)/python -m tests.fuzz.fuzz_formats --runs $(or $(RUNS),1000000) --seed $(or $(SEED),0)
 
 soak: dev models
 	@$(BIN)/python -m tests.soak --hours $(or $(HOURS),2) --out build/soak.json

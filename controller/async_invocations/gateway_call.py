@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo, FleetError, TooLarge, WorkerLost
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HEADER, AnswerHead
 
@@ -117,7 +118,7 @@ class AnswerCapture:
         if event.startswith(b"event: fleetstart\n") and own:
             try:
                 self._bill = msgspec.json.decode(event.partition(b"data: ")[2], type=dict[str, object])
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNDECODABLE:
                 return
         elif event.startswith(b"event: error\n"):
             self._stream_error = error_of(event)
@@ -156,7 +157,7 @@ class AnswerCapture:
             return None
         try:
             return msgspec.json.decode(bytes(self.body[:ERROR_MAX_BYTES]), type=ErrorBody).error
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             return ErrorInfo(code=code, message=f"HTTP {self._status}")
 
     def _answer(self) -> Answer:

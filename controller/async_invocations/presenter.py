@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
 
@@ -96,5 +97,5 @@ class InvocationPresenter:
                 return None
             msgspec.json.decode(kept[1])
             return msgspec.Raw(kept[1])
-        except (FleetError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (FleetError, *UNDECODABLE):
             return None

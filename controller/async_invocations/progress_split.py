@@ -11,6 +11,7 @@ from base64 import b64decode
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, AnswerHead
 
 from ..state.invocation_records import MESSAGE_MAX, ReportedProgress
@@ -55,7 +56,7 @@ def progress_in(events: list[bytes], now_unix_ms: int) -> ReportedProgress | Non
         if event.startswith(_PROGRESS):
             try:
                 said = msgspec.json.decode(_data(event), type=_ProgressEvent)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNDECODABLE:
                 continue  # a handler's own event of that name
             if 0 <= said.fraction <= 1:
                 return ReportedProgress(fraction=said.fraction, message=said.message[:MESSAGE_MAX], unix_ms=now_unix_ms)
@@ -72,7 +73,7 @@ def _head(event: bytes) -> AnswerHead | None:
         return None
     try:
         head = msgspec.json.decode(_data(event), type=AnswerHead)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return None
     sane = all(ord(char) < 256 and char not in "\r\n\0" for pair in head.headers for text in pair for char in text)
     return head if sane and 200 <= head.status <= 599 else None

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import FleetError
 
 from .tables import State, table_of
@@ -146,7 +147,7 @@ def _unpacked(data: bytes, name: str) -> Iterator[bytes]:
 def _header(line: bytes, name: str) -> BackupHeader:
     try:
         header = msgspec.json.decode(line, type=BackupHeader)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise BackupInvalid(f"{name} is no backup: {error}", hint="`fs backup FILE` writes one") from error
     if header.format != FORMAT:
         raise BackupInvalid(f"{name} is no backup: its format is {header.format[:40]!r}")
@@ -178,7 +179,7 @@ def _add(state: State, line: bytes, name: str, number: int) -> None:
 def _check_end(line: bytes, name: str, records: int, sha256: str) -> None:
     try:
         end = msgspec.json.decode(line, type=_End)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise BackupInvalid(f"{name}: its last line is not understood: {error}", hint=_ANOTHER) from error
     if (end.records, end.sha256) != (records, sha256):
         raise BackupInvalid(

@@ -21,6 +21,7 @@ import click
 import msgspec
 
 from fleetstart.runtime.contract.billing.ledger import LogLine
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import (
     ErrorBody,
     ErrorInfo,
@@ -274,7 +275,7 @@ class ApiClient:
             raise error_of(response.status_code, response.content)
         try:
             return msgspec.json.decode(response.content, type=kind)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise FleetError(
                 f"{self.url} sent an answer that this `fs` cannot read: {error}",
                 hint="is it a fleetstart server of this version?",
@@ -287,7 +288,7 @@ def error_of(status: int, body: bytes, headers: Mapping[str, str] | None = None)
         return error_from(told)
     try:
         return error_from(msgspec.json.decode(body, type=ErrorBody).error)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         text = body[:300].decode(errors="replace").strip()
         said = text or f"{_phrase(status)}, without a word on why; the server's log has it"
         info = ErrorInfo(code="not_found" if status == 404 else "internal", message=f"HTTP {status}: {said}")

@@ -19,6 +19,8 @@ from typing import TypeVar
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
+
 HomeRecord = TypeVar("HomeRecord", bound=msgspec.Struct)
 
 SOCKET_PATH_MAX_BYTES = 107
@@ -154,7 +156,7 @@ def _remove_socket_dir(folder: Path) -> None:
 def read_record(path: Path, kind: type[HomeRecord]) -> HomeRecord | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return None
 
 
@@ -166,7 +168,7 @@ def read_supervisor(layout: HomeLayout) -> SupervisorRecord | None:
 def read_services(layout: HomeLayout) -> dict[str, ServiceRecord]:
     try:
         return msgspec.json.decode(layout.services.read_bytes(), type=dict[str, ServiceRecord])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return {}
 
 

@@ -23,6 +23,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import FleetError, WorkerLost
 from fleetstart.runtime.contract.node.shell import (
     CHUNK_BYTES,
@@ -116,7 +117,7 @@ async def _receive_output(socket: ClientConnection, write: Write) -> int:
         if isinstance(frame, str):
             try:
                 return read_exit(frame).status
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 raise FleetError(f"the server sent a shell message that is not understood: {error}") from error
         if frame[:1] in (STDOUT, STDERR):
             # The reader of stdout may be slow; the connection must not wait for it.

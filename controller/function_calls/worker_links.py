@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.function_calls import COMPLETE, CallRequest
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.worker_headers import LINK_HEADER, TOKEN_HEADER
@@ -83,7 +84,7 @@ class WorkerLinks:
                             self.keep_spare(worker)
                             await self._serve(worker.id, socket, *call)
                             return
-                except (aiohttp.ClientError, ConnectionError, TimeoutError, msgspec.DecodeError):
+                except (aiohttp.ClientError, ConnectionError, TimeoutError, *UNDECODABLE):
                     pass
                 await asyncio.sleep(RETRY_S)
         finally:

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 
 from .call_counts import CallCounts, decode, encode
 from .series import CELLS, HistorySpan, Resolution
@@ -94,5 +94,5 @@ def _decoded(function: str, fields: Mapping[bytes, bytes], cell_ms: int) -> Iter
         number, _, gateway = field.partition(b":")
         try:
             yield FoundCell(function, int(number) * cell_ms, decode(value))
-        except (ValueError, msgspec.DecodeError):
+        except (ValueError, *UNDECODABLE):
             log.warning("a cell of the history is not understood", extra={"gateway": gateway.decode(errors="replace")})

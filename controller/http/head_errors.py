@@ -7,6 +7,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER
 
@@ -56,7 +57,7 @@ class HeadErrors:
         held, self._held = self._held, None
         try:
             told = error_info_headers(msgspec.json.decode(self._body, type=ErrorBody).error)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             told = []
         await self._send({**held, "headers": [*held.get("headers", ()), *told]})
         await self._send({"type": "http.response.body", "body": bytes(self._body), "more_body": False})

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, TooLarge
 
 Kind = TypeVar("Kind")
@@ -39,7 +40,7 @@ async def json_body(
             raise TooLarge(f"{request.url.path} takes {limit_bytes} bytes at most")
     try:
         return msgspec.json.decode(bytes(body or empty), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+    except UNDECODABLE as wrong:
         raise error(f"{request.url.path}: the body is not understood: {wrong}") from wrong
 
 

@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, LayerInvalid, NotFound, Refused
 from fleetstart.runtime.contract.function.layer import MANIFEST_MAX_BYTES, MANIFEST_OBJECT, read_layer
 from fleetstart.runtime.contract.function.names import project_of
@@ -166,7 +167,7 @@ class Volumes:
         raw = await cast(Awaitable[list[bytes]], self._state.client.hvals(keys.VOLUMES))
         try:
             records = [msgspec.json.decode(one, type=VolumeRecord) for one in raw]
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise LayerInvalid(f"the record of a volume cannot be read: {error}") from error
         return frozenset(version.tree for record in records for version in record.versions)
 

@@ -21,6 +21,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.durability import on_disk
 from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LogLine, PhaseRow, append_args, append_script
 from fleetstart.runtime.contract.billing.prices import PriceSheet, in_force, read_sheets
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.volume import VolumeRecord, VolumeVersion, volume_name, with_version
@@ -164,7 +165,7 @@ class NodeState:
             raw, kept = await pipe.execute()
         try:
             sheets = read_sheets(raw)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             log.error("cannot decode a price sheet", extra={"error": str(error)})
             sheets = []
         return in_force(sheets, now_unix_ms), frozenset(WorkerId(name.decode(errors="replace")) for name in kept)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.function.module_names import MODULES_MAX, is_module_name, shallowest
 from fleetstart.runtime.contract.ids import FunctionName
 
@@ -30,7 +31,7 @@ def read_imports(folder: Path) -> Imports:
     try:
         with (folder / IMPORTS).open("rb") as file:
             return _DECODER.decode(file.read(FILE_MAX_BYTES))
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return {}
 
 

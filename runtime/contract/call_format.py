@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from .decoding import UNDECODABLE
 from .errors import ErrorBody, ErrorInfo, FleetError, InvalidOutput, error_from
 from .sse import BILL_EVENT, EventParser, ServerSentEvent
 from .worker_headers import ERROR_HEADER
@@ -77,7 +78,7 @@ def decode_error(status: int, body: bytes | str) -> FleetError:
     """Builds the error of a platform's response; an unknown code keeps its text."""
     try:
         found = msgspec.json.decode(body, type=ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         text = body[:SHOWN_CHARS].decode(errors="replace") if isinstance(body, bytes) else body[:SHOWN_CHARS]
         info = ErrorInfo(code="not_found" if status == 404 else "internal", message=f"HTTP {status}: {text.strip()}")
         return error_from(info)
@@ -105,7 +106,7 @@ def decode_value(name: str, content_type: str, body: bytes, returns: Any) -> Any
             return msgspec.json.decode(body, type=returns)
         value = body.decode() if kind.startswith("text/") else body if body or kind else None
         return value if returns is Any else msgspec.convert(value, returns)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise InvalidOutput(
             f"function {name} answered {len(body):,} bytes of {kind or 'no type'} that are no {returns}: {error}"
         ) from error
@@ -147,5 +148,5 @@ class EventReader:
             return msgspec.json.decode(data, type=self._returns)
         except msgspec.ValidationError as error:
             raise InvalidOutput(f"an item of function {self._name} is no {self._returns}: {error}") from error
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return data  # an app's own stream, whose events are text

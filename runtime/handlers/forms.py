@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from ..contract.decoding import UNDECODABLE
 from ..contract.errors import InvalidInput, TooLarge
 from ..contract.function.signature import is_list, is_struct_like, underlying_type
 from ..sdk.files import File
@@ -194,7 +195,7 @@ def _value(part: FormPart, kind: Any) -> Any:
     if part.content_type.partition(";")[0] == "application/json" or is_struct_like(kind):
         try:
             return msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise InvalidInput(
                 f"part {part.name!r} of the form is not JSON: {error}",
                 field=part.name,

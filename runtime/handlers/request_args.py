@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from ..contract.decoding import UNDECODABLE
 from ..contract.errors import InvalidInput
 from ..contract.function.signature import BodyMode, Parameter, body_mode, fields_struct, holds, one_of_batch
 from ..sdk.files import File
@@ -53,7 +54,7 @@ class ArgumentDecoder:
             return self._arrange(self.decoder.decode(body))
         except msgspec.ValidationError as error:
             raise self._refusal(error, _parsed(body)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             # curl sends JSON with the content type of a form by default, so JSON is tried first.
             if media == URLENCODED and not body.lstrip().startswith((b"{", b"[", b'"')):
                 return self._convert(query_values(body, self.field_types))
@@ -161,7 +162,7 @@ def _parsed(body: bytes) -> Any:
     """The JSON value that failed validation; None if its rest, after the first error, is not JSON."""
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
 
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from ..contract.decoding import UNDECODABLE
 from .invalid_parameter import InvalidParameter
 from .request_fields import Route, of_route
 
@@ -46,7 +47,7 @@ class CallReader(Generic[Call]):
             call: Call = self._decoder.decode(body)
         except msgspec.ValidationError as error:
             raise _invalid_parameter(str(error)) from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise InvalidParameter(f"the body is not JSON: {error}") from error
         for field in self._refused:
             value = getattr(call, field.name)

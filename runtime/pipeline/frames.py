@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from ..contract.decoding import UNDECODABLE
 from ..contract.errors import ErrorInfo
 from ..contract.ids import PipelineId
 
@@ -219,7 +220,7 @@ def _head(link: socket.socket, body_max: int, payload_max: int, ends_s: float | 
 def _decoded(body: bytearray) -> Message:
     try:
         return _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise LinkBroken(f"invalid message: {error}") from error
 
 

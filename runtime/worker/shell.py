@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from ..contract.decoding import UNDECODABLE
 from ..contract.node.shell import CHUNK_BYTES, STDERR, STDOUT, EndOfInput, Exit, Size, Start, read_client
 from ..isolation import linux
 from ..worker_io.asgi import Receive, Scope, Send
@@ -114,7 +115,7 @@ async def _handle_input(receive: Receive, command: ShellCommand) -> None:
             continue
         try:
             said = read_client(message["text"])
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return
         if isinstance(said, Size):
             command.resize(said)

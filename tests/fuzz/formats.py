@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from safetensors import SafetensorError, deserialize
@@ -136,7 +136,7 @@ WORDS: tuple[bytes, ...] = (
 """What readers of JSON, of numbers and of names have stumbled over."""
 
 
-def mutated(data: bytes, chance: random.Random, changes: int) -> bytes:
+def mutated(data: bytes, chance: random.Random, changes: int, words: Sequence[bytes] = WORDS) -> bytes:
     """Bytes flipped, cut out, doubled, and words put in the place of values."""
     out = bytearray(data)
     for _ in range(changes):
@@ -150,10 +150,10 @@ def mutated(data: bytes, chance: random.Random, changes: int) -> bytes:
             case 2:
                 out[at:at] = out[at:to]
             case 3:
-                out[at:to] = chance.choice(WORDS)
+                out[at:to] = chance.choice(words)
             case _:
                 begin, end = _value(bytes(out), chance)
-                out[begin:end] = chance.choice(WORDS)
+                out[begin:end] = chance.choice(words)
     return bytes(out)
 
 

@@ -1,15 +1,19 @@
-"""Fuzzer of our formats' readers: looks for bytes on which one fails with another error than its own.
+"""Fuzzer of our readers of formats and protocols: looks for bytes on which one fails with another error than its own.
 
     python -m tests.fuzz.fuzz_formats SECONDS [TARGET ...]
+    python -m tests.fuzz.fuzz_formats --runs COUNT [--seed SEED] [TARGET ...]
 
-With atheris (`pip install atheris`) by coverage: each target in a process of its own, which ends at the first finding
-and prints it. Without atheris by random mutations of sound input. Prints executions a target.
+The first, with atheris (`pip install atheris`), by coverage: each target in a process of its own, which ends at the
+first finding and prints it; without atheris by random mutations of sound input for so many seconds each. The second
+(`make fuzz`) by so many random mutations in all. Both print executions a target.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import inspect
+import math
 import random
 import subprocess
 import sys
@@ -17,18 +21,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz.formats import TARGETS, WORDS, mutated
+from tests.fuzz import formats, protocols
+from tests.fuzz.formats import mutated
 
+TARGETS = {**formats.TARGETS, **protocols.TARGETS}
+WORDS = (*formats.WORDS, *protocols.WORDS)
 CHANGES_MAX = 6
 
 
-def fuzz_at_random(name: str, seconds: float) -> int:
+def fuzz_at_random(name: str, *, seconds: float = math.inf, count: float = math.inf, seed: int = 0) -> int:
     check, sound = TARGETS[name]
-    chance = random.Random(0)
+    chance = random.Random(f"{seed} {name}")
     ends = time.monotonic() + seconds
     runs = read = 0
-    while time.monotonic() < ends:
-        data = mutated(sound, chance, 1 + chance.randrange(CHANGES_MAX))
+    while runs < count and time.monotonic() < ends:
+        data = mutated(sound, chance, 1 + chance.randrange(CHANGES_MAX), WORDS)
         try:
             read += check(data)
         except Exception:
@@ -84,10 +91,18 @@ def main() -> int:
     if len(sys.argv) < 2:
         print(__doc__, file=sys.stderr)
         return 2
-    seconds, names = float(sys.argv[1]), sys.argv[2:] or list(TARGETS)
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.fuzz_formats")
+    parser.add_argument("--runs", type=int, help="random mutations in all, instead of seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("arguments", nargs="*", metavar="[SECONDS] TARGET")
+    options = parser.parse_args()
+    if options.runs is not None:
+        names = options.arguments or list(TARGETS)
+        each = -(-options.runs // len(names))
+        return max(fuzz_at_random(name, count=each, seed=options.seed) for name in names)
+    seconds, names = float(options.arguments[0]), options.arguments[1:] or list(TARGETS)
     covered = importlib.util.find_spec("atheris") is not None
-    fuzz = fuzz_by_coverage if covered else fuzz_at_random
-    return max(fuzz(name, seconds) for name in names)
+    return max(fuzz_by_coverage(name, seconds) if covered else fuzz_at_random(name, seconds=seconds) for name in names)
 
 
 if __name__ == "__main__":

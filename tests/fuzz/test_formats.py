@@ -16,7 +16,6 @@ from fleetstart.controller.cli.weights.source_layout import ShardHeader, ShardLa
 from fleetstart.runtime.contract.weights.manifest import manifest_bytes
 from tests.fuzz.formats import (
     HEADER_DATA_BYTES,
-    TARGETS,
     check_adapter,
     check_header_text,
     check_layout,
@@ -26,6 +25,7 @@ from tests.fuzz.formats import (
     sound_header,
     sound_manifest,
 )
+from tests.fuzz.fuzz_formats import TARGETS, WORDS
 
 SEEDS = st.integers(0, 1 << 32)
 RUNS = settings(derandomize=True, max_examples=400, deadline=None)
@@ -70,7 +70,7 @@ def test_what_targets_begin_with_is_sound(target: str) -> None:
 def test_no_change_of_bytes_makes_a_reader_fail_otherwise(target: str, seed: int) -> None:
     chance = random.Random(seed)
     check, sound = TARGETS[target]
-    check(mutated(sound, chance, 1 + chance.randrange(5)))
+    check(mutated(sound, chance, 1 + chance.randrange(5), WORDS))
 
 
 @given(SEEDS, VALUES)

@@ -17,6 +17,7 @@ import redis.asyncio as redis
 from redis.exceptions import ResponseError
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import ErrorBody, FleetError, InvalidInput, Refused, error_from
 from fleetstart.runtime.contract.ids import InvocationId
 
@@ -110,7 +111,7 @@ def error_of(event: bytes) -> FleetError | None:
     data = event.partition(b"data: ")[2]
     try:
         return error_from(msgspec.json.decode(data, type=ErrorBody).error)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return None
 
 

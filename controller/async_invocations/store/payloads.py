@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import StoreFailed
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.sizes import MIB
@@ -89,7 +90,7 @@ def unpack(data: bytes, kind: type[Head]) -> tuple[Head, bytes]:
     line, newline, body = data.partition(b"\n")
     try:
         head = msgspec.json.decode(line, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise StoreFailed(f"a kept {kind.__name__.lower()} cannot be read: {error}") from error
     if not newline or len(body) != head.body_bytes:
         raise StoreFailed(f"a kept {kind.__name__.lower()} has {len(body):,} bytes, its head says {head.body_bytes:,}")

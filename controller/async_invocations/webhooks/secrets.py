@@ -13,6 +13,7 @@ import msgspec
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import Unavailable
 
 from ...auth.secret_encryption import SecretCipher, SecretCipherError
@@ -77,7 +78,7 @@ class WebhookSecrets:
     def _decrypted(self, raw: bytes) -> str:
         try:
             return self._cipher.decrypt(self._decoder.decode(raw))
-        except (SecretCipherError, msgspec.DecodeError) as error:
+        except (SecretCipherError, *UNDECODABLE) as error:
             why = error.message if isinstance(error, SecretCipherError) else error
             raise SecretCipherError(
                 f"the webhook secret cannot be read: {why}",

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, WorkerLost, error_from
 from fleetstart.runtime.contract.ids import new_invocation_id
 from fleetstart.runtime.contract.sse import BILL_EVENT, ServerSentEvent, parse_events
@@ -181,7 +182,7 @@ def _event_text(event: ServerSentEvent, *, text_only: bool) -> str:
 def _stream_error(event: ServerSentEvent) -> FleetError:
     try:
         return error_from(msgspec.json.decode(event.data, type=ErrorBody).error)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return FleetError(f"the stream ended with an error: {event.data}")
 
 
@@ -189,7 +190,7 @@ def _as_data(response: httpx.Response) -> dict[str, Any]:
     response.read()
     try:
         body = msgspec.json.decode(response.content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         body = response.text
     return {"status": response.status_code, "headers": dict(response.headers), "body": body}
 
@@ -226,7 +227,7 @@ def _body(text: str | None, *, ask_for_stream: bool) -> tuple[bytes | None, dict
         content = text.encode()
     try:
         value = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         if text != "-" and not text.startswith("@"):
             raise click.UsageError(f"the body is not JSON: {error}; text needs its quotes: '\"like this\"'") from error
         return content, {"content-type": "application/octet-stream"}

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.throughput import Ceilings, DeviceCeiling, Limit
@@ -135,7 +136,7 @@ def _answer(module: str, options: Sequence[str], kind: type[Answer]) -> Answer:
         raise MeasurementFailed(f"{module} ended with {process.returncode}: {last}")
     try:
         return msgspec.json.decode(process.stdout, type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise MeasurementFailed(f"{module} printed no result: {error}") from error
 
 

@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.timeline import Phase
@@ -89,7 +90,7 @@ def _content(body: str) -> bytes:
             raise NotFound(f"no file {body[1:]}: {error}") from error
     try:
         msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise click.UsageError(f"--body is not JSON: {error}") from error
     return body.encode()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import BuildFailed, InvalidInput
 from fleetstart.runtime.contract.function.layer import (
     CHUNK_BYTES,
@@ -183,7 +184,7 @@ def _digest(*texts: str) -> str:
 def _recall(path: Path) -> BuiltLayer | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=BuiltLayer)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.function.tasks import check_checkpoint
 from fleetstart.runtime.contract.sizes import MIB
@@ -42,7 +43,7 @@ def require_task(source: Source, task: str, where: str) -> None:
     config = _config(source, f"{where}: the weights of this Transformers", (CONFIG,))
     try:
         check_checkpoint(task, msgspec.json.decode(read_all(config.file)), [one.name for one in source.files])
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise CheckpointInvalid(f"{where}: {config.file} is no JSON: {error}") from error
     except CheckpointInvalid as error:
         raise CheckpointInvalid(f"{where}: {error.message}", hint=error.hint) from error

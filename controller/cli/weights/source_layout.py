@@ -14,6 +14,7 @@ from io import BytesIO
 
 import msgspec
 
+from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.object_keys import LAYOUT_OBJECT
 from fleetstart.runtime.contract.weights.manifest import Manifest
@@ -66,7 +67,7 @@ def read_layout(data: bytes, manifest: Manifest) -> tuple[ShardLayout, list[list
         if len(text) > LAYOUT_MAX_BYTES:
             raise CheckpointInvalid(f"{LAYOUT_OBJECT} has more than {LAYOUT_MAX_BYTES} bytes unpacked")
         layout = msgspec.json.decode(text, type=ShardLayout)
-    except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, *UNDECODABLE) as error:
         raise CheckpointInvalid(f"{LAYOUT_OBJECT} is not readable: {error}") from error
     if layout.format != FORMAT:
         raise CheckpointInvalid(f"{LAYOUT_OBJECT} has format {layout.format[:40]!r}, not {FORMAT!r}")

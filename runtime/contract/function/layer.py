@@ -20,6 +20,7 @@ from itertools import pairwise
 
 import msgspec
 
+from ..decoding import UNDECODABLE
 from ..errors import LayerInvalid
 from ..ids import LayerId
 from ..object_keys import is_digest
@@ -158,7 +159,7 @@ def read_layer(data: bytes, layer: LayerId | None = None) -> LayerManifest:
     name = f"layer {(layer or layer_id(data))[:12]}"
     try:
         manifest = msgspec.json.decode(data, type=LayerManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise LayerInvalid(f"{name}: its manifest cannot be read: {error}") from error
     for problem in _problems(manifest):
         raise LayerInvalid(f"{name}: {problem}")

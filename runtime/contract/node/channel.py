@@ -10,6 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ..decoding import UNDECODABLE
+
 Received = TypeVar("Received")
 
 PACKET_MAX_BYTES = 192 * 1024
@@ -68,7 +70,7 @@ class Channel(Generic[Received]):
         descriptors, self._ahead = self._ahead, []
         try:
             return self._decoder.decode(data), descriptors
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise ChannelClosed(f"a message that is not understood: {error}") from error

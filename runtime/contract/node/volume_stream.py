@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..decoding import UNDECODABLE
 from ..errors import ErrorInfo, FleetError, InvalidInput, TooLarge
 from ..function.layer import FILES_MAX, LAYER_MAX_BYTES, LayerFile, check_path
 from ..sizes import MIB
@@ -121,7 +122,7 @@ class VolumeStream:
             return data
         try:
             return self._decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise StreamClosed(f"a message that is not understood: {error}") from error
 
     def answered(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ..decoding import UNDECODABLE
 from ..errors import CheckpointInvalid
 
 
@@ -87,7 +88,7 @@ def read_config(config: bytes, generation: bytes | None = None) -> LlamaConfig:
 def _json_object(data: bytes, name: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise CheckpointInvalid(f"{name} is not a JSON object: {error}") from error
 
 

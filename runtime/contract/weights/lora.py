@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from ..decoding import UNDECODABLE
 from ..errors import CheckpointInvalid, InvalidSpec
 from ..ids import FunctionName
 from .manifest import Manifest
@@ -139,7 +140,7 @@ def read_config(data: bytes) -> LoraConfig:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         config = msgspec.json.decode(data, type=LoraConfig)
         used = [name for name in MUST_BE_OFF if name in fields and msgspec.json.decode(fields[name])]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CheckpointInvalid(f"{CONFIG} is not a LoRA adapter's: {error}") from error
     if config.peft_type != "LORA":
         raise CheckpointInvalid(f"{CONFIG}: peft_type is {config.peft_type[:40]!r}, and only LORA can be applied")

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from ...contract.decoding import UNDECODABLE
 from ...contract.errors import InvalidInput
 from ...contract.worker_headers import CONTINUE_HEADER, MARK
 from ..engine.generation import Request
@@ -109,7 +110,7 @@ def read_resume_marks(carried: bytes, *, choices: int, vocab_size: int) -> Resum
         raise InvalidInput(f"marks of {len(carried)} bytes; at most {CARRIED_MAX_BYTES} are allowed")
     try:
         marks = [_DECODER.decode(line) for line in carried.split(b"\n")]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise InvalidInput(f"invalid marks: {error}") from error
     first = marks[0].chosen
     if first is None or any(mark.chosen is not None for mark in marks[1:]):

@@ -17,6 +17,7 @@ import tokenizers
 from jinja2 import TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ...contract.decoding import UNDECODABLE
 from ...contract.errors import CheckpointInvalid, InvalidInput
 
 REPLACEMENT = "�"
@@ -146,7 +147,7 @@ def read_chat_template(tokenizer_config: bytes | None, template: bytes | None) -
     """Reads the chat template from chat_template.jinja or else tokenizer_config.json; None without either."""
     try:
         config = msgspec.json.decode(tokenizer_config, type=dict[str, Any]) if tokenizer_config else {}
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise CheckpointInvalid(f"tokenizer_config.json is not a JSON object: {error}") from error
     source: Any = template.decode(errors="replace") if template is not None else config.get("chat_template")
     tool_source = None

@@ -140,6 +140,7 @@ def test_who_has_not_the_secret_is_no_stage() -> None:
         b"GET / HTTP/1.1\r\n\r\n",
         HEAD.pack(MAGIC, FORMAT, 1 << 31, 0),
         HEAD.pack(MAGIC, FORMAT, 4, 0) + b"\xc1\xc1\xc1\xc1",
+        HEAD.pack(MAGIC, FORMAT, 9, 0) + b"\x81\xa4type\xa2\xff\xff",
         HEAD.pack(MAGIC, FORMAT + 1, 0, 0),
         HEAD.pack(MAGIC, FORMAT, 0, 1 << 31),
     ],

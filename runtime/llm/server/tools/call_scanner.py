@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ....contract.decoding import UNDECODABLE
+
 _SPACE = " \t\r\n"
 
 
@@ -127,5 +129,5 @@ def _string(text: str) -> str | None:
     """A JSON string's value; None for any other text."""
     try:
         return msgspec.json.decode(text, type=str)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ....contract.decoding import UNDECODABLE
+
 Schema = Mapping[str, Any]
 
 _DEPTH_MAX = 16
@@ -27,7 +29,7 @@ def json_text(text: str, types: frozenset[str]) -> str:
     written = _PYTHON.get(text.strip(), text.strip())
     try:
         value = msgspec.json.decode(written)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return _quoted(text)
     if "string" in types and not _type_of(value) & types:
         return _quoted(text)

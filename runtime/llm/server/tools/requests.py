@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ....contract.decoding import UNDECODABLE
 from ....openai_api.invalid_parameter import InvalidParameter
 
 MAX_TOOLS = 128
@@ -70,7 +71,7 @@ class ToolCall(msgspec.Struct, frozen=True):
         """The call for a chat template. Errors: InvalidParameter if the arguments are not JSON."""
         try:
             arguments = msgspec.json.decode(self.function.arguments or "{}")
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             reason = f"messages: the arguments of tool call {self.id!r} are not JSON: {error}"
             raise InvalidParameter(reason, "messages") from error
         return {

@@ -96,7 +96,13 @@ def test_the_end_of_the_peer_is_an_error_not_a_wait(ends: Ends) -> None:
         channel.send(Drained())
 
 
-@pytest.mark.parametrize("packet", [b"not json", b"{}", b'{"type":"unheard_of"}', b'{"type":"exited","worker":1}'])
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"not json", b"{}", b'{"type":"unheard_of"}', b'{"type":"exited","worker":1}',
+        b'{"type":"exited","worker":"\xa6","status":0}', b'{"type":"exited","x":' + b"[" * 100_000,
+    ],
+)  # fmt: skip
 def test_what_is_not_understood_closes_and_leaks_no_descriptor(ends: Ends, packet: bytes) -> None:
     channel, peer = ends
     before = len(os.listdir("/proc/self/fd"))
