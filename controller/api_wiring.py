@@ -113,6 +113,7 @@ def build_management(
         audit=audit,
         budgets=billing.shown,
         document=partial(document, endpoints()),
+        memory=core.memory,
         readiness=lambda: readiness.problems(
             core.view,
             stopping=stopping.is_set(),
@@ -168,7 +169,10 @@ def _observability_api(
     traces: TraceExport | None,
 ) -> ObservabilityApi:
     process = ProcessMetrics(
-        unwritten=lambda: core.ledger.pending, leads=lambda: bool(core.fence()), redis=lambda: core.view.redis
+        unwritten=lambda: core.ledger.pending,
+        leads=lambda: bool(core.fence()),
+        redis=lambda: core.view.redis,
+        memory=core.memory,
     )
     return ObservabilityApi(
         core.client,

@@ -22,6 +22,7 @@ from .scheduler.calibrator import Calibrator
 from .scheduler.leader import LeaderLease
 from .scheduler.loop import Scheduler
 from .state.redis_client import REDIS_ERRORS, RedisClients, connect_all
+from .state.redis_server.memory_watch import MemoryWatch
 from .state.redis_server.stream_followers import StreamFollowers
 from .state.sync import StateSync
 from .state.view import View
@@ -47,6 +48,7 @@ class Core:
     calibrator: Calibrator
     reporter: LoadReporter
     billing: BudgetWatch
+    memory: MemoryWatch
     gateway: Gateway
 
     @property
@@ -56,7 +58,7 @@ class Core:
 
     @property
     def parts(self) -> tuple[BackgroundTask, ...]:
-        return (self.state, self.scheduler, self.calibrator, self.reporter, self.ledger, self.billing)
+        return (self.state, self.scheduler, self.calibrator, self.reporter, self.ledger, self.billing, self.memory)
 
     def fence(self) -> int:
         """The fencing token; 0 while another controller schedules."""
@@ -99,6 +101,8 @@ def build_core(
     reporter = LoadReporter(state, clients.leases)
     billing = BudgetWatch(clients.ledger, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)
     ledger.on_row(billing.note)
+    memory = MemoryWatch(clients.calls, leads=lambda: bool(scheduler.fence))
+    ledger.trace_kept_s = lambda row: memory.trace_kept_s(failed=row.status >= 500)
     gateway = Gateway(
         gateway_id,
         state,
@@ -122,5 +126,6 @@ def build_core(
         calibrator=calibrator,
         reporter=reporter,
         billing=billing,
+        memory=memory,
         gateway=gateway,
     )

@@ -16,8 +16,9 @@ from fleetstart.runtime.contract.errors import FleetError, InvalidInput
 from ..auth.audit_log import AuditLog
 from ..auth.request_context import caller_of
 from ..http.json_api import json_response, query_flag
-from ..schemas.functions import BudgetInfo, SystemStatus, UnreadableInfo
+from ..schemas.functions import BudgetInfo, RedisMemory, SystemStatus, UnreadableInfo
 from ..state.redis_probe import try_redis
+from ..state.redis_server.memory_watch import MemoryWatch
 from ..state.view import View
 from ..storage.object_store import ObjectStore
 from ..storage.probe import try_store
@@ -47,6 +48,7 @@ class SystemApi:
         audit: AuditLog,
         budgets: Callable[[], list[BudgetInfo]],
         document: Callable[[str], dict[str, Any]],
+        memory: MemoryWatch,
         readiness: Callable[[], list[str]],
     ) -> None:
         """`url`: of this controller, as others reach it. `open_access`: whether it was started to serve without keys.
@@ -63,6 +65,7 @@ class SystemApi:
         self._budgets = budgets
         self._document = document
         self._readiness = readiness
+        self._memory = memory
 
     async def healthz(self, request: Request) -> Response:
         return json_response({"ok": True})
@@ -90,6 +93,8 @@ class SystemApi:
                 gateway=self._gateway,
                 leader=view.leader,
                 redis=redis_state,
+                redis_problems=self._memory.problems if not caller.limited else [],
+                redis_memory=self._redis_memory() if not caller.limited else None,
                 store=self._store_url if not caller.limited else "",
                 store_problem=store_problem,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
@@ -105,6 +110,12 @@ class SystemApi:
     def _unreadable(self) -> list[UnreadableInfo]:
         shown = self._view.unreadable.all()[:UNREADABLE_SHOWN]
         return [UnreadableInfo(kind=one.kind, name=one.name, error=one.error) for one in shown]
+
+    def _redis_memory(self) -> RedisMemory | None:
+        facts = self._memory.facts
+        if facts is None:
+            return None
+        return RedisMemory(used_bytes=facts.used_bytes, limit_bytes=facts.limit_bytes, families=self._memory.families)
 
     async def _try_backends(self) -> tuple[str, str]:
         """Writes to Redis and to the store, side by side: "ok" or Redis' problem, and "" or the store's."""

@@ -70,6 +70,8 @@ class LedgerWriter:
         self._unreadable = unreadable
         self._open_decoder = RecordDecoder(OpenInvocation)
         self._journal = journal
+        self.trace_kept_s: Callable[[InvocationRow], int] = lambda row: TRACE_KEPT_S
+        """How long a call's trace is kept; 0: not at all."""
         self._script = append_script()
         self._sha = ""
         self._open: dict[InvocationId, OpenInvocation] = {}
@@ -232,7 +234,9 @@ class LedgerWriter:
                 self._append(pipe, trace.row)
                 # Of a row from a journal only the row is left: its trace may have been written before.
                 only_new = not trace.timeline.phases
-                pipe.set(keys.trace(trace.row.id), msgspec.json.encode(trace), ex=TRACE_KEPT_S, nx=only_new)
+                kept_s = self.trace_kept_s(trace.row)
+                if kept_s:
+                    pipe.set(keys.trace(trace.row.id), msgspec.json.encode(trace), ex=kept_s, nx=only_new)
             if outcomes:
                 pipe.rpush(keys.OUTCOMES, *map(msgspec.json.encode, outcomes))
                 pipe.ltrim(keys.OUTCOMES, -OUTCOMES_KEPT, -1)

@@ -43,6 +43,7 @@ export function view({ status, activity, recent, wanted, sort, turned, query }, 
       figure(count(sum("failed")), `failed, last ${minutes} min`),
       figure(money(sum("cost_today_nusd")), "today (UTC)")),
     status.redis === "ok" ? null : h("p", { class: "trouble" }, `Redis: ${status.redis}`),
+    ...status.redis_problems.map((problem) => h("p", { class: "trouble" }, `Redis: ${problem}`)),
     status.nodes.length || status.limited ? null : h("p", { class: "trouble" }, "No node is registered: nothing can run."),
     status.budgets.filter((budget) => budget.stage !== "ok").map((budget) => h("p", { class: "trouble" },
       `The budget of ${budget.function} for ${budget.period} is ${budget.stage === "spent" ? "spent: calls are rejected" :

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from ..state.redis_server.memory_watch import MemoryWatch
 from .prometheus import Histogram, MetricFamily
 
 EVERY_S = 0.1
@@ -41,10 +42,18 @@ class ProcessMetrics:
     `unwritten` counts ledger rows that wait for Redis; `leads` is true if this controller schedules.
     """
 
-    def __init__(self, *, unwritten: Callable[[], int], leads: Callable[[], bool], redis: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        *,
+        unwritten: Callable[[], int],
+        leads: Callable[[], bool],
+        redis: Callable[[], str],
+        memory: MemoryWatch,
+    ) -> None:
         self._unwritten = unwritten
         self._leads = leads
         self._redis = redis
+        self._memory = memory
         self._begun_s = _begun_s()
         self._version = installed_version("fleetstart")
 
@@ -54,6 +63,7 @@ class ProcessMetrics:
         build.add(1, version=self._version)
         return [
             build,
+            *self._redis_memory(),
             _one("fleetstart_redis_up", "Whether Redis answered when it was last asked.", self._redis() == "ok"),
             _one("fleetstart_scheduler_leader", "Whether this controller schedules.", self._leads()),
             _one("fleetstart_ledger_unwritten_rows", "Rows that wait for Redis.", self._unwritten()),
@@ -62,6 +72,20 @@ class ProcessMetrics:
             _one("process_resident_memory_bytes", "Resident memory.", _resident_bytes()),
             _one("process_open_fds", "Open descriptors.", len(os.listdir("/proc/self/fd"))),
             _one("process_max_fds", "Limit of open descriptors.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        ]
+
+    def _redis_memory(self) -> list[MetricFamily]:
+        facts = self._memory.facts
+        if facts is None:
+            return []
+        families = MetricFamily("fleetstart_redis_family_bytes", "gauge", "Memory of Redis by family of keys.")
+        for name, size_bytes in sorted(self._memory.families.items()):
+            families.add(size_bytes, family=name)
+        return [
+            _one("fleetstart_redis_memory_bytes", "Memory that Redis uses.", facts.used_bytes),
+            _one("fleetstart_redis_memory_limit_bytes", "Memory that Redis may use.", facts.limit_bytes),
+            _one("fleetstart_redis_problems", "Problems of Redis that `fs status` names.", len(self._memory.problems)),
+            families,
         ]
 
 

@@ -144,6 +144,16 @@ class UnreadableInfo(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
+class RedisMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of Redis."""
+
+    used_bytes: int
+    limit_bytes: int
+    """Its `maxmemory`; without one, half of its machine's memory."""
+    families: dict[str, int] = {}
+    """Bytes by family of keys, as counted last; empty after a start."""
+
+
 class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     url: str
@@ -151,6 +161,10 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     leader: str
     redis: str
     """"ok", or the error; for limited keys "unavailable"."""
+    redis_problems: list[str] = []
+    """What is wrong with its settings or nearly full, each with what to do; empty for limited keys."""
+    redis_memory: RedisMemory | None = None
+    """None for limited keys, and until it was read."""
     store: str
     """Its URL; empty for limited keys."""
     store_problem: str = ""

@@ -16,6 +16,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from fleetstart.runtime.contract.errors import Unavailable
 
+from .redis_server.server_facts import CLUSTER, ServerFacts, facts_of
+
 FORM = "redis://:PASSWORD@HOST:6379/0, or rediss:// with TLS, or redis://USER:PASSWORD@HOST:6379/0"
 KEPT_S = 10
 """Lifetime of the probe's key, should its deletion be lost."""
@@ -41,6 +43,8 @@ async def try_redis(url: str, *, timeout_s: float) -> None:
     key, value = f"fs:probe:{secrets.token_hex(8)}", secrets.token_bytes(16)
     try:
         async with asyncio.timeout(timeout_s):
+            if facts_of(await client.info()).cluster:
+                raise Unavailable(f"Redis {shown_url(url)}: {CLUSTER}")
             await client.set(key, value, ex=KEPT_S)
             if await client.get(key) != value:
                 raise Unavailable(f"Redis {shown_url(url)} gave back another value than was written")
@@ -52,12 +56,26 @@ async def try_redis(url: str, *, timeout_s: float) -> None:
         await client.aclose()
 
 
+async def read_facts(url: str, *, timeout_s: float) -> ServerFacts:
+    """What the server says of itself. Errors: REDIS_ERRORS."""
+    client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+    try:
+        return facts_of(await client.info())
+    finally:
+        await client.aclose()
+
+
 _SAID = (
     ("called without any password", "it has no password, and the URL has one", f"the URL's form is {FORM}"),
     ("HELLO must be called with the client already", "it wants a password (NOAUTH)", f"the URL's form is {FORM}"),
     ("Authentication required", "it wants a password (NOAUTH)", f"the URL's form is {FORM}"),
     ("invalid username-password", "the user or the password is wrong (WRONGPASS)", f"the URL's form is {FORM}"),
     ("invalid password", "the password is wrong (WRONGPASS)", f"the URL's form is {FORM}"),
+    (
+        "max number of clients",
+        "all its connections are taken (maxclients)",
+        "raise maxclients: a controller opens up to 114, a node a few",
+    ),
     ("no permissions", "this user may not do what is needed", "it needs all commands, on the keys and channels fs:*"),
 )
 """What Redis says, the sentence and the hint."""

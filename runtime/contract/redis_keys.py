@@ -31,6 +31,7 @@
 | fs:alerts | stream, capped | BudgetEvent: each threshold of each period once | scheduler |
 | fs:alerted:{what} | string, expiring | 1: that event is in fs:alerts | scheduler |
 | fs:removals | hash | checkpoint or bundle → "removing:{unix ms}:{token}" or "removed:{unix ms}:{token}" | controller |
+| fs:memory | string, expiring | family of keys → bytes, as counted last | scheduler |
 | fs:trace:{invocation} | string, expiring | InvocationTrace | gateway |
 | fs:plan:{worker} | string, expiring | Plan: why it was started there; one for a whole pipeline | scheduler |
 | fs:measures | hash | node:{node} → NodeMeasures, version:{name}@{version} → VersionMeasures | scheduler |
@@ -97,6 +98,7 @@ PROJECTS = "fs:projects"
 SECRETS = "fs:secrets"
 VOLUMES = "fs:volumes"
 AUDIT = "fs:audit"
+MEMORY = "fs:memory"
 HISTORY_FAILURES = "fs:history:failures"
 
 EVENTS_OBSERVED = "fs:events:observed"

@@ -48,7 +48,6 @@ HELP = {
         "read the newest version, and make the change again; `fs weights verify ID --repair`",
     ),
     "too_large": ("the body is larger than allowed", "send less; raise `max_body` or `FS_MAX_BODY`"),
-    "too_many_followers": ("too many log or event streams are open", "close some, or read without `follow`"),
     "queue_full": ("the function has `scale.max` workers and all are busy", "raise `scale.max` or `concurrency`"),
     "rate_limited": ("a limit of the function or a quota of its project", "`fs scale NAME`, `fs project ls`"),
     "handler_error": ("your code raised an exception", "`fs logs NAME --request ID` has the traceback"),
@@ -76,6 +75,7 @@ HELP_OF_PARTS = {
     "model_not_found": ("`model` in a request names another model", "use the function's name; `/v1/models` lists it"),
     "idempotency_mismatch": ("the key belongs to another call", "use a new key for each call"),
     "idempotency_in_progress": ("the first call with the key still runs", "send it again later"),
+    "too_many_followers": ("too many log or event streams are open", "close some, or read without `follow`"),
     "idempotency_lost": (
         "the gateway stood still for 10 s, and another call took the key",
         "send it again: it gets that call's answer",

@@ -10,13 +10,15 @@ import click
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, NodeReport
 
-from ...schemas.functions import BudgetInfo, SystemStatus
+from ...schemas.functions import BudgetInfo, RedisMemory, SystemStatus
 from .. import output
 from ..api_client import ApiClient, find_server
 from ..curl_hint import access_line
 from ..root import verb
 from ..units import format_utc
 from .ls import functions_table
+
+FAMILIES_SHOWN = 3
 
 
 @click.command
@@ -36,6 +38,10 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
     output.data(
         f"server   {status.url}   fleetstart {status.version}   Redis {status.redis}   store {status.store or '–'}"
     )
+    if status.redis_memory is not None:
+        output.data(_redis_memory(status.redis_memory))
+    for problem in status.redis_problems:
+        output.data(f"redis    {problem}")
     if status.store_problem:
         output.data(f"store    {status.store_problem}")
     output.data(f"access   {access_line(status.access, address)}")
@@ -50,6 +56,13 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
         output.data(f"skipped  {record.kind} {record.name}   cannot be read by this release: {record.error}")
     if status.functions:
         output.data("\n" + functions_table(status.functions, now_s=time.time()))
+
+
+def _redis_memory(memory: RedisMemory) -> str:
+    line = f"redis    memory {output.format_size(memory.used_bytes)} of {output.format_size(memory.limit_bytes)}"
+    largest = sorted(memory.families.items(), key=lambda one: -one[1])[:FAMILIES_SHOWN]
+    parts = ", ".join(f"{name} {output.format_size(size)}" for name, size in largest if size)
+    return line + (f"   {parts}" if parts else "")
 
 
 def _budget(budget: BudgetInfo) -> str:

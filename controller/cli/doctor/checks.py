@@ -22,7 +22,7 @@ from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 from fleetstart.runtime.contract.sizes import GIB
 
 from ..home import HomeLayout, is_locked, read_supervisor
-from ..local.backends import redis_problem, store_problem
+from ..local.backends import redis_problem, redis_warnings, store_problem
 from ..local.services import find_redis
 from ..output import format_size
 
@@ -219,7 +219,10 @@ def check_redis_server(home: Path) -> Finding:
         return Finding(check="redis server", verdict="ok", found="none runs here: `fs up` starts or tries it")
     problem = redis_problem(url)
     if problem is None:
-        return Finding(check="redis server", verdict="ok", found="wrote, read and deleted a key")
+        found, warnings = "wrote, read and deleted a key", redis_warnings(url)
+        if warnings:
+            return Finding(check="redis server", verdict="warn", found=found, advice="; ".join(warnings))
+        return Finding(check="redis server", verdict="ok", found=found)
     return Finding(check="redis server", verdict="bad", found=problem.message, advice=problem.hint)
 
 

@@ -21,6 +21,18 @@ def redis_problem(url: str) -> FleetError | None:
     return None
 
 
+def redis_warnings(url: str) -> list[str]:
+    """What is wrong with the settings of a Redis that works; none if it does not."""
+    from ...state.redis_client import REDIS_ERRORS
+    from ...state.redis_probe import read_facts
+    from ...state.redis_server.server_facts import settings_problems
+
+    try:
+        return settings_problems(asyncio.run(read_facts(url, timeout_s=TRIAL_S)))
+    except REDIS_ERRORS:
+        return []
+
+
 def store_problem(location: str) -> FleetError | None:
     """Why the store cannot be used; None if it keeps what is written."""
     from ...storage.factory import open_store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -44,14 +45,21 @@ def find_redis() -> Path | None:
 
 def redis_service(binary: Path, *, socket: Path, data: Path) -> Service:
     """A Redis that only this user can reach: a Unix socket, no port. Every write is in the append-only file at once
-    and on the disk within a second: it survives a kill -9 with nothing lost."""
+    and on the disk within a second: it survives a kill -9 with nothing lost. Half of the machine's
+    memory is its limit, and there it refuses writes and drops no key."""
     argv = (
         str(binary),
         *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
         *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+        *("--maxmemory", str(physical_bytes() // 2), "--maxmemory-policy", "noeviction"),
         *("--dir", str(data), "--daemonize", "no", "--logfile", ""),
     )
     return Service(name=REDIS, argv=argv)
+
+
+def physical_bytes() -> int:
+    """Memory of this machine."""
+    return int(os.sysconf("SC_PHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
 
 
 def python_services(
