@@ -30,6 +30,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> int:
     parent = os.getppid()
     raise_descriptor_limit()
+    os.umask(0o022)  # functions have other users' ids, and read their code and packages; FS_HOME is closed to others
     try:
         config = read_config(os.environ)
     except ConfigError as error:

@@ -39,6 +39,9 @@ RUNSC = "runsc"
 """Name of gVisor's program."""
 POOLS = (*PROFILES, *(pool_name(profile, "gvisor") for profile in PROFILES))
 ISOLATIONS = ("required", "best-effort")
+WORKER_UIDS = "2000000000-2000065535"
+"""Default range of FS_ISOLATION_UIDS: above those of systemd (to 1,879,048,191), as many as a node has functions."""
+UID_MOST = (1 << 32) - 2
 MEMORY_SHARE = 0.8
 """Default share of the machine's memory that the node uses; the rest is for the system, the controller and Redis."""
 KEEP_BYTES = GIB
@@ -88,6 +91,8 @@ class Config:
     """Enforce memory limits by polling, even where control groups could be used (FS_LIMITS=watched)."""
     best_effort: bool = False
     """Run workers as plain processes where the kernel refuses namespaces (FS_ISOLATION=best-effort)."""
+    worker_uids: range = range(0)
+    """User ids for functions, one each, where the daemon may give them; empty: workers keep the daemon's."""
     egress_deny: tuple[Network, ...] = ()
     """Ranges that no function reaches through the egress proxy, beside those that none ever does."""
     egress_allow: tuple[Network, ...] = ()
@@ -145,6 +150,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=read_choice(env, "FS_LIMITS", ("watched",)) == "watched",
         best_effort=read_choice(env, "FS_ISOLATION", ISOLATIONS) == "best-effort",
+        worker_uids=_worker_uids(env.get("FS_ISOLATION_UIDS", "") or WORKER_UIDS),
         egress_deny=read_networks(env, "FS_EGRESS_DENY"),
         egress_allow=read_networks(env, "FS_EGRESS_ALLOW"),
         servers=env.get("FS_URL") or "",
@@ -154,6 +160,18 @@ def read_config(env: Mapping[str, str]) -> Config:
         log_format=read_log_format(env),
         fetch_threads=read_int(env, "FS_FETCH_THREADS", default_fetch_threads(cpus), least=1, most=64),
     )
+
+
+def _worker_uids(text: str) -> range:
+    first, dash, last = text.partition("-")
+    if text == "none":
+        return range(0)
+    numbers = [int(part) for part in (first, last) if part.isascii() and part.isdecimal() and len(part) <= 10]
+    if not dash or len(numbers) != 2 or not 0 < numbers[0] <= numbers[1] <= UID_MOST:
+        raise ConfigError(
+            f"FS_ISOLATION_UIDS is {text!r}: write the first and the last user id, for example {WORKER_UIDS}, or none"
+        )
+    return range(numbers[0], numbers[1] + 1)
 
 
 def _region(text: str) -> str:

@@ -43,6 +43,7 @@ from .processes.cgroups import Cgroups
 from .processes.epoch import new_epoch
 from .processes.prefork_pool import PreforkPool
 from .processes.worker_logs import LogBuffer
+from .processes.worker_uids import WorkerUids
 from .segments.store import SegmentStore
 from .sources.base import Source
 from .stage_links.relay import open_relays
@@ -91,6 +92,7 @@ class Daemon:
         self._prefork_pool = PreforkPool(
             servers=self._fork_servers,
             cgroups=self._cgroups,
+            uids=WorkerUids(config.worker_uids),
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )

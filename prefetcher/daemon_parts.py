@@ -56,7 +56,8 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
             advice=ISOLATION_ADVICE if module == "forkserver" else "",
         )
 
-    isolation = ("--isolation", "best-effort" if config.best_effort else "required")
+    isolation = ["--isolation", "best-effort" if config.best_effort else "required"]
+    isolation += ["--root", str(worker_root(config)), "--user", str(next(iter(config.worker_uids), 0))]
     light = [pool for pool in config.profiles if is_unsandboxed(pool)]
     servers = {profile: server("forkserver", "--profile", profile, *isolation) for profile in light}
     for profile, library in PRELOADS:
@@ -68,6 +69,13 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
         sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))
         servers |= {pool: sandboxes for pool in config.profiles if not is_unsandboxed(pool)}
     return servers
+
+
+def worker_root(config: Config) -> Path:
+    """An empty folder, on which each fork server builds the root of its workers, seen by them alone."""
+    folder = config.state_dir / "root"
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return folder
 
 
 def hidden_paths(config: Config) -> tuple[str, ...]:

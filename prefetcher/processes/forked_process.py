@@ -38,6 +38,11 @@ def has_own_network(isolation: str) -> bool:
     return "net" in isolation.split(",")
 
 
+def has_own_user(isolation: str) -> bool:
+    """Whether a worker may be told to take a user id of its function."""
+    return "uid" in isolation.split(",")
+
+
 ProcessEvent = WorkerMessage | ChannelEnded | ProcessExited
 
 
@@ -52,6 +57,9 @@ class ForkedProcess:
         self.log = LogPipe(log_fd)
         self.pid = 0
         self.isolation = ""
+        self.user = 0
+        """The user id that it was told to take; 0 for the daemon's."""
+        self._give_user_back: Callable[[], None] = lambda: None
         self.pooled_ns = 0
         """When its own code began to run; 0 until it has reported."""
         self.exited = asyncio.Event()
@@ -83,8 +91,14 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def hold_user(self, user: int, give_back: Callable[[], None]) -> None:
+        """Keeps a user id until the process is closed."""
+        self.user, self._give_user_back = user, give_back
+
     def close(self) -> None:
         """Closes everything but the control group, which may still hold exiting processes."""
+        give_back, self._give_user_back = self._give_user_back, lambda: None
+        give_back()
         self._close_channel()
         if (outlet := self.take_outlet()) is not None:
             os.close(outlet)

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Mapping
 
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
-from fleetstart.runtime.contract.ids import WorkerId, new_worker_id
+from fleetstart.runtime.contract.ids import FunctionName, WorkerId, new_worker_id
 from fleetstart.runtime.contract.node.messages import Pooled
 
 from .cgroups import Cgroup, Cgroups
-from .forked_process import ChannelEnded, ForkedProcess, ProcessEvent, ProcessExited
+from .forked_process import ChannelEnded, ForkedProcess, ProcessEvent, ProcessExited, has_own_user
 from .forkserver_client import ForkServer
 from .prefork_policy import SETTLE_S, PoolState, choose_pool, is_preloaded, is_unsandboxed
+from .worker_uids import WorkerUids
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,17 @@ class PreforkPool:
     """Waiting processes of each worker pool."""
 
     def __init__(
-        self, *, servers: dict[str, ForkServer], cgroups: Cgroups | None, size: int, starts_under_way: Callable[[], int]
+        self,
+        *,
+        servers: dict[str, ForkServer],
+        cgroups: Cgroups | None,
+        size: int,
+        starts_under_way: Callable[[], int],
+        uids: WorkerUids,
     ) -> None:
         self._servers = servers
         self._cgroups = cgroups
+        self._uids = uids
         self._size = size
         self._starts_under_way = starts_under_way
         self._waiting: dict[str, list[ForkedProcess]] = {pool: [] for pool in servers}
@@ -69,6 +77,13 @@ class PreforkPool:
     def take(self, pool: str) -> ForkedProcess | None:
         waiting = self._waiting.get(self._serving(pool))
         return waiting.pop(0) if waiting else None
+
+    def give_user(self, process: ForkedProcess, function: FunctionName) -> int:
+        """The user id that a process takes for a function, its own until it is closed; 0 if workers of its kind keep
+        the daemon's. Errors: Unavailable if no id is left."""
+        if not process.user and has_own_user(process.isolation):
+            process.hold_user(self._uids.take(function), lambda: self._uids.give_back(function))
+        return process.user
 
     async def fork(self, pool: str, *, network: bool, folders: Mapping[str, str] | None = None) -> ForkedProcess:
         """Forks a fresh worker; `folders` are for sandboxes, which get none later: source by path.

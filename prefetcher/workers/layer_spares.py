@@ -215,7 +215,14 @@ class LayerSpares:
                 answer.set_result(isinstance(event, Prepared))
 
         process.listen(on_event)
-        message = Prepare(spec=spec, bundle_dir=str(bundle), layer_dir=layer_dir, modules=modules, threads=self._cpus)
+        message = Prepare(
+            spec=spec,
+            bundle_dir=str(bundle),
+            layer_dir=layer_dir,
+            modules=modules,
+            threads=self._cpus,
+            user=self._prefork_pool.give_user(process, spec.name),
+        )
         try:
             process.send(message)
         except ChannelClosed:

@@ -231,6 +231,7 @@ class WorkerResources:
                 secrets=self.secrets,
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
                 shell=order.shell,
+                user=self._services.prefork_pool.give_user(process, spec.name),
             )
             self._close_session()
             session = self._session = self._open_session(order)

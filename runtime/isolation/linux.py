@@ -1,7 +1,7 @@
 """Linux system calls that Python 3.11 lacks: namespaces, mounts, capabilities, death signals.
 
 Every function is one system call (or one ioctl) and raises OSError that names it. What to call in which
-order is `isolation`'s affair.
+order is decided in `root` and `namespaces`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import platform
 import socket
 import struct
 
@@ -23,10 +24,14 @@ _CLONE_FLAGS = {name: flag for name, flag in globals().items() if name.startswit
 MS_NOSUID = 2
 MS_NODEV = 4
 MS_NOEXEC = 8
+MS_REMOUNT = 32
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
+MS_SLAVE = 1 << 19
 
 MOUNT_ATTR_RDONLY = 1
+MOUNT_ATTR_NOSUID = 2
+MOUNT_ATTR_NODEV = 4
 
 # These numbers are the same on every architecture that Linux numbers uniformly (5.2 and later).
 _SYS_OPEN_TREE = 428
@@ -34,12 +39,17 @@ _SYS_MOVE_MOUNT = 429
 _SYS_CLOSE_RANGE = 436
 _SYS_MOUNT_SETATTR = 442
 
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
+_AT_EMPTY_PATH = 0x1000
+_MNT_DETACH = 2
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
@@ -104,12 +114,27 @@ def move_mount(tree_fd: int, target: str) -> None:
     _checked(result, f"move_mount to {target}")
 
 
-def set_read_only(path: str, read_only: bool, *, recursive: bool) -> None:
-    attributes = _MountAttr(MOUNT_ATTR_RDONLY if read_only else 0, 0 if read_only else MOUNT_ATTR_RDONLY, 0, 0)
-    flags = _AT_RECURSIVE if recursive else 0
-    size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    result = _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size)
-    _checked(result, f"mount_setattr {path}")
+def set_mount_attributes(tree: int | str, attributes: int, *, recursive: bool) -> None:
+    """Adds attributes to a mount, by its path or the descriptor of a detached copy; `recursive`: and to those below."""
+    change = _MountAttr(attributes, 0, 0, 0)
+    descriptor, path = (_AT_FDCWD, tree.encode()) if isinstance(tree, str) else (tree, b"")
+    flags = (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
+    size = ctypes.c_size_t(ctypes.sizeof(change))
+    result = _libc.syscall(_SYS_MOUNT_SETATTR, descriptor, path, flags, ctypes.byref(change), size)
+    _checked(result, f"mount_setattr {tree}")
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Makes a mount the root of this mount namespace, and the old root a mount below it."""
+    number = _SYS_PIVOT_ROOT.get(platform.machine())
+    if number is None:
+        raise OSError(f"pivot_root: its number is not known for {platform.machine()}")
+    _checked(_libc.syscall(number, new_root.encode(), put_old.encode()), f"pivot_root to {new_root}")
+
+
+def detach(path: str) -> None:
+    """Unmounts what is at and below the path; files of it that are open stay open."""
+    _checked(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
 
 
 def loopback_up() -> None:
@@ -140,16 +165,24 @@ def forbid_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
-def drop_capabilities() -> None:
-    """Empties all five capability sets of this thread; a thread started later inherits that.
+def become_dumpable() -> None:
+    """Lets a process that changed its user id read its own folder in /proc again, which is root's otherwise."""
+    _prctl(_PR_SET_DUMPABLE, 1, "prctl(PR_SET_DUMPABLE)")
 
-    The bounding set can be emptied only by who may (CAP_SETPCAP); without it, no_new_privs holds the line.
-    """
+
+def empty_bounding_set() -> None:
+    """Takes all capabilities from what this thread may execute. Does nothing without CAP_SETPCAP: then no_new_privs
+    holds the line."""
     try:
         for capability in range(_CAPABILITIES_MAX):
             _prctl(_PR_CAPBSET_DROP, capability, "prctl(PR_CAPBSET_DROP)")
     except OSError:
         pass  # EINVAL past the kernel's last capability, EPERM without CAP_SETPCAP
+
+
+def drop_capabilities() -> None:
+    """Empties all five capability sets of this thread; a thread started later inherits that."""
+    empty_bounding_set()
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "prctl(PR_CAP_AMBIENT_CLEAR_ALL)")
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()

@@ -1,33 +1,30 @@
-"""Isolation of a worker by Linux namespaces, in two steps: pooled workers are forked before their function is known.
+"""Isolation of a worker by Linux namespaces, in three steps: pooled workers are forked before their function is known.
+
+*Once for a fork server* (`prepare_root`): a mount namespace of its own, in which the root of its workers is built
+(`root`).
 
 *At the fork* (`fork_into_namespaces`, `enter_namespaces`): a pid namespace in which the worker is process 1,
 mount, ipc and uts namespaces, and, unless the function asked for the network, a net namespace with a
-loopback of its own.
+loopback of its own; the built root in place of the node's, a fresh /proc without what tells of the machine, a private
+/run.
 
-*At the assignment* (`confine`), before the first line of user code: the whole tree read-only; a fresh
-/proc, /tmp and /dev/shm; /dev with the harmless devices alone; empty /run, home folders (but for
-the files that Python runs from) and hidden folders of the node (its state folder with Redis' socket, the
-store and other functions' bundles); the function's bundle, read-only, at /tmp/function, and the layer with its
-packages, read-only, at its path; then no capabilities, no new privileges, a seccomp filter (`seccomp`) and resource
-limits.
+*At the assignment* (`confine`, `drop_privileges`), before the first line of user code: a private /tmp and /dev/shm; the
+function's bundle, read-only, at /tmp/function, the layer with its packages, its volumes; the node's tree is
+unmounted. Then a user id that no other function has, no capabilities, no new privileges, a seccomp filter (`seccomp`)
+and resource limits.
 
-The user id stays the daemon's. Python, its packages and GPU devices are often readable by their owner
-alone (a venv below /root), and a shifted id would lose them. What that id still buys without
-capabilities is reading: nothing can be written, but system files that the daemon's user may read, a
-worker may read. An id-mapped mount would close that too, where Linux 5.19 and the file system take part.
+An ordinary user gets the namespaces inside a user namespace, and workers keep that user's id there: other ids cannot be
+had without rights. So do workers of a Python that only its owner may read.
 
 Where the kernel refuses namespaces (a container engine's default profile, for one), a worker is a plain
 process: it still loses its capabilities, gets no new privileges, the filter and the limits, and it says so.
-An ordinary user gets the namespaces inside a user namespace.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
-import pwd
 import resource
 import signal
 import socket
@@ -37,19 +34,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
-from . import linux, seccomp
+from . import linux, root, seccomp
+from .root import NODE_DIR
 
 FUNCTION_DIR = "/tmp/function"
 """Bundle folder of a confined worker: its working folder and the first entry of sys.path."""
-DEVICES = ("null", "zero", "full", "random", "urandom")
-DEVICE_PREFIXES = ("nvidia", "dri")
-"""Device names of GPUs, beside the harmless ones."""
-HOMES = ("/root", "/home")
-"""Folders with people's keys and tokens, masked. The daemon's own home is masked wherever it is."""
 OPEN_FILES_MAX = 4096
-_MASK_OPTIONS = "size=64k,mode=755"
+MASKED_IN_PROC = (
+    "acpi", "asound", "bus", "fs", "interrupts", "irq", "kallsyms", "kcore", "key-users", "keys", "latency_stats",
+    "modules", "sched_debug", "scsi", "slabinfo", "sysrq-trigger", "timer_list", "vmallocinfo",
+)  # fmt: skip
+"""Entries of /proc that tell of the machine and not of the worker, and that no library needs."""
+_PRIVATE = linux.MS_NOSUID | linux.MS_NODEV
+_READ_ONLY = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,63 +64,17 @@ class Isolation:
 
 
 ALL_NAMESPACES = ("mnt", "pid", "ipc", "uts", "net")
+OWN_USER = "uid"
+"""Name, beside those of the namespaces, of a user id for each function."""
 
 
-@dataclass(frozen=True, slots=True)
-class MountStep:
-    """One mount: `mask` covers a folder with an empty tmpfs, `keep` makes a path below it visible again."""
-
-    kind: Literal["mask", "keep"]
-    path: str
-
-
-def mount_steps(masks: Iterable[str], keeps: Iterable[str]) -> tuple[MountStep, ...]:
-    """Ordered mount steps: from the root downwards, so that the nearest mask or keep wins.
-
-    Paths are absolute and normal. A kept path that no mask covers needs no step; a path in both is masked.
-    """
-    masked = set(masks)
-    kept = {path for path in keeps if path not in masked and any(parent in masked for parent in _parents(path))}
-    steps = [MountStep("mask", path) for path in masked] + [MountStep("keep", path) for path in kept]
-    return tuple(sorted(steps, key=lambda step: (step.path.count("/"), step.path)))
-
-
-def _parents(path: str) -> Iterable[str]:
-    while (path := os.path.dirname(path)) != "/":
-        yield path
-
-
-def plan(hide: Iterable[str], library_path: str) -> tuple[MountStep, ...]:
-    """Mount steps of this machine, made once by a fork server for all its workers. `library_path`: LD_LIBRARY_PATH."""
-    devices = [f"/dev/{name}" for name in os.listdir("/dev") if name in DEVICES or name.startswith(DEVICE_PREFIXES)]
-    keeps = [*interpreter_paths(library_path), *devices, os.path.realpath("/etc/resolv.conf")]
-    masks = ["/tmp", "/dev", "/run", *HOMES, *hide]
-    with contextlib.suppress(KeyError):  # an id without a name has no home
-        masks.append(pwd.getpwuid(os.getuid()).pw_dir)
-    return mount_steps({path for path in map(os.path.realpath, masks) if path != "/"}, keeps)
-
-
-def interpreter_paths(library_path: str) -> list[str]:
-    """Folders that this Python runs from, which stay visible below a masked folder (a checkout in /tmp).
-
-    `library_path` is the value of LD_LIBRARY_PATH.
-    """
-    package = Path(__file__).resolve().parents[1]
-    native = importlib.util.find_spec("fleetstart.native")  # found, not imported: only some workers need it
-    libraries = library_path.split(":")
-    # An editable installation adds the folder around the checkout to sys.path. Nothing is imported from there, and
-    # workers would see all that lies beside the checkout.
-    modules = [path for path in map(os.path.realpath, filter(None, sys.path)) if not _surrounds(path, package)]
-    found = {os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *libraries) if path} | set(modules)
-    found.add(str(package))
-    if native is not None and native.origin is not None:
-        found.add(os.path.dirname(os.path.realpath(native.origin)))
-    return sorted(path for path in found if os.path.isdir(path))
-
-
-def _surrounds(path: str, package: Path) -> bool:
-    """Whether `path` holds the package otherwise than as a folder of installed packages."""
-    return Path(path) in package.parents and not path.endswith(("site-packages", "dist-packages"))
+def prepare_root(plan: root.Root, at: str) -> None:
+    """Enters a mount namespace with the root of future workers, built on the empty folder `at`. Errors: OSError."""
+    linux.unshare(linux.CLONE_NEWNS)
+    # Disks that the node mounts later, or unmounts, are so here, too; nothing that is mounted here is so there.
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_SLAVE)
+    root.build(plan, at)
+    linux.mount("none", at, None, linux.MS_REC | linux.MS_PRIVATE)
 
 
 def fork_into_namespaces() -> int:
@@ -146,107 +98,120 @@ def fork_into_namespaces() -> int:
         os.close(own)
 
 
-def enter_namespaces(*, network: bool) -> None:
-    """Enters the other namespaces, in the new child. With `network`, it stays in the node's network."""
+def enter_namespaces(plan: root.Root, at: str, *, network: bool) -> None:
+    """Enters the other namespaces, in the new child, with the root that was built on `at`.
+
+    The node's own tree is at NODE_DIR until the worker is confined. With `network`, it stays in the node's network.
+    """
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
     linux.unshare(flags if network else flags | linux.CLONE_NEWNET)
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    resolver = _text_of("/etc/resolv.conf") if network else ""
+    linux.pivot_root(at, at + NODE_DIR)
+    os.chdir("/")
+    root.cover("/run", "size=256k,mode=755", root.inside(plan, "/run"))
+    for folder in ("/tmp", "/dev/shm"):
+        root.cover(folder, "size=64k,mode=1777", root.inside(plan, folder))
+    Path("/run/resolv.conf").write_text(resolver)
+    linux.mount("proc", "/proc", "proc", _PRIVATE | linux.MS_NOEXEC)
+    _mask_proc()
+    linux.set_mount_attributes("/proc", linux.MOUNT_ATTR_RDONLY, recursive=True)
     if not network:
         linux.loopback_up()
 
 
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _mask_proc() -> None:
+    """Covers entries of /proc: a file with /dev/null, a folder with an empty one."""
+    for name in MASKED_IN_PROC:
+        path = f"/proc/{name}"
+        with contextlib.suppress(FileNotFoundError):
+            folder = stat.S_ISDIR(os.stat(path).st_mode)
+            root.attach(linux.open_tree(root.LAYER_DIR if folder else "/dev/null"), path, folder=folder)
+
+
 def confine(
     bundle_dir: str,
-    steps: Iterable[MountStep],
     *,
+    name: str,
+    user: int,
     writable_bytes: int,
     terminals: bool = False,
     layer_dir: str = "",
     volumes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Confines a worker that has its namespaces: mounts, read-only tree, bundle. Call it in a single-threaded process.
+    """Gives a worker that has its namespaces the folders of its function, and takes the node's from it. Call it in a
+    single-threaded process.
 
-    `writable_bytes` limits /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR. With `terminals`,
-    the worker gets its own instance of devpts. `layer_dir` stays visible at its path, and nothing beside it. `volumes`
-    are folders of the node by their path below /tmp.
+    `name` is the worker's host name, `user` the id that it will have, 0 if it keeps its own. `writable_bytes` limits
+    /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR. With `terminals`, the worker gets its own
+    instance of devpts. `layer_dir` is a folder of the node, shown at LAYER_DIR; `volumes` are by their path below /tmp.
     """
+    for folder in ("/tmp", "/dev/shm"):
+        linux.mount("tmpfs", folder, None, _PRIVATE | linux.MS_REMOUNT, f"size={writable_bytes // 2}")
+    _show(bundle_dir, FUNCTION_DIR)
     if layer_dir:
-        steps = (*steps, MountStep("keep", layer_dir))
-    if terminals:
-        steps = (*steps, MountStep("keep", "/dev/tty"))
-    trees = {step.path: linux.open_tree(step.path) for step in steps if step.kind == "keep" and _exists(step.path)}
-    folders = {path: os.path.isdir(path) for path in trees}
-    bundle = linux.open_tree(bundle_dir)
-    mounted = {path: linux.open_tree(folder) for path, folder in volumes.items()}
-
-    linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
-    for step in steps:
-        if step.kind == "keep" and step.path in trees:
-            _move_mount(trees.pop(step.path), step.path, folder=folders[step.path])
-        elif step.kind == "mask" and os.path.isdir(step.path):
-            _mask(step.path, writable_bytes)
-    _make_device_links()
-    _move_mount(bundle, FUNCTION_DIR, folder=True)
-    for path, tree in mounted.items():
-        _move_mount(tree, path, folder=True)
-    os.mkdir("/dev/shm")
-    if terminals:
-        os.mkdir("/dev/pts")
-        os.symlink("pts/ptmx", "/dev/ptmx")
-    linux.set_read_only("/", True, recursive=True)
-    linux.set_read_only("/tmp", False, recursive=False)
-    flags = linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"size={writable_bytes // 2},mode=1777")
+        _show(layer_dir, root.LAYER_DIR)
+    for path, folder in volumes.items():
+        _show(folder, path)
     if terminals:
         linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666")
+        root.attach(linux.open_tree(f"{NODE_DIR}/dev/tty"), "/dev/tty", folder=False)
+    for file, text in root.name_files(name, user or os.getuid()).items():
+        Path("/run", file).write_text(text)
+    linux.set_mount_attributes("/run", linux.MOUNT_ATTR_RDONLY, recursive=False)
+    linux.detach(NODE_DIR)
     os.chdir(FUNCTION_DIR)
 
 
-def _exists(path: str) -> bool:
-    """Whether a path can be opened; False also for a device whose driver was removed."""
-    try:
-        os.stat(path)
-    except OSError:
-        return False
-    return True
+def _show(folder: str, path: str) -> None:
+    """Mounts a folder of the node, read-only."""
+    tree = linux.open_tree(NODE_DIR + folder)
+    linux.set_mount_attributes(tree, _READ_ONLY, recursive=True)
+    root.attach(tree, path, folder=True)
 
 
-def _mask(path: str, writable_bytes: int) -> None:
-    flags = linux.MS_NOSUID | (0 if path == "/dev" else linux.MS_NODEV)
-    options = f"size={writable_bytes // 2},mode=1777" if path == "/tmp" else _MASK_OPTIONS
-    linux.mount("tmpfs", path, "tmpfs", flags, options)
+def drop_privileges(user: int = 0) -> None:
+    """Drops capabilities and new privileges, installs the seccomp filter, sets limits; for plain processes, too.
 
-
-def _move_mount(tree_fd: int, path: str, *, folder: bool) -> None:
-    if folder:
-        os.makedirs(path, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if not os.path.exists(path):
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-    try:
-        linux.move_mount(tree_fd, path)
-    finally:
-        os.close(tree_fd)
-
-
-def _make_device_links() -> None:
-    os.symlink("/proc/self/fd", "/dev/fd")
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        os.symlink(f"/proc/self/fd/{number}", f"/dev/{name}")
-
-
-def drop_privileges() -> None:
-    """Drops capabilities and new privileges, installs the seccomp filter, sets limits; for plain processes, too."""
+    `user`: the user and group id that the process takes, 0 if it keeps its own.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_files = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(OPEN_FILES_MAX, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if user:
+        _change_user(user)
     linux.drop_capabilities()
     linux.forbid_new_privileges()
     if seccomp.supported():
         seccomp.install()
     linux.die_with_parent(signal.SIGKILL)
+
+
+def _change_user(user: int) -> None:
+    """Takes a user and group id, and the groups that GPUs' devices want."""
+    linux.empty_bounding_set()
+    os.setgroups(_device_groups())
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    linux.become_dumpable()
+
+
+def _device_groups() -> list[int]:
+    """Groups of GPUs' devices that are open to their group and not to all."""
+    found = [path.stat() for folder in ("/dev", "/dev/dri") for path in _files(folder)]
+    return sorted({state.st_gid for state in found if state.st_gid and state.st_mode & 0o060 and not state.st_mode & 6})
+
+
+def _files(folder: str) -> Iterable[Path]:
+    with contextlib.suppress(FileNotFoundError):
+        yield from (path for path in Path(folder).iterdir() if stat.S_ISCHR(path.lstat().st_mode))
 
 
 def enter_user_namespace() -> None:
@@ -274,14 +239,20 @@ def become_user_root() -> None:
     linux.die_with_parent(signal.SIGKILL)
 
 
-def probe(library_path: str) -> tuple[Isolation, bool]:
-    """Isolation that this machine supports, tried in a child process, and whether it needs `become_user_root`."""
-    attempt = functools.partial(_try_all, library_path)
+def probe(library_path: str, at: str, user: int) -> tuple[Isolation, bool]:
+    """Isolation that this machine supports, tried in child processes, and whether it needs `become_user_root`.
+
+    `at`: an empty folder, on which a root is built; `user`: an id that workers would get, 0 if they shall keep theirs.
+    """
     unfiltered = "" if seccomp.supported() else "no seccomp filter: this architecture's call numbers are not known"
-    refused = _failure(attempt)
+    refused = _failure(functools.partial(_try_all, library_path, at, 0))
     if not refused:
-        return Isolation(namespaces=ALL_NAMESPACES, refused=unfiltered), False
-    failure_as_user = _failure(functools.partial(_try_all_as_user, library_path))
+        unshared = _failure(functools.partial(_try_all, library_path, at, user)) if user else "it is not asked for"
+        if unshared:
+            sys.stderr.write(f"workers have the user id of the daemon, {os.getuid()}, and not one each: {unshared}\n")
+        names = ALL_NAMESPACES if unshared else (*ALL_NAMESPACES, OWN_USER)
+        return Isolation(namespaces=names, refused=unfiltered), False
+    failure_as_user = _failure(functools.partial(_try_all_as_user, library_path, at))
     if not failure_as_user:
         return Isolation(namespaces=("user", *ALL_NAMESPACES), refused=unfiltered), True
     reason = f"no namespaces: {refused}; nor in a user namespace: {failure_as_user}"
@@ -306,23 +277,35 @@ def _failure(attempt: Callable[[], str], fork: Callable[[], int] = os.fork) -> s
     return "" if said == "ok" else said or "the probing process was killed"
 
 
-def _try_all(library_path: str) -> str:
-    return _failure(functools.partial(_try_inside, library_path), fork_into_namespaces) or "ok"
+def _try_all(library_path: str, at: str, user: int) -> str:
+    plan = root.plan_for_this_python((), library_path)
+    prepare_root(plan, at)
+    return _failure(functools.partial(_try_inside, plan, at, user), fork_into_namespaces) or "ok"
 
 
-def _try_all_as_user(library_path: str) -> str:
+def _try_all_as_user(library_path: str, at: str) -> str:
     become_user_root()
-    return _try_all(library_path)
+    return _try_all(library_path, at, 0)
 
 
-def _try_inside(library_path: str) -> str:
-    enter_namespaces(network=False)
+def _try_inside(plan: root.Root, at: str, user: int) -> str:
+    package = os.path.dirname(os.path.abspath(__file__))
+    enter_namespaces(plan, at, network=False)
     socket.sethostname("probe")
-    confine(os.path.dirname(os.path.abspath(__file__)), plan((), library_path), writable_bytes=1 << 20)
+    confine(package, name="probe", user=user, writable_bytes=1 << 20)
     if not stat.S_ISDIR(os.stat("/proc/1").st_mode):
         return "/proc does not show the new namespace"
-    drop_privileges()
+    drop_privileges(user)
+    if user and (closed := _closed_to_others()):
+        return f"this Python runs from {closed}, which other users may not read"
     return "ok"
+
+
+def _closed_to_others() -> str:
+    """A path that Python runs from and that this user may not read; empty if there is none."""
+    wanted = dict.fromkeys((sys.executable, os.__file__, __file__), os.R_OK)
+    wanted |= dict.fromkeys((path for path in sys.path if path and os.path.isdir(path)), os.R_OK | os.X_OK)
+    return next((path for path, mode in wanted.items() if not os.access(path, mode)), "")
 
 
 def _report(write_end: int, attempt: Callable[[], str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from socket import socket
 from typing import Protocol
@@ -10,6 +11,7 @@ from typing import Protocol
 from ..contract.function.volume import MountedVolume, volume_path
 from ..contract.node.messages import Assign, Prepare
 from . import namespaces
+from .root import LAYER_DIR
 
 
 class WorkerEnvironment(Protocol):
@@ -32,13 +34,15 @@ class WorkerEnvironment(Protocol):
     def volume_folder(self, volume: MountedVolume) -> str:
         """Where the worker sees a volume; empty if it has no version yet."""
 
+    def layer_folder(self, folder: str) -> str:
+        """Where the worker sees its layer, by its folder on the node; empty if it has none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnvironment:
-    """The node's own kernel. `confined`: whether the worker has its namespaces; `steps`: its mounts."""
+    """The node's own kernel. `confined`: whether the worker has its namespaces."""
 
     confined: bool
-    steps: tuple[namespaces.MountStep, ...] = ()
     clock_shift_ns: int = 0
 
     def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
@@ -54,17 +58,30 @@ class NodeEnvironment:
             volumes = {self.volume_folder(volume): volume.folder for volume in shown if volume.folder}
             namespaces.confine(
                 bundle_dir,
-                self.steps,
+                name=os.uname().nodename,
+                user=message.user,
                 writable_bytes=message.spec.memory_bytes // 2,
                 terminals=terminals,
                 layer_dir=message.layer_dir,
                 volumes=volumes,
             )
             bundle_dir = namespaces.FUNCTION_DIR
+            if message.user:
+                _own_log(message.user)
         else:
             os.chdir(bundle_dir)
-        namespaces.drop_privileges()
+        namespaces.drop_privileges(message.user if self.confined else 0)
         return bundle_dir
 
     def volume_folder(self, volume: MountedVolume) -> str:
         return volume_path(volume) if self.confined else volume.folder
+
+    def layer_folder(self, folder: str) -> str:
+        return LAYER_DIR if self.confined and folder else folder
+
+
+def _own_log(user: int) -> None:
+    """Lets a user open the worker's log by its name, /dev/stderr."""
+    for log in (1, 2):
+        if stat.S_ISFIFO(os.fstat(log).st_mode):
+            os.fchown(log, user, user)

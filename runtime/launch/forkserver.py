@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from ..contract.node import exit_codes
 from ..contract.node.messages import Fork, LauncherReady
-from ..isolation import linux, namespaces
+from ..isolation import linux, namespaces, root
 from ..isolation.namespaces import Isolation
 from .launcher import CONTROL_FD, LaunchedWorker, arrange_descriptors, begin, has_ended, join_groups, refuse, serve
 from .profiles import PRELOADS, warm_up, worker_environment
@@ -28,9 +28,11 @@ from .profiles import PRELOADS, warm_up, worker_environment
 class ForkLauncher:
     """Launcher that forks workers from this process."""
 
-    def __init__(self, granted: Isolation, hide: tuple[str, ...], library_path: str) -> None:
+    def __init__(self, granted: Isolation, plan: root.Root, at: str) -> None:
+        """`plan`: of the root of its workers, which is built on `at`, if they have namespaces."""
         self._granted = granted
-        self._steps = namespaces.plan(hide, library_path)
+        self._plan = plan
+        self._at = at
         self._own_pidfd = os.pidfd_open(os.getpid())
 
     def describe(self, *, network: bool) -> str:
@@ -62,7 +64,7 @@ class ForkLauncher:
             from ..isolation.worker_environment import NodeEnvironment
             from ..worker import lifecycle
 
-            environment = NodeEnvironment(confined=bool(self._granted.namespaces), steps=self._steps)
+            environment = NodeEnvironment(confined=bool(self._granted.namespaces))
             lifecycle.run(socket.socket(fileno=CONTROL_FD), environment)
         except BaseException as error:
             # Standard error is the worker's log by then, or, if not even that worked, the daemon's.
@@ -79,7 +81,7 @@ class ForkLauncher:
         gc.enable()
         join_groups(request.cgroup_procs)
         if self._granted.namespaces:
-            namespaces.enter_namespaces(network=request.network)
+            namespaces.enter_namespaces(self._plan, self._at, network=request.network)
             socket.sethostname(request.worker)
         _reseed()
         linux.die_with_parent(signal.SIGKILL)
@@ -111,6 +113,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fd", type=int, required=True, help="this side of the socketpair with the daemon")
     parser.add_argument("--hide", action="append", default=[], metavar="DIR", help="folder that no worker may see")
     parser.add_argument(
+        "--root", required=True, metavar="DIR", help="empty folder, on which the workers' root is built for them alone"
+    )
+    parser.add_argument(
+        "--user", type=int, default=0, help="a user id that workers may be told to take; 0: they keep the daemon's"
+    )
+    parser.add_argument(
         "--isolation",
         choices=("required", "best-effort"),
         default="required",
@@ -120,13 +128,16 @@ def main(arguments: list[str] | None = None) -> None:
     _reduce_environment()
     library_path = os.environ.get("LD_LIBRARY_PATH", "")
     sock = begin(options.fd)
-    granted, inside_user_namespace = namespaces.probe(library_path)
+    granted, inside_user_namespace = namespaces.probe(library_path, options.root, options.user)
     if granted.refused and options.isolation == "required":
         refuse(sock, granted.refused)
         return
     warm_up(options.profile, options.preload)
     if inside_user_namespace:
         namespaces.become_user_root()
+    plan = root.plan_for_this_python(options.hide, library_path)
+    if granted.namespaces:
+        namespaces.prepare_root(plan, options.root)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         sys.stderr.write(f"the fork server has {threads} threads after its imports; workers get only the first\n")
@@ -134,7 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
     gc.freeze()
     serve(
         sock,
-        ForkLauncher(granted, tuple(options.hide), library_path),
+        ForkLauncher(granted, plan, options.root),
         LauncherReady(options.profile, granted.describe(), granted.refused),
     )
 

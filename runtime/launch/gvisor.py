@@ -4,7 +4,8 @@ It speaks the fork server's protocol (`launcher`), but forks no worker from a wa
 sandbox share its kernel. Each worker imports for itself (`gvisor_worker`), and a pool of them waits.
 
 A sandbox sees the system's programs and libraries, the folders of this Python, and nothing else of the node: its root
-is an empty folder. Its control socket is its standard input, through which it receives everything else.
+is a folder with four files that name users and hosts. Its control socket is its standard input, through which it
+receives everything else.
 
 gVisor: Young et al., The True Cost of Containing, HotCloud 2019; the bundle is of the OCI runtime specification.
 """
@@ -17,8 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,52 +28,17 @@ from ..contract.node import exit_codes
 from ..contract.node.messages import Fork, LauncherReady
 from ..contract.timeline import machine_origin_ns
 from ..isolation import linux
-from ..isolation.namespaces import OPEN_FILES_MAX, interpreter_paths
+from ..isolation.namespaces import OPEN_FILES_MAX
+from ..isolation.root import NAME_SERVICES, SYSTEM, Mount, interpreter_paths, mounts, name_files
 from .launcher import LaunchedWorker, begin, has_ended, join_groups, refuse, serve
 from .profiles import worker_environment
 
 NAME = "gvisor"
 PROGRAM = "runsc"
-SYSTEM = (
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt",
-    "/etc/alternatives", "/etc/ssl", "/etc/ca-certificates", "/etc/pki", "/etc/ld.so.cache", "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d", "/etc/localtime", "/etc/mime.types", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group",
-    "/etc/hosts", "/etc/resolv.conf",
-)  # fmt: skip
-"""Folders and files of the node that a sandbox sees, where they exist: programs, libraries, their configuration."""
 NAMESPACES = ("pid", "mount", "ipc", "uts", "network")
 """Namespaces of runsc's own processes, around gVisor's isolation."""
 PROBE_S = 30.0
 """Time limit of the first sandbox, generous for a busy machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One mount of a sandbox; without `source` an empty folder."""
-
-    path: str
-    source: str = ""
-
-
-def mounts(shown: Collection[tuple[str, str]], hidden: Iterable[str]) -> tuple[Mount, ...]:
-    """Ordered mounts of a sandbox, from the root downwards, for `shown` pairs (path, source) without `hidden` ones.
-
-    Paths are absolute and normal. A path that is both shown and hidden is hidden; a shown path below a hidden one is
-    shown; a path that its parent shows already needs no mount.
-    """
-    covers = [path for path in hidden if any(_within(path, source) for _, source in shown)]
-    wanted = [Mount(path) for path in set(covers)]
-    wanted += [Mount(path, source) for path, source in set(shown) if source not in covers]
-    chosen: list[Mount] = []
-    for mount in sorted(wanted, key=lambda mount: (mount.path.count("/"), mount.path)):
-        above = next((one for one in reversed(chosen) if _within(mount.path, one.path)), None)
-        if not mount.source or above is None or above.source + mount.path[len(above.path) :] != mount.source:
-            chosen.append(mount)
-    return tuple(chosen)
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
 
 
 def oci_config(
@@ -128,7 +93,10 @@ class GVisorLauncher:
         shutil.rmtree(state, ignore_errors=True)  # left by a killed launcher: its sandboxes ended with it
         for folder in (self._bundles, self._records, self._root):
             folder.mkdir(mode=0o700, parents=True)
-        there = [(path, os.path.realpath(path)) for path in SYSTEM if os.path.exists(path)]
+        (self._root / "etc").mkdir()
+        for name, text in {**name_files(NAME, 0), "nsswitch.conf": NAME_SERVICES}.items():
+            (self._root / "etc" / name).write_text(text)
+        there = [(path, os.path.realpath(path)) for path in (*SYSTEM, "/etc/resolv.conf") if os.path.exists(path)]
         own = [(path, path) for path in interpreter_paths(environment.get("LD_LIBRARY_PATH", ""))]
         self._shown = mounts([*there, *own], map(os.path.realpath, hide))
         self._environment = worker_environment(environment)

@@ -44,6 +44,9 @@ class GVisorEnvironment:
     def volume_folder(self, volume: MountedVolume) -> str:
         return volume_path(volume)
 
+    def layer_folder(self, folder: str) -> str:
+        return folder
+
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(

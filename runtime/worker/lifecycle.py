@@ -86,10 +86,10 @@ def _prepare(message: Prepare, environment: WorkerEnvironment) -> str:
     OSError."""
     from .layer_imports import import_modules  # late: most functions have no packages of their own
 
-    bundle_dir = environment.prepare(message)
+    bundle_dir, layer_dir = environment.prepare(message), environment.layer_folder(message.layer_dir)
     os.environ.update(message.spec.env)
-    _set_import_path(bundle_dir, message.layer_dir, message.threads)
-    import_modules(message.modules, message.layer_dir)
+    _set_import_path(bundle_dir, layer_dir, message.threads)
+    import_modules(message.modules, layer_dir)
     _flush()
     return bundle_dir
 
@@ -121,6 +121,7 @@ class AssignedWorker:
     ) -> None:
         """`prepared_dir`: the bundle's folder, if the process was prepared for this version."""
         self._prepared_dir = prepared_dir
+        self._layer_dir = ""
         self._channel = channel
         self._assign = assign
         self._loop = loop
@@ -137,6 +138,7 @@ class AssignedWorker:
     def run(self, environment: WorkerEnvironment, descriptors: list[int]) -> NoReturn:
         """Runs the assignment to its end; never returns."""
         try:
+            self._layer_dir = environment.layer_folder(self._assign.layer_dir)
             bundle_dir, listening = self._confine(environment, descriptors.pop(0))
             self._entered = EnteredCallWriter(descriptors.pop(0))
             self._provide_volumes(environment, descriptors)
@@ -213,7 +215,7 @@ class AssignedWorker:
             os.environ.update(spec.env)
             os.environ.update(self._assign.secrets)
             if not self._prepared_dir:
-                _set_import_path(bundle_dir, self._assign.layer_dir, self._assign.threads)
+                _set_import_path(bundle_dir, self._layer_dir, self._assign.threads)
         return bundle_dir, listening
 
     async def _serve(self, started: StartedApp, listening: socket | None, bundle_dir: str) -> None:
@@ -251,10 +253,10 @@ class AssignedWorker:
 
     def _report_imports(self) -> None:
         """Reports which modules of its packages the function has imported, so that later workers can be prepared."""
-        if self._assign.layer_dir and not self._assign.shell:
+        if self._layer_dir and not self._assign.shell:
             from .layer_imports import imported_modules  # late: most functions have none
 
-            self._send(Imported(imported_modules(sys.modules, self._assign.layer_dir)))
+            self._send(Imported(imported_modules(sys.modules, self._layer_dir)))
 
     async def _close(self, close: Callable[[], None], most_s: float) -> None:
         """Runs the close hooks in a thread, since the loop must still send the responses of aborted calls."""

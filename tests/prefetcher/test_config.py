@@ -58,6 +58,7 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_LIMITS", "cgroups"),
         ("FS_KEEP_WEIGHTS", "no"),
         ("FS_ISOLATION", "none"),
+        *(("FS_ISOLATION_UIDS", text) for text in ("1000", "0-9", "9-8", "1-4294967295", "a-b", "1-2-3")),
         ("FS_EGRESS_DENY", "redis.internal"),
         ("FS_EGRESS_ALLOW", "10.0.0.1/8"),
     ],
@@ -71,6 +72,12 @@ def test_isolation_is_required_unless_it_is_said() -> None:
     assert not read_config(LEAST).best_effort
     assert not read_config({**LEAST, "FS_ISOLATION": "required"}).best_effort
     assert read_config({**LEAST, "FS_ISOLATION": "best-effort"}).best_effort
+
+
+def test_each_function_has_a_user_id_unless_that_is_turned_off() -> None:
+    assert read_config(LEAST).worker_uids == range(2_000_000_000, 2_000_065_536)
+    assert read_config({**LEAST, "FS_ISOLATION_UIDS": "5000-5001"}).worker_uids == range(5000, 5002)
+    assert not read_config({**LEAST, "FS_ISOLATION_UIDS": "none"}).worker_uids
 
 
 def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:

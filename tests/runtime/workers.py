@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ DEADLINE_S = 30.0
 """For each wait; generous, because the machine may be busy."""
 NO_HEADERS: Mapping[str, str] = {}
 TOKEN = "secret-of-the-test"
+USER = 2_000_000_001
+"""User id of workers, where the machine has one for them."""
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -83,7 +86,8 @@ class ForkServerProcess:
     ) -> None:
         """`isolation`: its option, the default if empty."""
         ours, theirs = pair()
-        arguments = ["--profile", profile, "--fd", str(theirs.fileno())]
+        self._root = tempfile.TemporaryDirectory(prefix="fs-root-")
+        arguments = ["--profile", profile, "--fd", str(theirs.fileno()), "--root", self._root.name, "--user", str(USER)]
         if isolation:
             arguments += ["--isolation", isolation]
         for folder in hide:
@@ -145,6 +149,7 @@ class ForkServerProcess:
         finally:
             self.process.kill()
             self.process.wait()
+            self._root.cleanup()
 
 
 class Worker:
@@ -186,6 +191,7 @@ class Worker:
         adapter_segment: tuple[int, ...] = (),
         threads: int = 1,
         shell: bool = False,
+        user: int | None = None,
         **spec: Any,
     ) -> None:
         """Of each segment the descriptors: its control block, its slabs."""
@@ -201,6 +207,7 @@ class Worker:
             threads=threads,
             slabs=[len(descriptors) - 1 for descriptors in (segment, adapter_segment) if descriptors],
             shell=shell,
+            user=user if user is not None else USER if "uid" in self.isolation.split(",") else 0,
         )
         self.entered = EnteredCallRing()
         self.channel.send(message, (listening.fileno(), self.entered.descriptor, *segment, *adapter_segment))

@@ -119,6 +119,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """The pipeline's own, for a stage's links that leave the machine."""
     shell: bool = False
     """Whether the worker serves a shell instead of the function."""
+    user: int = 0
+    """User id that the worker takes; 0: it keeps the daemon's."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare", kw_only=True):
@@ -132,6 +134,8 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare", kw_only=True):
     """Modules of the layer to import, in this order."""
     threads: int
     """Cores that the worker may use."""
+    user: int = 0
+    """User id that the worker takes; 0: it keeps the daemon's."""
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):

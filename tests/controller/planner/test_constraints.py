@@ -119,14 +119,14 @@ def test_a_sandbox_is_had_where_a_node_says_so_and_nowhere_else() -> None:
 
 def test_a_node_that_cannot_confine_gets_nothing_and_a_plain_process_no_list() -> None:
     listed = PlacementConstraints(listed=True)
-    refusing = replace(offer("", confines="none"), isolation_refused="unshare(CLONE_NEWPID): not permitted")
+    refusing = replace(offer("", confines="none"), isolation_refused="unshare(CLONE_NEWNS): not permitted")
     assert not admits(NO_CONSTRAINTS, refusing)
     assert admits(PlacementConstraints((), GVISOR), replace(refusing, isolations=frozenset({"gvisor"})))
     assert admits(NO_CONSTRAINTS, offer("", confines="plain"))
     assert not admits(listed, offer("", confines="plain"))
 
     why, advice = unmet_constraint(NO_CONSTRAINTS, [refusing])
-    assert why == "its workers need namespaces, which the node has not: unshare(CLONE_NEWPID): not permitted"
+    assert why == "its workers need namespaces, which the node has not: unshare(CLONE_NEWNS): not permitted"
     assert "FS_ISOLATION=best-effort" in advice
     why, _ = unmet_constraint(listed, [refusing, offer("", confines="plain")])
     assert why.startswith("its list of what it may reach needs namespaces, which none of 2 nodes has")

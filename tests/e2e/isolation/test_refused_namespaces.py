@@ -57,7 +57,7 @@ def test_a_worker_that_cannot_be_confined_does_not_run(refusing: System) -> None
     wait_until(lambda: refusing.status().nodes[0].confines == "none", 30, what="the node's word")
     shown = refusing.fs("nodes").out
     assert "isolation refused" in shown
-    assert "the kernel refused: no namespaces: [Errno 1] unshare(CLONE_NEWPID)" in shown
+    assert "the kernel refused: no namespaces: [Errno 1] unshare(CLONE_NEWNS)" in shown
     doctor = refusing.fs("doctor", "--no-measure", "--port", "1", code=1).out
     assert "a node here takes no functions" in doctor
 
@@ -65,7 +65,7 @@ def test_a_worker_that_cannot_be_confined_does_not_run(refusing: System) -> None
     assert "its workers need namespaces, which the node has not" in told.out + told.err
     code, error = refusing.failed("probe", {"home": str(refusing.home)})
     assert (code, error.code) == (503, "unavailable")
-    assert "unshare(CLONE_NEWPID)" in error.message
+    assert "unshare(CLONE_NEWNS)" in error.message
     assert "FS_ISOLATION=best-effort" in error.hint
     assert refusing.info("probe").workers == []
 

@@ -50,15 +50,15 @@ def test_a_node_whose_kernel_refuses_namespaces_says_so_and_runs_no_worker(
     try:
         node.start(wait=False)
         wait_until(lambda: (report := node.report()) and report.confines == "none", 30, what="its word")
-        assert "unshare(CLONE_NEWPID)" in node.lease().isolation_refused
+        assert "unshare(CLONE_NEWNS)" in node.lease().isolation_refused
         assert node.lease().profiles == []
         worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
         error = node.wait_for(worker, "failed").error
         assert error is not None
         assert error.code == "unavailable"
-        assert "unshare(CLONE_NEWPID)" in error.message
+        assert "unshare(CLONE_NEWNS)" in error.message
         assert "FS_ISOLATION=best-effort" in error.hint
-        assert "unshare(CLONE_NEWPID)" in node.log()
+        assert "unshare(CLONE_NEWNS)" in node.log()
         assert "FS_ISOLATION=best-effort" in node.log()
     finally:
         node.close()
@@ -73,7 +73,7 @@ def test_where_plain_processes_are_allowed_a_list_is_not_taken_for_enforced(
         node.start()
         report = node.lease()
         assert (report.confines, report.isolation) == ("plain", "")
-        assert "unshare(CLONE_NEWPID)" in report.isolation_refused
+        assert "unshare(CLONE_NEWNS)" in report.isolation_refused
         bundle = store.put_bundle({"handler.py": HELLO})
         assert node.wait_for(node.order(spec_of(bundle)), "ready").isolation == ""
         error = node.wait_for(node.order(spec_of(bundle, network=["api.example.com"])), "failed").error

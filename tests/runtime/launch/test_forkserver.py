@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.channel import pair
 from fleetstart.runtime.contract.node.messages import Fork, ForkFailed
-from fleetstart.runtime.isolation import namespaces
+from fleetstart.runtime.isolation import root
 from tests.runtime.workers import ForkServerProcess, Functions, alive, receive, until
 from tests.servers import refusing_namespaces
 
@@ -89,8 +89,8 @@ def test_the_fork_server_dies_with_the_process_that_started_it(tmp_path: Path) -
     daemon = textwrap.dedent("""
         import socket, subprocess, sys, time
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "fleetstart.runtime.launch.forkserver", "--profile", "python", "--fd"]
-        child = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno(), ours.fileno()])
+        command = [sys.executable, "-m", "fleetstart.runtime.launch.forkserver", "--profile", "python", "--root", "."]
+        child = subprocess.Popen([*command, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno(), ours.fileno()])
         ours.recv(65536)
         print(child.pid, flush=True)
         time.sleep(1000)
@@ -179,7 +179,7 @@ UNSHARE = {"x86_64": 272, "aarch64": 97}
 def test_where_namespaces_are_refused_no_worker_starts_unless_that_was_allowed() -> None:
     server = ForkServerProcess(through=refusing_namespaces(), isolation="")
     try:
-        assert "unshare(CLONE_NEWPID)" in server.refused
+        assert "unshare(CLONE_NEWNS)" in server.refused
         ours, theirs = pair()
         server.channel.send(Fork(WorkerId("w-x")), (theirs.fileno(), theirs.fileno()))
         failed = receive(server.channel)
@@ -247,7 +247,7 @@ def test_an_ordinary_user_gets_namespaces_of_their_own() -> None:
             assert (pid, uid, sees_namespaces) == (1, 65534, True)
             runs_from = {
                 path.split("/")[2]
-                for path in namespaces.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
+                for path in root.interpreter_paths(os.environ.get("LD_LIBRARY_PATH", ""))
                 if path.startswith("/tmp/")
             }
             assert set(in_tmp) == {"function"} | runs_from

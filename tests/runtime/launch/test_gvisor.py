@@ -27,7 +27,8 @@ from fleetstart.runtime.contract.node.messages import (
     LauncherReady,
     LauncherUnavailable,
 )
-from fleetstart.runtime.launch.gvisor import GVisorLauncher, Mount, mounts, oci_config
+from fleetstart.runtime.isolation.root import Mount, mounts
+from fleetstart.runtime.launch.gvisor import GVisorLauncher, oci_config
 from tests.runtime.workers import receive
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
