@@ -21,6 +21,7 @@ from .async_invocations.retention import RetentionSweeper
 from .async_invocations.runner import InvocationRunner
 from .async_invocations.store.invocations import InvocationStore
 from .async_invocations.store.payloads import PayloadStore
+from .async_invocations.store.redis_clock import RedisClock
 from .async_invocations.submit import AsyncSubmitter
 from .async_invocations.webhooks.delivery import WebhookDelivery
 from .async_invocations.webhooks.http_client import WebhookClient
@@ -67,7 +68,7 @@ def build_async_invocations(
     fence: Callable[[], int],
 ) -> AsyncInvocations:
     invocations, payloads, claims = InvocationStore(client), PayloadStore(store), IdempotencyKeys(client, store)
-    submitter = AsyncSubmitter(invocations, payloads, gateway.check)
+    submitter = AsyncSubmitter(invocations, payloads, gateway.check, RedisClock(client))
     presenter = InvocationPresenter(config.url, payloads, history.trace)
     webhook_delivery = WebhookDelivery(
         invocations,

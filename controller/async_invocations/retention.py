@@ -27,6 +27,7 @@ from .store import lifecycle
 from .store.invocations import InvocationStore
 from .store.lifecycle import RunOutcome
 from .store.payloads import REQUEST, PayloadStore
+from .store.redis_clock import RedisClock
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class RetentionSweeper:
         self._payloads = payloads
         self._claims = claims
         self._fence = fence
+        self._clock = RedisClock(client)
         self._compared_s = time.monotonic()
         self._fresh: tuple[str, float] | None = None
         """A run of Redis that is not compared yet, and the time to do so, when young objects are old enough."""
@@ -62,14 +64,19 @@ class RetentionSweeper:
             if not self._fence():
                 continue
             try:
-                await self.compare_if_due()
-                now_unix_ms = time.time_ns() // 1_000_000
-                await self.sweep(now_unix_ms)
-                await self._claims.sweep(now_unix_ms)
+                await self.look()
             except REDIS_ERRORS as error:
                 log.debug("nothing is swept without redis", extra={"error": str(error)})
             except FleetError as error:
                 log.warning("invocations are not swept", extra={"error": error.message})
+
+    async def look(self) -> None:
+        """One round, by Redis' clock: this machine's may be hours ahead, and what is deleted is lost."""
+        await self._clock.refresh()
+        await self.compare_if_due()
+        now_unix_ms = self._clock.now_unix_ms()
+        await self.sweep(now_unix_ms)
+        await self._claims.sweep(now_unix_ms)
 
     async def sweep(self, now_unix_ms: int) -> int:
         """Deletes expired invocations; returns their number. One that has not ended by then never will."""
@@ -100,7 +107,7 @@ class RetentionSweeper:
             return
         elif now_s < self._fresh[1]:
             return
-        await self.compare(time.time_ns() // 1_000_000, grace_ms=GRACE_MS)
+        await self.compare(self._clock.now_unix_ms(), grace_ms=GRACE_MS)
         self._compared_s = now_s
         await self._client.set(keys.INVOCATIONS_ADOPTED, run)
 

@@ -23,16 +23,19 @@ from .request_options import RequestOptions, fingerprint, kept_headers
 from .store import lifecycle
 from .store.invocations import InvocationStore
 from .store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, PayloadStore
+from .store.redis_clock import RedisClock
 
 Check = Callable[[Target, str, int], Awaitable[None]]
 """Checks that the gateway would serve a call of that target, request id and size; raises its error if not."""
 
 
 class AsyncSubmitter:
-    def __init__(self, invocations: InvocationStore, payloads: PayloadStore, check: Check) -> None:
+    def __init__(self, invocations: InvocationStore, payloads: PayloadStore, check: Check, clock: RedisClock) -> None:
+        """`clock`: that by which runners read when a call is due. This machine's own may be hours away from it."""
         self._invocations = invocations
         self._payloads = payloads
         self._check = check
+        self._clock = clock
 
     async def accept(self, envelope: Envelope, body: bytes) -> Envelope:
         """Stores the call and returns the stored envelope: this one, or that of the same call accepted before.
@@ -57,6 +60,8 @@ class AsyncSubmitter:
 
     async def _keep(self, envelope: Envelope, body: bytes) -> Envelope:
         """Stores the call; returns the stored envelope. A rejected call is deleted, so that no recovery restores it."""
+        await self._clock.refresh()
+        envelope = msgspec.structs.replace(envelope, accepted_unix_ms=self._clock.now_unix_ms())
         kept = await self._payloads.keep_request(envelope, body)
         if kept.fingerprint == envelope.fingerprint:
             try:

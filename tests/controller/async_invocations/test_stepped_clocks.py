@@ -1,0 +1,80 @@
+"""Tests of gateways whose own clock is an hour off: accepted calls run at once, and nothing is deleted early."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+
+from fleetstart.controller.async_invocations.idempotency.store import IdempotencyKeys
+from fleetstart.controller.async_invocations.retention import RetentionSweeper
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.invocations import InvocationStore
+from fleetstart.controller.async_invocations.store.lifecycle import RunOutcome
+from fleetstart.controller.async_invocations.store.payloads import PayloadStore
+from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
+from fleetstart.controller.async_invocations.submit import AsyncSubmitter
+from fleetstart.controller.state.invocation_records import Envelope
+from fleetstart.controller.storage.folder_store import FolderStore
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+
+HOUR_MS = 3_600_000
+LATE_MS = 60_000
+"""More than a busy machine takes, and less than the step."""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def envelope(number: int, accepted_unix_ms: int) -> Envelope:
+    return Envelope(
+        id=InvocationId(f"call-{number}"), function=FunctionName("hello"), method="POST", target="/fn/hello",
+        headers=[], body_bytes=0, fingerprint=str(number), accepted_unix_ms=accepted_unix_ms, queue_s=3600, ttl_s=600,
+    )  # fmt: skip
+
+
+async def allowed(*_: Any) -> None:
+    """Admission, which lets everything pass."""
+
+
+@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
+def test_a_call_is_due_at_once_and_waits_its_whole_time(redis_url: str, tmp_path: Path, step_ms: int) -> None:
+    async def accept() -> None:
+        async with redis.from_url(redis_url) as client:
+            invocations, payloads = InvocationStore(client), PayloadStore(FolderStore(tmp_path))
+            submitter = AsyncSubmitter(invocations, payloads, allowed, RedisClock(client))
+            kept = await submitter.accept(envelope(1, now_ms() + step_ms), b"")
+            entry = await invocations.get(kept.id)
+            assert entry is not None
+            assert abs(entry.progress.due_unix_ms - now_ms()) < LATE_MS
+            assert abs(entry.progress.queue_until_unix_ms - now_ms() - HOUR_MS) < LATE_MS
+            assert lifecycle.next_step(entry.progress, now_ms() + LATE_MS) == "claim"
+            restored = await payloads.request(kept.id)
+            assert restored is not None
+            assert abs(restored[0].accepted_unix_ms - now_ms()) < LATE_MS, "also if Redis loses it"
+
+    asyncio.run(accept())
+
+
+def test_an_answer_is_not_deleted_by_a_scheduler_whose_clock_is_ahead(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sweep() -> None:
+        async with redis.from_url(redis_url) as client:
+            invocations, payloads = InvocationStore(client), PayloadStore(FolderStore(tmp_path))
+            claims = IdempotencyKeys(client, FolderStore(tmp_path))
+            kept = envelope(1, now_ms())
+            ended = lifecycle.ended(lifecycle.accepted(kept), kept, RunOutcome(), now_ms())
+            await invocations.create(kept, ended)
+            ahead = time.time_ns() + HOUR_MS * 1_000_000
+            monkeypatch.setattr("time.time_ns", lambda: ahead)
+            await RetentionSweeper(client, invocations, payloads, claims, lambda: 1).look()
+            monkeypatch.undo()
+            assert await invocations.get(kept.id) is not None
+
+    asyncio.run(sweep())
