@@ -13,6 +13,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,8 +102,12 @@ class ForkServer:
         try:
             while True:
                 await self._wanted.wait()
-                self._launch()
-                await self._lost.wait()
+                try:
+                    self._launch()
+                except OSError as error:  # no descriptors, or no memory: for now
+                    log.error("a fork server cannot be launched", extra={"program": self._module, "error": str(error)})
+                else:
+                    await self._lost.wait()
                 rests = not self._wanted.is_set()
                 failures = 0 if rests or self.warm is not None else failures + 1
                 status = await self._stop()
@@ -126,13 +131,12 @@ class ForkServer:
     ) -> ForkedProcess:
         """Forks a worker, waiting for a server that is restarting. Callers set the deadline.
 
-        Errors: Unavailable if the server dies or cannot fork.
+        Errors: Unavailable if the server dies or cannot fork, or this process has no descriptors left.
         """
         await self._up.wait()
         assert self._channel is not None
         self.last_fork_s = time.monotonic()
-        control, its_control = pair()
-        log_read, log_write = os.pipe()
+        control, its_control, log_read, log_write = _descriptors(pool)
         process = ForkedProcess(fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group)
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processes[worker] = process
@@ -283,3 +287,18 @@ def _death_signal(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return set_death_signal
+
+
+def _descriptors(pool: str) -> tuple[socket.socket, socket.socket, int, int]:
+    """The two ends of a worker's socket and of the pipe for its log. Errors: Unavailable, and none of them is left."""
+    with contextlib.ExitStack() as made:
+        try:
+            control, its_control = (made.enter_context(each) for each in pair())
+            log_read, log_write = os.pipe()
+        except OSError as error:
+            raise Unavailable(
+                f"the node cannot make a socket and a pipe for a worker of {pool}: {error}",
+                hint="raise the limit of open files of the node daemon (LimitNOFILE, ulimit -n)",
+            ) from error
+        made.pop_all()
+    return control, its_control, log_read, log_write

@@ -224,7 +224,7 @@ class PreforkPool:
             async with asyncio.timeout(SPARE_TIMEOUT_S):
                 process = await self.fork(pool, network=False)
                 pooled = await self._pooled(process)
-        except (TimeoutError, FleetError) as error:
+        except (OSError, FleetError) as error:  # a timeout too; no lack of anything may end the daemon and its workers
             log.warning("preforking failed", extra={"pool": pool, "error": str(error)})
             pooled = False
         except asyncio.CancelledError:

@@ -71,6 +71,7 @@ class Run:
         self._path.unlink(missing_ok=True)
         self._history = Recorder(self._path)
         self._runs = 0
+        self.dead_letters = 0
         self._began_s = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -150,6 +151,7 @@ class Run:
         self.say(f"settled in {time.monotonic() - began_s:.1f} s")
         for each in self._settled(bed):
             self._history.write(each)
+            self.dead_letters += each.dead_letter
         lines = bed.http.get("/api/v1/ledger", timeout=60).raise_for_status().content.splitlines()
         rows = [msgspec.json.decode(line, type=LedgerLine).row for line in lines]
         return [
@@ -172,7 +174,16 @@ class Run:
             body: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
             result = body.get("result")
             run = result.get("run", 0) if isinstance(result, dict) else 0
-            found.append(Settled(at_s=now_s(), request=request, status=body.get("status", ""), run=run))
+            found.append(
+                Settled(
+                    at_s=now_s(),
+                    request=request,
+                    status=body.get("status", ""),
+                    run=run,
+                    code=(body.get("error") or {}).get("code", ""),
+                    dead_letter=bool(body.get("dead_letter")),
+                )
+            )
         return found
 
     def _keep_logs(self, bed: ChaosBed) -> None:

@@ -32,7 +32,8 @@ DEPLOYED_S = 3.0
 """The same for a version that another gateway made live."""
 NOT_KEPT = frozenset({402, 425, 429, *range(500, 600)})
 """Answers after which the next call with an idempotency key runs, as docs/http.md says."""
-DONE = "succeeded"
+HANDLERS = "handler_error"
+"""What a handler raised is an answer, and is not repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def versions_never_go_back(index: _Index) -> Iterator[str]:
     fresh = [
         (asked, answer)
         for asked, answer in index.answers
-        if answer.status == 200 and answer.version and not answer.replayed and asked.kind in ("sync", "stream")
+        if answer.status == 200 and answer.version and not answer.replayed and asked.kind == "sync"
     ]
     by_gateway: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for asked, answer in sorted(fresh, key=lambda pair: pair[1].at_s):
@@ -218,15 +219,17 @@ def versions_never_go_back(index: _Index) -> Iterator[str]:
 
 
 def no_accepted_call_lost(index: _Index) -> Iterator[str]:
-    """An async call that was accepted has succeeded in the end, and a run of it is there."""
+    """An async call that was accepted has been answered in the end, or is a dead letter that says so; and it ran."""
     ran = {run.ticket for run in index.runs}
     for asked, answer in index.answers:
         if asked.kind != "async" or answer.status != 202:
             continue
         settled = index.settled.get(answer.request)
-        if settled is None or settled.status != DONE:
-            yield f"async call {answer.request} was accepted, and is {settled.status if settled else ''!r} in the end"
-        elif asked.ticket not in ran:
+        status, code = (settled.status, settled.code) if settled is not None else ("", "")
+        told = status == "failed" and ((settled is not None and settled.dead_letter) or code == HANDLERS)
+        if status != "succeeded" and not told:
+            yield f"async call {answer.request} was accepted, and is {status!r} {code!r} in the end"
+        elif status == "succeeded" and asked.ticket not in ran:
             yield f"async call {answer.request} has succeeded, and never ran"
 
 

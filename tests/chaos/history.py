@@ -107,6 +107,10 @@ class Settled(Event, frozen=True, tag="settled"):
     status: str
     """As the API tells it; empty if the call is not known."""
     run: int = 0
+    code: str = ""
+    """Of the error that it ended with."""
+    dead_letter: bool = False
+    """Whether its runs were lost so often that an operator is to decide."""
 
 
 class Fault(Event, frozen=True, tag="fault"):

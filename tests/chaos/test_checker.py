@@ -225,6 +225,13 @@ def test_an_accepted_call_that_did_not_succeed_is_found(end: str | None) -> None
     assert refused_by(history) == {"no_accepted_call_lost"}
 
 
+@pytest.mark.parametrize("told", [{"code": "handler_error"}, {"code": "worker_lost", "dead_letter": True}])
+def test_a_handlers_error_and_a_dead_letter_are_ends_that_are_told(told: dict[str, object]) -> None:
+    history = good(1, kind="async")
+    history[-1] = changed(history[-1], status="failed", **told)
+    assert refused_by(history) == set()
+
+
 def test_an_accepted_call_that_never_ran_is_found() -> None:
     history = good(1, kind="async")
     del history[1]
