@@ -5,6 +5,7 @@
 #   make test     all tests          make lint    style, types, import rules
 #   make bench    the measurements   make models  the examples' weights      make clean
 #   make burn-in  SUITE="tests/..." ROUNDS=10: a suite again and again, beside programs that burn both cores
+#   make chaos    SECONDS=600 SEED=...: calls while everything is killed, stopped, cut off and starved; then the verdict
 #   make soak     HOURS=2: load at a bounded rate, and what of memory, descriptors, keys and files grows
 #   make sanitize the native module's tests with address and undefined-behaviour sanitizers; needs gcc
 #   make docs     the documentation as a site, in site/
@@ -30,7 +31,7 @@ EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: style types import-rules quick-tests sanitize simulate soak fuzz
+.PHONY: style types import-rules quick-tests sanitize simulate soak fuzz chaos
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -80,6 +81,9 @@ burn-in: dev models
 # So many hostile inputs in all, to the readers of formats and protocols.
 fuzz: dev
 	@$(BIN)/python -m tests.fuzz.fuzz_formats --runs $(or $(RUNS),1000000) --seed $(or $(SEED),0)
+
+chaos: dev
+	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 soak: dev models
 	@$(BIN)/python -m tests.soak --hours $(or $(HOURS),2) --out build/soak.json
