@@ -16,6 +16,7 @@ from fleetstart.prefetcher.processes import forkserver_client
 from fleetstart.prefetcher.processes.forked_process import ForkedProcess
 from fleetstart.prefetcher.processes.forkserver_client import ForkServer
 from fleetstart.prefetcher.processes.prefork_pool import PreforkPool
+from fleetstart.prefetcher.processes.worker_uids import WorkerUids
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.node.messages import LauncherReady
 
@@ -65,7 +66,9 @@ def test_a_pool_that_cannot_fork_ahead_goes_on() -> None:
     async def fill() -> None:
         server = Poor(module="none", arguments=[], env={}, changed=lambda: None)
         server.warm = LauncherReady(profile="python", isolation="")
-        pool = PreforkPool(servers={"python": server}, cgroups=None, size=1, starts_under_way=lambda: 0)
+        pool = PreforkPool(
+            servers={"python": server}, cgroups=None, uids=WorkerUids(range(0)), size=1, starts_under_way=lambda: 0
+        )
         filling = asyncio.create_task(pool.run())
         async with asyncio.timeout(5):
             while not server.forks:
