@@ -14,6 +14,7 @@ from .auth.secret_sealing import SecretSealer
 from .background import BackgroundTask
 from .billing.budget_watch import BudgetWatch
 from .billing.journal import Journal
+from .billing.journal_overflow import JournalOverflow
 from .billing.ledger_writer import LedgerWriter
 from .config import Config
 from .gateway.app import Gateway
@@ -43,6 +44,7 @@ class Core:
     view: View
     state: StateSync
     journal: Journal
+    overflow: JournalOverflow
     ledger: LedgerWriter
     scheduler: Scheduler
     calibrator: Calibrator
@@ -78,6 +80,7 @@ class Core:
         await self.gateway.close()
         await self.clients.aclose()
         self.journal.close()
+        self.overflow.close()
 
 
 def build_core(
@@ -93,7 +96,8 @@ def build_core(
     clients = clients or connect_all(config.redis_url)
     state = StateSync(clients.view, view, requests=clients.calls)
     journal = Journal(config.home / "journal", gateway_id)
-    ledger = LedgerWriter(clients.ledger, journal, view.unreadable)
+    overflow = JournalOverflow(config.home / "journal", gateway_id)
+    ledger = LedgerWriter(clients.ledger, journal, view.unreadable, overflow)
     scheduler = Scheduler(
         gateway_id, LeaderLease(clients.leases, view, state.writes), ledger, SecretSealer(view, cipher)
     )
@@ -121,6 +125,7 @@ def build_core(
         view=view,
         state=state,
         journal=journal,
+        overflow=overflow,
         ledger=ledger,
         scheduler=scheduler,
         calibrator=calibrator,

@@ -19,6 +19,7 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.process.tasks import in_parallel
 
 from ..state.invocation_records import Envelope, Progress
 from ..state.redis_client import REDIS_ERRORS
@@ -32,7 +33,9 @@ from .store.redis_clock import RedisClock
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-BATCH = 100
+BATCH = 1_000
+DELETES = 16
+"""Deletions under way: a store answers in 10 to 50 ms, so that several hundred calls a second are kept up with."""
 GRACE_MS = 5_000
 """Age below which objects may belong to a call or a response that is being written."""
 COMPARE_EVERY_S = 600.0
@@ -75,23 +78,29 @@ class RetentionSweeper:
         await self._clock.refresh()
         await self.compare_if_due()
         now_unix_ms = self._clock.now_unix_ms()
-        await self.sweep(now_unix_ms)
+        while await self.sweep(now_unix_ms) == BATCH and self._fence():
+            pass
         await self._claims.sweep(now_unix_ms)
 
     async def sweep(self, now_unix_ms: int) -> int:
         """Deletes expired invocations; returns their number. One that has not ended by then never will."""
         overdue = await self._invocations.overdue(now_unix_ms, BATCH)
-        for invocation in overdue:
+        swept: list[InvocationId] = []
+
+        async def sweep_one(invocation: InvocationId) -> None:
             try:
                 entry = await self._invocations.get(invocation)
             except Unavailable:
-                continue  # of another release, which sweeps it
+                return  # of another release, which sweeps it
             await self._payloads.drop(invocation)
             if entry is None:
                 await self._invocations.forget(None, invocation)
             else:
                 await self._invocations.delete(entry)
-        return len(overdue)
+            swept.append(invocation)
+
+        await in_parallel(DELETES, overdue, sweep_one)
+        return len(swept)
 
     async def compare_if_due(self) -> None:
         """Compares store and Redis once for each run of Redis, and every `COMPARE_EVERY_S`."""

@@ -40,6 +40,7 @@ from ..state.records import StartOutcome
 from ..state.redis_client import REDIS_ERRORS
 from ..state.unreadable import UnreadableRecords
 from .journal import Journal
+from .journal_overflow import JournalOverflow
 from .lost_gateways import LostGateways
 
 log = logging.getLogger(__name__)
@@ -47,11 +48,15 @@ log = logging.getLogger(__name__)
 BATCH_S = 0.01
 """Batching interval: calls that end within it share one round trip."""
 BATCH_ROWS = 500
+BACKLOG_ROWS = 5_000
+"""Rows of a round trip when more than a batch waits, as after an outage: Redis takes them within 100 ms."""
+ROWS_HELD = 50_000
+"""Maximum of rows in memory while Redis is away, some tens of MB. The rest waits in files (`journal_overflow`)."""
 TRACE_KEPT_S = 24 * 3600
 OUTCOMES_KEPT = 1000
 """Maximum of start outcomes waiting for the calibrator: without a scheduler, only the last of them matter."""
 TRACES_HELD = 20_000
-"""Maximum of timelines held while Redis is unavailable; rows are all held, timelines only inform people."""
+"""Maximum of timelines held while Redis is unavailable; timelines only inform people."""
 CONFIRM_S = 0.5
 DISK_MS = 1_400
 """Timeout for Redis to sync its log, which it does once a second; below the client's own timeout."""
@@ -64,7 +69,11 @@ ABANDONED_MS = 10_000
 
 class LedgerWriter:
     def __init__(
-        self, client: redis.Redis, journal: Journal | None = None, unreadable: UnreadableRecords | None = None
+        self,
+        client: redis.Redis,
+        journal: Journal | None = None,
+        unreadable: UnreadableRecords | None = None,
+        overflow: JournalOverflow | None = None,
     ) -> None:
         self._client = client
         self._unreadable = unreadable
@@ -72,6 +81,7 @@ class LedgerWriter:
         self._journal = journal
         self.trace_kept_s: Callable[[InvocationRow], int] = lambda row: TRACE_KEPT_S
         """How long a call's trace is kept; 0: not at all."""
+        self._overflow = overflow
         self._script = append_script()
         self._sha = ""
         self._open: dict[InvocationId, OpenInvocation] = {}
@@ -116,19 +126,33 @@ class LedgerWriter:
         self._open.pop(trace.row.id, None)
         if len(self._ended) >= TRACES_HELD:
             trace = InvocationTrace(row=trace.row, timeline=Timeline())
-        if self._journal is not None:
-            self._journal.append(trace.row)
-        if trace.row.id not in self._ended:
-            self._ended[trace.row.id] = trace
+        known = trace.row.id in self._ended
+        if len(self._ended) >= ROWS_HELD and not known and self._overflow is not None:
+            self._overflow.add(trace.row)
+        else:
+            self._hold(trace)
+        if not known:
             for listener in self._listeners:
                 listener(trace.row)
             for on_trace in self._trace_listeners:
                 on_trace(trace)
         self._wake.set()
 
+    def _hold(self, trace: InvocationTrace) -> None:
+        if self._journal is not None:
+            self._journal.append(trace.row)
+        self._ended.setdefault(trace.row.id, trace)
+
+    def _take_overflow(self) -> None:
+        """Takes rows back that found no room in memory, once there is some."""
+        if self._overflow and len(self._ended) < ROWS_HELD // 2:
+            for row in self._overflow.oldest():
+                self._hold(InvocationTrace(row=row, timeline=Timeline()))
+            self._overflow.drop_oldest()
+
     @property
     def pending(self) -> int:
-        return len(self._open) + len(self._ended)
+        return len(self._open) + len(self._ended) + bool(self._overflow)
 
     @property
     def unwritten(self) -> Iterable[InvocationRow]:
@@ -196,11 +220,15 @@ class LedgerWriter:
                 self._ended.setdefault(name, trace)
                 self._wake.set()
         if self._journal is not None:
-            self._journal.settle(lambda: [trace.row for trace in (*self._ended.values(), *self._written.values())])
+            await self._journal.settle(
+                lambda: [trace.row for trace in (*self._ended.values(), *self._written.values())]
+            )
 
     async def _write_batch(self) -> None:
+        self._take_overflow()
+        most = BACKLOG_ROWS if len(self._ended) > BATCH_ROWS else BATCH_ROWS
         opened = list(islice(self._open.values(), BATCH_ROWS))
-        ended = list(islice(self._ended.values(), BATCH_ROWS))
+        ended = list(islice(self._ended.values(), most))
         outcomes = list(self._outcomes)
         try:
             await self._write(opened, ended, outcomes)

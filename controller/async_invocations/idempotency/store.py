@@ -17,6 +17,7 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Refused
 from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.process.tasks import in_parallel
 
 from ...state.invocation_records import Answer
 from ...state.redis_client import Script
@@ -27,6 +28,8 @@ from .silence import RUNNING_MS
 KEPT_S = 86_400
 INLINE_BYTES = 16 * 1024
 FOLDER = "idempotency/"
+DELETES = 16
+"""Deletions of expired responses under way."""
 
 
 class KeyMismatch(Refused):
@@ -130,9 +133,12 @@ class IdempotencyKeys:
         """Deletes expired responses; returns their number. Errors: StoreFailed."""
         found = await self._client.zrangebyscore(keys.IDEMPOTENCY_KEPT, "-inf", now_unix_ms, 0, 1000)
         old = cast(list[bytes], found)
-        for key in old:
+
+        async def delete(key: bytes) -> None:
             await self._store.delete(key.decode())
             await self._client.zrem(keys.IDEMPOTENCY_KEPT, key)
+
+        await in_parallel(DELETES, old, delete)
         return len(old)
 
     async def _set(

@@ -7,8 +7,10 @@ own group: callers end tasks that they started themselves, and get the first err
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 AGAIN_S = 0.2
 """Time for a task to end before it is cancelled again."""
@@ -51,3 +53,14 @@ async def run_all(*works: Coroutine[Any, Any, None]) -> None:
             task.result()
     finally:
         await end_tasks(tasks)
+
+
+async def in_parallel(most: int, items: Iterable[Item], work: Callable[[Item], Awaitable[None]]) -> None:
+    """Does the work for each item, for so many at a time. Errors: that of the first that fails; none begins then."""
+    waiting = iter(items)
+
+    async def worker() -> None:
+        for item in waiting:
+            await work(item)
+
+    await run_all(*(worker() for _ in range(most)))

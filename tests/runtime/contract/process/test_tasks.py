@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fleetstart.runtime.contract.process.tasks import end_tasks, run_all
+from fleetstart.runtime.contract.process.tasks import end_tasks, in_parallel, run_all
 
 WAIT_S = 10.0
 
@@ -125,5 +125,30 @@ def test_the_first_failure_ends_the_others_and_is_raised() -> None:
                 await run_all(other(), broken())
             assert others[0].cancelled()
             await run_all(returns(), returns())
+
+    asyncio.run(main())
+
+
+def test_work_is_done_for_so_many_at_a_time() -> None:
+    async def main() -> None:
+        done: list[int] = []
+        under_way = most = 0
+
+        async def work(item: int) -> None:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            under_way -= 1
+            if item == 777:
+                raise ValueError("broken")
+            done.append(item)
+
+        async with asyncio.timeout(WAIT_S):
+            await in_parallel(8, range(100), work)
+            assert (sorted(done), most) == (list(range(100)), 8)
+            with pytest.raises(ValueError, match="broken"):
+                await in_parallel(8, (777, *range(100, 200)), work)
+            assert max(done) < 120, "no other begins after a failure"
 
     asyncio.run(main())
