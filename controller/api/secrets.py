@@ -55,10 +55,10 @@ class SecretsApi:
         if len(self._view.access.secrets) >= SECRETS_MAX and self._view.access.secret(project, name) is None:
             raise InvalidInput(f"there are {SECRETS_MAX} secrets already, and cannot be more")
         self._check_total(project, name, len(value.encode()))
-        box, master = self._cipher.encrypt(project, name, value)
         now, by = now_unix_ms(), caller_of(request).name
 
         def changed(known: SecretRecord | None) -> SecretRecord:
+            box, master = self._cipher.encrypt(project, name, value)
             return SecretRecord(
                 name=name,
                 project=project,
@@ -72,6 +72,9 @@ class SecretsApi:
 
         record = await self._hash.change(secret_field(project, name), changed)
         assert record is not None
+        while not self._cipher.knows(record.master):  # a rekey came between, which did not see this one yet
+            record = await self._hash.change(secret_field(project, name), changed)
+            assert record is not None
         return json_response(self._info(record, caller_of(request)))
 
     async def remove(self, request: Request) -> Response:
@@ -91,16 +94,16 @@ class SecretsApi:
         return json_response(info)
 
     async def rekey(self, request: Request) -> Response:
-        """Encrypts all secrets under a new master key, and drops the older keys once nothing needs them."""
+        """Encrypts all secrets under a new master key, and drops the older keys that nothing in Redis needs."""
         master = self._cipher.add_master_key()
         set_audit_object(request, master)
         count = 0
-        for field in list(self._view.access.secrets):
+        for field in await self._hash.stored():
             await self._hash.change(field, self._reencrypt)
             count += 1
         count += await self._webhook_secrets.reencrypt_all()
-        if all(record.master == master for record in self._view.access.secrets.values()):
-            self._cipher.drop_old_keys()
+        used = {record.master for record in (await self._hash.stored()).values()}
+        self._cipher.drop_old_keys(used | await self._webhook_secrets.masters())
         return json_response(Rekeyed(secrets=count, master=master))
 
     def _reencrypt(self, record: SecretRecord | None) -> SecretRecord | None:

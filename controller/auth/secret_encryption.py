@@ -8,11 +8,14 @@ FS_MASTER_KEY.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import FleetError
@@ -73,21 +76,48 @@ class SecretCipher:
     def add_master_key(self) -> str:
         """Puts a new master key before the others, which stay for older ciphertexts; returns its id. FS_MASTER_KEY is
         not changed: then its first key is the one. Errors: SecretCipherError."""
-        if not self._from_env:
+        if self._from_env:
+            return key_id(self._current())
+        with self._locked():
             self._read()
             self._write([os.urandom(KEY_BYTES), *self._keys])
-        return key_id(self._current())
+            return key_id(self._keys[0])
 
-    def drop_old_keys(self) -> None:
-        """Drops all master keys but the current one. For when all secrets are encrypted with that one."""
+    def drop_old_keys(self, used: Collection[str] = ()) -> None:
+        """Drops all master keys but the current one and those whose ids are `used`."""
         if not self._from_env:
-            self._write(self._keys[:1])
+            with self._locked():
+                self._read()
+                self._write([*self._keys[:1], *(key for key in self._keys[1:] if key_id(key) in used)])
+
+    def knows(self, master: str) -> bool:
+        """Whether there is a master key of that id still: another controller may have dropped it since it was used."""
+        self._read()
+        return any(key_id(key) == master for key in self._keys)
 
     def _current(self) -> bytes:
         self._read()
         if not self._keys:
-            self._write([os.urandom(KEY_BYTES)])
+            with self._locked():
+                self._read()
+                if not self._keys:
+                    self._write([os.urandom(KEY_BYTES)])
         return self._keys[0]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keeps other controllers of the same home from writing the file: a key that one of them replaces unseen would
+        take with it what was encrypted under it."""
+        home = self._file.parent
+        try:
+            lock = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SecretCipherError(f"{home} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     def _read(self) -> None:
         """Reads the file again: another controller of the same home may have written it."""

@@ -46,6 +46,12 @@ class CasHash(Generic[Record]):
                 return new
         raise Unavailable(f"{field}: other changes kept coming first", retry_after_s=1)
 
+    async def stored(self) -> dict[str, Record]:
+        """All records, as Redis has them now. Errors: Unavailable for one that cannot be read, REDIS_ERRORS."""
+        raw = await cast(Awaitable[dict[bytes, bytes]], self._state.client.hgetall(self._name))
+        found = {field.decode(): self._decoded(field.decode(), data) for field, data in raw.items()}
+        return {field: record for field, record in found.items() if record is not None}
+
     def _decoded(self, field: str, raw: bytes) -> Record | None:
         try:
             return self._decoder.decode(raw) if raw else None

@@ -4,7 +4,6 @@ Redis."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,8 +77,9 @@ class SimulatedController:
         await self.core.withdraw()
 
     def killed(self) -> None:
-        """Frees what the kernel frees of a process that was killed: the lock of its journal."""
-        os.close(self.core.journal._descriptor)
+        """Frees what the kernel frees of a process that was killed: the locks of its journal."""
+        self.core.journal._file.close(delete=False)
+        self.core.overflow.close()
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────
 

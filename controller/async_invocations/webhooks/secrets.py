@@ -61,6 +61,11 @@ class WebhookSecrets:
             await self._reencrypt(project)
         return len(fields)
 
+    async def masters(self) -> set[str]:
+        """Ids of the master keys that encrypted them."""
+        raw = await cast(Awaitable[list[bytes]], self._client.hvals(keys.WEBHOOK_SECRETS))
+        return {self._decoder.decode(one).master for one in raw if _is_encrypted(one)}
+
     async def forget(self, project: str) -> None:
         await self._client.hdel(keys.WEBHOOK_SECRETS, project)
 
@@ -86,7 +91,7 @@ class WebhookSecrets:
             ) from error
 
     async def _write(self, project: str, before: bytes, secret: str) -> bool:
-        """Writes the secret; False if it was changed concurrently."""
+        """Writes the secret; False if it was changed concurrently, or its master key was."""
         box, master = self._cipher.encrypt(project, NAME, secret)
         now_unix_ms = time.time_ns() // 1_000_000
         record = SecretRecord(
@@ -94,7 +99,7 @@ class WebhookSecrets:
             updated_unix_ms=now_unix_ms, updated_by="",
         )  # fmt: skip
         arguments: list[str | bytes | int] = [project, before, msgspec.json.encode(record), keys.EVENTS_INVOCATIONS]
-        return bool(await self._swap([keys.WEBHOOK_SECRETS], arguments))
+        return bool(await self._swap([keys.WEBHOOK_SECRETS], arguments)) and self._cipher.knows(master)
 
 
 def _is_encrypted(raw: bytes) -> bool:

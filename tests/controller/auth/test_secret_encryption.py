@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -79,6 +81,37 @@ def test_master_keys_are_changed_without_losing_anything(tmp_path: Path) -> None
     both = SecretCipher(tmp_path, f"{second},{first}")
     assert both.decrypt(before) == VALUE
     assert both.add_master_key() == closed(both).master != before.master
+
+
+def test_controllers_of_one_home_that_make_the_first_key_at_once_have_the_same(tmp_path: Path) -> None:
+    for number in range(20):
+        home = tmp_path / str(number)
+        home.mkdir()
+        ciphers = [SecretCipher(home, "") for _ in range(6)]
+        together = threading.Barrier(len(ciphers))
+
+        def first_secret(cipher: SecretCipher, together: threading.Barrier = together) -> SecretRecord:
+            together.wait()
+            return closed(cipher)
+
+        with ThreadPoolExecutor(len(ciphers)) as pool:
+            records = list(pool.map(first_secret, ciphers))
+        assert [SecretCipher(home, "").decrypt(record) for record in records] == [VALUE] * len(ciphers)
+
+
+def test_a_rekey_drops_no_key_of_another_rekey_that_came_between(tmp_path: Path) -> None:
+    one, other = SecretCipher(tmp_path, ""), SecretCipher(tmp_path, "")
+    before = closed(one)
+    one.add_master_key()
+    between = closed(one)
+    latest = other.add_master_key()
+    one.drop_old_keys({between.master})
+    assert (one.knows(before.master), one.knows(between.master), one.knows(latest)) == (False, True, True)
+    assert closed(one).master == latest
+    assert SecretCipher(tmp_path, "").decrypt(between) == VALUE
+    with ThreadPoolExecutor(8) as pool:
+        added = list(pool.map(lambda _: SecretCipher(tmp_path, "").add_master_key(), range(8)))
+    assert all(one.knows(master) for master in added), "none takes another's place"
 
 
 @pytest.mark.parametrize("text", ["x", "AAAA", ",", "=" * 44, "ü"])

@@ -302,7 +302,7 @@ def test_a_journal_stays_small(tmp_path: Path) -> None:
     left = [_row("last")]
     for i in range(2 * COMPACT_BYTES // 200):
         journal.append(_row(f"row-{i}"))
-    journal.settle(lambda: left)
+    asyncio.run(journal.settle(lambda: left))
     assert (tmp_path / "gw-1.rows").stat().st_size < 1000
     journal.append(_row("next"))
     journal.close()
