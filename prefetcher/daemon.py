@@ -25,11 +25,12 @@ from fleetstart.runtime.contract.store_url import is_s3
 from .concurrency.threads import IoThread, in_thread
 from .config import Config
 from .control.lease import NodeLease
+from .control.lease_keeper import LeaseKeeper
 from .control.metering import Metering
 from .control.node_name import take_name
 from .control.orders import OrderReconciler
 from .control.outbox import Outbox
-from .control.redis_state import REDIS_ERRORS, NodeState, connect
+from .control.redis_state import LEASE_MS, REDIS_ERRORS, NodeState, connect
 from .control.status_publisher import StatusPublisher
 from .daemon_parts import fork_servers, open_disk_cache, open_node_cgroups
 from .diagnostics.startup import measure_link, measure_machine
@@ -79,7 +80,8 @@ class Daemon:
         self._measured: dict[str, float] = {}
         self._state = NodeState(connect(config.redis_url), config.node)
         self._cgroups: Cgroups | None = None if config.watch_only else open_node_cgroups(self.epoch)
-        self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync())
+        self._keeper = LeaseKeeper(config.redis_url, config.node, lease_ms=LEASE_MS)
+        self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync(), self._keeper)
         self._workers: dict[WorkerId, Worker] = {}
         self._metering = Metering(self._state, lambda: self._workers.values())
         self._ledger = LedgerBuffer()
@@ -180,6 +182,7 @@ class Daemon:
         servers = [asyncio.create_task(server.run(), name="server") for server in set(self._fork_servers.values())]
         try:
             await take_name(self._state, self._config.node, stop)
+            self._keeper.start()
             loops = [
                 self._lease.renew(),
                 self._orders.listen(),
@@ -304,6 +307,7 @@ class Daemon:
             await asyncio.wait(tasks, timeout=LAST_WRITES_S)
 
     async def _write_last(self) -> None:
+        await asyncio.to_thread(self._keeper.close)
         with contextlib.suppress(TimeoutError, *REDIS_ERRORS):
             async with asyncio.timeout(LAST_WRITES_S):
                 await self._outbox.flush_all()

@@ -17,6 +17,7 @@ from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
 from .processes.forkserver_client import ForkServer
 from .processes.prefork_policy import is_unsandboxed
+from .processes.read_budget import ReadBudget
 from .segments.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,15 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
     that are launched once a function needs their library."""
     hide = [argument for path in hidden_paths(config) for argument in ("--hide", path)]
 
+    reads = ReadBudget()
+
     def server(module: str, *arguments: str, on_demand: bool = False) -> ForkServer:
         return ForkServer(
             module=f"fleetstart.runtime.launch.{module}",
             arguments=(*arguments, *hide),
             env=config.worker_env,
             changed=changed,
+            reads=reads,
             on_demand=on_demand,
             advice=ISOLATION_ADVICE if module == "forkserver" else "",
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from fleetstart.runtime.contract.node.reports import NodeReport
 
+from .lease_keeper import LeaseKeeper
 from .redis_state import LEASE_MS, REDIS_ERRORS, NodeState
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,16 @@ RETRY_S = 0.2
 class NodeLease:
     """Keeps the lease. `back` is called when Redis is available again after an outage."""
 
-    def __init__(self, state: NodeState, report: Callable[[], NodeReport], back: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        report: Callable[[], NodeReport],
+        back: Callable[[], None],
+        keeper: LeaseKeeper | None = None,
+    ) -> None:
+        """`keeper` extends the lease while the loop is late."""
         self._state = state
+        self._keeper = keeper
         self._report = report
         self._back = back
         self._changed = asyncio.Event()
@@ -37,7 +46,9 @@ class NodeLease:
         while True:
             self._changed.clear()
             try:
-                await self._state.renew(self._report())
+                lease = await self._state.renew(self._report())
+                if self._keeper is not None:
+                    self._keeper.wrote(lease)
                 if was_down:
                     log.warning("Redis is available again: writing all state again")
                     self._back()

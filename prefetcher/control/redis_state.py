@@ -126,11 +126,14 @@ class NodeState:
                 pipe.publish(keys.EVENTS_OBSERVED, data)
             await pipe.execute()
 
-    async def renew(self, report: NodeReport) -> None:
+    async def renew(self, report: NodeReport) -> bytes:
+        """Writes the node's lease; returns what was written."""
+        data = msgspec.json.encode(report)
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(keys.node(self._node), msgspec.json.encode(report), px=LEASE_MS)
+            pipe.set(keys.node(self._node), data, px=LEASE_MS)
             pipe.hset(keys.NODES, self._node, "1")
             await pipe.execute()
+        return data
 
     async def write_logs(self, lines: Sequence[tuple[FunctionName, LogLine]]) -> None:
         by_function: dict[FunctionName, list[bytes]] = {}

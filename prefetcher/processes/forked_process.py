@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.node.messages import DaemonMessage, EgressListener, Pooled, WorkerMessage
 
 from .cgroups import Cgroup
+from .read_budget import FairReader, ReadBudget, WorkerShare
 from .worker_logs import LogPipe
 
 READS_AT_ONCE = 16
@@ -49,12 +50,22 @@ ProcessEvent = WorkerMessage | ChannelEnded | ProcessExited
 class ForkedProcess:
     """One forked worker. Owns its control socket, log pipe, pidfd and control group."""
 
-    def __init__(self, *, fork_id: WorkerId, pool: str, control: socket.socket, log_fd: int, group: Cgroup | None):
+    def __init__(
+        self,
+        *,
+        fork_id: WorkerId,
+        pool: str,
+        control: socket.socket,
+        log_fd: int,
+        group: Cgroup | None,
+        share: WorkerShare | None = None,
+    ):
         control.setblocking(False)
         self.fork_id = fork_id
         self.pool = pool
         self.group = group
-        self.log = LogPipe(log_fd)
+        share = share or ReadBudget().own_share()
+        self.log = LogPipe(log_fd, share)
         self.pid = 0
         self.isolation = ""
         self.user = 0
@@ -70,7 +81,7 @@ class ForkedProcess:
         self._listening = False
         self._pidfd = -1
         self._channel: Channel[WorkerMessage] | None = Channel(control, WorkerMessage, descriptors=1)
-        asyncio.get_running_loop().add_reader(control.fileno(), self._read)
+        self._reader = FairReader(control.fileno(), self._receive, share, most_reads=READS_AT_ONCE)
 
     def listen(self, on_event: Callable[[ProcessEvent], None]) -> None:
         """Delivers events to `on_event` from now on, those buffered so far first."""
@@ -123,7 +134,9 @@ class ForkedProcess:
     def ended(self, status: int | None) -> None:
         if not self.exited.is_set():
             if self._channel is not None:
-                self._read(FINAL_READS)  # its last words come before its end
+                for _ in range(FINAL_READS):  # its last words come before its end
+                    if not self._receive():
+                        break
             self.exited.set()
             self._emit(ProcessExited(status))
 
@@ -135,26 +148,27 @@ class ForkedProcess:
         else:
             self._early.append(event)
 
-    def _read(self, reads: int = READS_AT_ONCE) -> None:
-        for _ in range(reads):
-            if self._channel is None:
-                return
-            try:
-                message, descriptors = self._channel.receive()
-            except BlockingIOError:
-                return
-            except ChannelClosed:
-                self._close_channel()
-                self._emit(ChannelEnded())
-                return
-            if isinstance(message, EgressListener) and self._outlet is None and descriptors:
-                self._outlet = descriptors.pop()
-            for descriptor in descriptors:
-                os.close(descriptor)
-            self._emit(message)
+    def _receive(self) -> bool:
+        """Receives a message; False if there is none now, or none any more."""
+        if self._channel is None:
+            return False
+        try:
+            message, descriptors = self._channel.receive()
+        except BlockingIOError:
+            return False
+        except ChannelClosed:
+            self._close_channel()
+            self._emit(ChannelEnded())
+            return False
+        if isinstance(message, EgressListener) and self._outlet is None and descriptors:
+            self._outlet = descriptors.pop()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._emit(message)
+        return True
 
     def _close_channel(self) -> None:
         if self._channel is not None:
-            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._reader.close()
             self._channel.close()
             self._channel = None

@@ -35,6 +35,7 @@ from fleetstart.runtime.contract.node.messages import (
 from .cgroups import Cgroup
 from .forked_process import ForkedProcess
 from .process_memory import private_bytes
+from .read_budget import ReadBudget
 
 log = logging.getLogger(__name__)
 RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
@@ -53,10 +54,13 @@ class ForkServer:
         env: Mapping[str, str],
         changed: Callable[[], None],
         on_demand: bool = False,
+        reads: ReadBudget | None = None,
         advice: str = "",
     ) -> None:
-        """`on_demand`: it is launched by `want`, not by `run`. `advice`: what to do where it cannot make workers."""
+        """`on_demand`: it is launched by `want`, not by `run`. `advice`: what to do where it cannot make workers.
+        `reads`: the budget that it shares with the node's other servers."""
         self._advice = advice
+        self._reads = reads or ReadBudget()
         self.warm: LauncherReady | None = None
         self.refused = ""
         """Why it cannot make workers on this machine; empty if it can."""
@@ -137,7 +141,9 @@ class ForkServer:
         assert self._channel is not None
         self.last_fork_s = time.monotonic()
         control, its_control, log_read, log_write = _descriptors(pool)
-        process = ForkedProcess(fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group)
+        process = ForkedProcess(
+            fork_id=worker, pool=pool, control=control, log_fd=log_read, group=group, share=self._reads.own_share()
+        )
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processes[worker] = process
         self._forking[worker] = reply

@@ -1,6 +1,7 @@
 """Worker logs: lines that workers print, on their way to their function's log stream in Redis.
 
-A worker's pipe is always read, so that a worker never blocks on printing. Lines are cut at `LINE_MAX_BYTES` and
+A worker's pipe is read for as long as its share of the loop's time lasts (`read_budget`): one that floods it waits on
+printing, and no other does. Lines are cut at `LINE_MAX_BYTES` and
 limited in rate, in lines and in bytes as they are stored, with a line that counts the dropped ones. The caller takes
 batches and writes them; while Redis is unavailable they wait, and the oldest of the function with the most are dropped.
 """
@@ -8,7 +9,6 @@ batches and writes them; while Redis is unavailable they wait, and the oldest of
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import time
@@ -22,6 +22,8 @@ from fleetstart.runtime.contract.billing.ledger import LogLine
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.process.token_bucket import TokenBucket
 from fleetstart.runtime.contract.sizes import MIB
+
+from .read_budget import FairReader, ReadBudget, WorkerShare
 
 LINE_MAX_BYTES = 16 * 1024
 LINES_PER_S = 1000
@@ -39,9 +41,12 @@ BATCH_BYTES = 4 * MIB
 """Bytes written to Redis at a time, which others wait for."""
 EARLY_LINES = 200
 """Lines kept of a preforked worker until it has a function."""
-READ_BYTES = 64 * 1024
-READS_AT_ONCE = 16
-"""Reads of one worker before the event loop continues: a flood must not delay another worker's start."""
+READ_BYTES = 8 * 1024
+"""One read: lines of one character, 4,000 of them, take some milliseconds of the loop."""
+READS_AT_ONCE = 128
+"""Reads of one worker before the event loop continues, if its time lasts: a flood must not delay another's start."""
+FINAL_READS = 8 * 1024
+"""Reads of a worker that has ended: more than its pipe holds."""
 
 Stream = Literal["stdout", "stderr", "system"]
 
@@ -157,7 +162,7 @@ def stored_bytes(text: str) -> int:
 class LogPipe:
     """The read end of one worker's output. Owns its descriptor."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, share: WorkerShare | None = None) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._splitter = LineSplitter()
@@ -165,7 +170,8 @@ class LogPipe:
         self._bytes = TokenBucket(per_s=BYTES_PER_S, burst=BURST_BYTES)
         self._early: deque[str] = deque(maxlen=EARLY_LINES)
         self._sink: Callable[[str], None] = self._early.append
-        asyncio.get_running_loop().add_reader(fd, self._read)
+        share = share or ReadBudget().own_share()
+        self._reader = FairReader(fd, self._read, share, most_reads=READS_AT_ONCE)
 
     def send_to(self, sink: Callable[[str], None]) -> None:
         """Passes lines to `sink` from now on, those buffered so far first."""
@@ -177,23 +183,26 @@ class LogPipe:
         """Reads what is left and closes; does not wait for a grandchild that keeps the pipe open."""
         if self._fd < 0:
             return
-        self._read(reads=1024)
+        for _ in range(FINAL_READS):
+            if not self._read():
+                break
         if self._fd >= 0:
             self._close_fd()
 
-    def _read(self, reads: int = READS_AT_ONCE) -> None:
-        for _ in range(reads):
-            try:
-                data = os.read(self._fd, READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._close_fd()
-                return
-            for line in self._splitter.feed(data):
-                self._pass(line)
+    def _read(self) -> bool:
+        """Reads a piece; False if there is none now, or none any more."""
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._close_fd()
+            return False
+        for line in self._splitter.feed(data):
+            self._pass(line)
+        return True
 
     def _pass(self, line: str) -> None:
         now_s = time.monotonic()
@@ -209,8 +218,7 @@ class LogPipe:
         for line in self._splitter.close():
             self._pass(line)
         self._tell_dropped()
-        with contextlib.suppress(ValueError, OSError):
-            asyncio.get_running_loop().remove_reader(self._fd)
+        self._reader.close()
         os.close(self._fd)
         self._fd = -1
 
