@@ -47,6 +47,7 @@ from .registry.checkpoints import Checkpoints
 from .registry.layers import LayerCollector
 from .registry.registry import Registry
 from .registry.rollouts import RolloutController
+from .registry.store_accounts import AccountedStore, StoreAccounts
 from .registry.volumes import Volumes
 from .schemas.functions import BudgetInfo
 from .shell.service import ShellService
@@ -74,7 +75,8 @@ class Management:
 def build_management(
     config: Config, core: Core, cipher: SecretCipher, traces: TraceExport | None, stopping: asyncio.Event
 ) -> Management:
-    store = open_store(config.store)
+    accounts = StoreAccounts(core.client)
+    store = AccountedStore(open_store(config.store), accounts)
     registry = Registry(core.state, store)
     checkpoints = Checkpoints(store, registry)
     volumes = Volumes(core.state, store)
@@ -125,7 +127,7 @@ def build_management(
         functions,
         VersionsApi(core.view, registry),
         shells,
-        ObjectsApi(store, checkpoints),
+        ObjectsApi(store, checkpoints, accounts, core.view),
         TracesApi(core.view, history, invocations.api),
         invocations.api,
         billing,

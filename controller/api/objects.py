@@ -22,11 +22,15 @@ from fleetstart.runtime.contract.object_keys import (
 )
 from fleetstart.runtime.contract.weights.manifest import MANIFEST_MAX_BYTES, MANIFEST_OBJECT
 
+from ..auth.authorize import Caller
 from ..auth.request_context import caller_of
 from ..http.asgi import error_json
 from ..http.byte_range import NotSatisfiable, parse_range
 from ..http.json_api import json_response, query_flag
 from ..registry.checkpoints import Checkpoints
+from ..registry.store_accounts import StoreAccounts
+from ..state.access_records import Quotas
+from ..state.view import View
 from ..storage.object_store import (
     ObjectStore,
     Upload,
@@ -41,9 +45,11 @@ BYTES = "application/octet-stream"
 
 
 class ObjectsApi:
-    def __init__(self, store: ObjectStore, checkpoints: Checkpoints) -> None:
+    def __init__(self, store: ObjectStore, checkpoints: Checkpoints, accounts: StoreAccounts, view: View) -> None:
         self._store = store
         self._checkpoints = checkpoints
+        self._accounts = accounts
+        self._view = view
 
     async def head_object(self, request: Request) -> Response:
         _, size_bytes = await self._found(request)
@@ -67,20 +73,37 @@ class ObjectsApi:
     async def put_object(self, request: Request) -> Response:
         key = check_key(request.path_params["key"])
         _require_digest_of_limited(request, key)
-        chunks = _chunks(request)
+        project, declared = store_project(caller_of(request)), request.headers.get("content-length", "")
+        record = self._view.access.projects.get(project)
+        quotas = record.quotas if record is not None else Quotas()
+        size_bytes = int(declared) if declared.isdecimal() else None
+        counted = await self._accounts.reserve(key, project, size_bytes, quotas)
         try:
-            if key.endswith("/" + MANIFEST_OBJECT):
-                data = await _small(key, chunks)
-                if isinstance(named := parse_key(key), LayerKey):
-                    await require_layer_parts(self._store, named.layer, data)
-                elif isinstance(named, VolumeKey):
-                    await require_volume_parts(self._store, named.tree, data)
-                else:
-                    await self._checkpoints.check_parts(check_checkpoint(key.split("/")[1]), data)
-                chunks = _once(data)
-            created = await self._store.put(key, Upload(key, chunks))
-        except ClientDisconnect:
-            return Response(status_code=499)
+            return await self._put(request, key)
+        except BaseException as error:
+            if counted:
+                await self._accounts.forget(key)
+            if isinstance(error, ClientDisconnect):
+                return Response(status_code=499)
+            raise
+
+    async def _put(self, request: Request, key: str) -> Response:
+        """Errors: ClientDisconnect; those of the store."""
+        chunks = _chunks(request)
+        if key.endswith("/" + MANIFEST_OBJECT):
+            data = await _small(key, chunks)
+            if isinstance(named := parse_key(key), LayerKey):
+                await require_layer_parts(self._store, named.layer, data)
+            elif isinstance(named, VolumeKey):
+                await require_volume_parts(self._store, named.tree, data)
+            else:
+                await self._checkpoints.check_parts(check_checkpoint(key.split("/")[1]), data)
+            chunks = _once(data)
+        elif key.endswith("/" + LAYOUT_OBJECT):
+            # Pushes of equal weights from other files have other layouts. The first one stays.
+            created = await self._store.create(key, await _small(key, chunks))
+            return json_response({"key": key}, status=201 if created else 200)
+        created = await self._store.put(key, Upload(key, chunks))
         return json_response({"key": key}, status=201 if created else 200)
 
     async def list_checkpoints(self, request: Request) -> Response:
@@ -110,6 +133,12 @@ class ObjectsApi:
         if size_bytes is None:
             raise not_found(key)
         return key, size_bytes
+
+
+def store_project(caller: Caller) -> str:
+    """The project to which a caller's uploads are counted: of several that its key covers, the first."""
+    projects = caller.key.projects if caller.key is not None else frozenset()
+    return min(projects) if projects else caller.home
 
 
 def _require_digest_of_limited(request: Request, key: str) -> None:

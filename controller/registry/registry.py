@@ -10,7 +10,7 @@ version gets calls. Each change is a compare-and-set in one script, which fails 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import cast
 
@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import LIVE, BundleId, CheckpointId, FunctionName, Version
 from fleetstart.runtime.contract.object_keys import bundle_key
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, is_adapter, read_adapter, require_fit
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
@@ -40,6 +41,10 @@ TRIES = 20
 """Attempts of a compare-and-set. So many concurrent changes of one function are a bug."""
 LATE_LOGS_S = 2 * 86_400
 """How long log lines of a removed function's workers are kept: longer than any worker drains."""
+VERSIONS_KEPT = 200
+"""Versions kept of a function, those in service among them: a deploy each working hour of a month."""
+VERSION_BYTES_KEPT = 8 * MIB
+"""Bytes of their records: of a large spec, a hundred."""
 NO_VERSION = Version(0)
 """Stands for no version: numbers begin with 1."""
 
@@ -52,6 +57,7 @@ class Registry:
         self._store = store
         self._script = Script(state.client, "registry")
         self._remove = Script(state.client, "remove_function")
+        self._prune_script = Script(state.client, "prune_versions")
         self._decoder = RecordDecoder(VersionRecord)
         self._functions = RecordDecoder(FunctionRecord)
         self.deletion_guard = DeletionGuard(state.client)
@@ -88,9 +94,30 @@ class Registry:
             new = _after(function, spec.name, plan, failure, probe=probe)
             data = msgspec.json.encode(record) if known is None else b""
             if await self._run(spec.name, raw, new, record.version, data, list(zip(needed, marks, strict=True))):
+                if known is None:
+                    await self._prune(spec.name, now_unix_ms)
                 await self._state.resync()
                 return record, known is None
         raise _busy(spec.name)
+
+    async def _prune(self, name: FunctionName, now_unix_ms: int) -> None:
+        """Removes old versions beyond what is kept of a function, with code that no other version has. A change that
+        comes between leaves them to the next deploy."""
+        raw, function = await self._function(name)
+        stored = await cast(Awaitable[dict[bytes, bytes]], self._state.client.hgetall(keys.versions(name)))
+        if function is None:
+            return
+        sizes = {Version(int(number)): len(record) for number, record in stored.items()}
+        old = prunable(sizes, traffic.tracked_versions(function) | set(function.past))
+        if not old:
+            return
+        bundles = {one.spec.bundle for one in await self.versions(name) if one.version in old}
+        failures = [keys.failures(name, version) for version in old]
+        measures = [keys.measures_of_version(name, version) for version in old]
+        owned = [keys.FUNCTIONS, keys.versions(name), keys.MEASURES, *failures]
+        if await self._prune_script(owned, [name, raw, len(old), *old, *measures]):
+            log.info("old versions are removed", extra={"function": name, "versions": len(old)})
+            await self._delete_bundles(bundles, now_unix_ms)
 
     async def change(
         self, name: FunctionName, change: Callable[[FunctionRecord], FunctionRecord], *, fresh: Version = NO_VERSION
@@ -273,6 +300,20 @@ class Registry:
     async def _numbers(self, name: FunctionName) -> list[Version]:
         taken = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.versions(name)))
         return [Version(int(number)) for number in taken]
+
+
+def prunable(sizes: Mapping[Version, int], tracked: Collection[Version]) -> list[Version]:
+    """The versions to remove, by the sizes of their records: the oldest, while there are too many of them or of their
+    bytes, and none that is `tracked`."""
+    count, total_bytes = len(sizes), sum(sizes.values())
+    old: list[Version] = []
+    for version in sorted(sizes):
+        if count <= VERSIONS_KEPT and total_bytes <= VERSION_BYTES_KEPT:
+            break
+        if version not in tracked:
+            old.append(version)
+            count, total_bytes = count - 1, total_bytes - sizes[version]
+    return old
 
 
 def _after(

@@ -99,6 +99,10 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory_bytes: int | None = None
     """The sum of what these workers may use."""
     calls_per_s: float | None = None
+    store_bytes: int | None = None
+    """What its keys have put into the object store."""
+    objects: int | None = None
+    """Their number."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

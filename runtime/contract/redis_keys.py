@@ -38,6 +38,7 @@
 | fs:learned:{worker}:{what} | string, expiring | 1: its start, or its outcome, is in the measures | scheduler |
 | fs:outcomes | list, capped | StartOutcome: a first answer that the calibrator has not read yet | gateway, scheduler |
 | fs:logs:{function} | stream, capped | LogLine | node |
+| fs:log_bytes:{project} | hash | function → bytes of its log | node |
 | fs:history:{resolution}:{function}:{number} | hash, expiring | {cell}:{gateway} → CallCounts (msgpack) | gateway |
 | fs:history:failures | stream, capped | SystemEvent: the first failed start in a row, and the last | scheduler |
 | fs:invocation:{invocation} | hash | `call`: Envelope, `state`: Progress; outlives its connection | gateway |
@@ -56,6 +57,8 @@
 | fs:keys:used | hash | name → unix ms at which it was last good for something, some seconds late | gateway |
 | fs:projects | hash | name → ProjectRecord: its quotas | controller |
 | fs:secrets | hash | {project}/{name} → SecretRecord: encrypted | controller |
+| fs:stored | hash | object of the store → its bytes and the project that it is counted to | controller |
+| fs:stored:sums | hash | {project}:bytes and {project}:objects → their sums | controller |
 | fs:volumes | hash | full name → VolumeRecord: its versions | controller, node |
 | fs:audit | stream | AuditEvent, in the field `event`; the oldest go to the object store | controller |
 
@@ -89,6 +92,8 @@ BUDGETS = "fs:budgets"
 ALERTS = "fs:alerts"
 REMOVALS = "fs:removals"
 LOGS = "fs:logs:"
+STORED = "fs:stored"
+STORED_SUMS = "fs:stored:sums"
 LAYERS_UNUSED = "fs:layers:unused"
 MEASURES = "fs:measures"
 OUTCOMES = "fs:outcomes"

@@ -58,6 +58,8 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @click.option("--workers", metavar="N", help="Number of workers: the sum of its functions' --max.")
 @click.option("--memory", metavar="SIZE", help="Memory of these workers together, such as 64GiB.")
 @click.option("--calls-per-s", metavar="N", help="Calls a second; more get 429 and when to try again.")
+@click.option("--store", metavar="SIZE", help="Weights, code, packages and volumes in the object store.")
+@click.option("--objects", metavar="N", help="Number of these objects.")
 @click.option(
     "--network",
     type=click.Choice(["listed", "any"]),
@@ -73,6 +75,8 @@ def quota(
     workers: str | None,
     memory: str | None,
     calls_per_s: str | None,
+    store: str | None,
+    objects: str | None,
     network: Literal["listed", "any"] | None,
     url: str | None,
     as_json: bool,
@@ -89,6 +93,8 @@ def quota(
         "workers": _number(workers, "--workers", int),
         "memory_bytes": _number(memory, "--memory", parse_size),
         "calls_per_s": _number(calls_per_s, "--calls-per-s", float),
+        "store_bytes": _number(store, "--store", parse_size),
+        "objects": _number(objects, "--objects", int),
     }
     with ApiClient(find_server(url, home)) as server:
         known = {one.name: one for one in server.get("/api/v1/projects", list[ProjectInfo])}
