@@ -44,6 +44,10 @@ WAIT_S = 30.0
 LOOK_S = (0.02, 0.05, 0.1, 0.25)
 """Polling intervals of the earlier call's claim; the last one repeats."""
 
+SETTLE_S = 60.0
+"""How long a response that was sent is tried to be stored: longer than Redis takes to come back."""
+SETTLE_EVERY_S = 0.5
+
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -57,6 +61,8 @@ class IdempotentCall:
     def __init__(self, gateway: App, claims: IdempotencyKeys) -> None:
         self._gateway = gateway
         self._claims = claims
+        self._unsettled: set[asyncio.Task[None]] = set()
+        """Responses that were sent and are not stored yet."""
 
     async def run(
         self,
@@ -190,17 +196,39 @@ class IdempotentCall:
             await asyncio.sleep(RENEW_S)
 
     async def _settle(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
-        """Stores the response. If store or Redis fail, only the copy is lost: the lease frees the key."""
+        """Stores the response. If store or Redis fail, it is stored after it was sent, and the key is held until
+        then: a later call would run again, and get another answer."""
         try:
-            if not worth_keeping(recorder.status, ran=recorder.ran):
-                await self._claims.free(digest, raw)
-            elif recorder.too_large:
-                await self._claims.settle(digest, raw, msgspec.structs.replace(claim, state="unkept"), b"")
-            else:
-                done = msgspec.structs.replace(claim, state="done", answer=recorder.answer())
-                await self._claims.settle(digest, raw, done, bytes(recorder.body))
+            await self._store(recorder, digest, claim, raw)
         except (*REDIS_ERRORS, FleetError) as error:
-            log.warning("an answer could not be kept", extra={"invocation": claim.invocation, "error": str(error)})
+            log.warning("an answer is kept later", extra={"invocation": claim.invocation, "error": str(error)})
+            task = asyncio.get_running_loop().create_task(self._settle_later(recorder, digest, claim, raw))
+            self._unsettled.add(task)
+            task.add_done_callback(self._unsettled.discard)
+
+    async def _store(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
+        """Errors: REDIS_ERRORS, StoreFailed."""
+        if not worth_keeping(recorder.status, ran=recorder.ran):
+            await self._claims.free(digest, raw)
+        elif recorder.too_large:
+            await self._claims.settle(digest, raw, msgspec.structs.replace(claim, state="unkept"), b"")
+        else:
+            done = msgspec.structs.replace(claim, state="done", answer=recorder.answer())
+            await self._claims.settle(digest, raw, done, bytes(recorder.body))
+
+    async def _settle_later(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
+        """Tries again until the response is stored, another call has the key, or `SETTLE_S` are over."""
+        ends_s = time.monotonic() + SETTLE_S
+        while time.monotonic() < ends_s:
+            await asyncio.sleep(SETTLE_EVERY_S)
+            try:
+                if await self._claims.renew(digest, raw) is not None:
+                    return  # stored by an attempt that seemed to fail, or taken by another call
+                await self._store(recorder, digest, claim, raw)
+                return
+            except (*REDIS_ERRORS, FleetError):
+                continue
+        log.warning("an answer could not be kept", extra={"invocation": claim.invocation})
 
 
 def _replayed(claim: KeyClaim) -> RawHeaders:
