@@ -154,14 +154,21 @@ class Execution:
 
         while True:
             try:
-                if not await self._change(after, publish=True) and outcome is not None and outcome.answer is not None:
-                    await self._drop(outcome.answer.claim)
+                answer = outcome.answer if outcome is not None else None
+                if not await self._change(after, publish=True) and answer is not None and not await self._is_kept():
+                    await self._drop(answer.claim)
                 return
             except REDIS_ERRORS as error:
                 if self._back:  # its lease runs out instead
                     return
                 log.debug("an outcome waits for redis", extra={"invocation": self._id, "error": str(error)})
                 await asyncio.sleep(RETRY_S)
+
+    async def _is_kept(self) -> bool:
+        """Whether the stored outcome is ours: a write that seemed to fail may have been done. Errors: REDIS_ERRORS."""
+        now = await self._invocations.get(self._entry.envelope.id)
+        answer = now.progress.answer if now is not None else None
+        return answer is not None and answer.claim == self._entry.progress.claims
 
     async def _drop(self, claim: int) -> None:
         with contextlib.suppress(StoreFailed):
