@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 READ_S = 1.0
 ALERTED_KEPT_S = 62 * 86_400
 ALERTS_KEPT = 1000
+KEPT_AGAIN_NS = 10_000_000_000
+"""Interval at which the kept workers are written although they are the same: a Redis that was killed may have lost
+them."""
 
 
 class BudgetWatch:
@@ -62,6 +65,8 @@ class BudgetWatch:
         self.alert_rounds = 0
         """Number of rounds in which alerts were written."""
         self._kept: frozenset[WorkerId] | None = None
+        self._kept_ns = 0
+        """Monotonic time at which they were written."""
         self._changes = view.follow()
         self._spent: frozenset[FunctionName] = frozenset()
 
@@ -180,6 +185,9 @@ class BudgetWatch:
 
     async def _write_kept(self) -> None:
         spent = frozenset(state.budget.function for state in self._states.values() if state.stage == "spent")
+        now_ns = time.monotonic_ns()
+        if now_ns - self._kept_ns > KEPT_AGAIN_NS:
+            self._kept = None
         if not self._changes.take_versions() and self._kept is not None and spent == self._spent:
             return
         self._spent = spent
@@ -187,7 +195,7 @@ class BudgetWatch:
         if kept == self._kept or not self._view.synced:
             return
         written = await self._set_kept([keys.FENCE, keys.KEPT], [self._fence(), *sorted(kept)])
-        self._kept = kept if written else None
+        self._kept, self._kept_ns = (kept, now_ns) if written else (None, 0)
 
 
 def kept_workers(view: View, spent: Set[FunctionName]) -> frozenset[WorkerId]:
