@@ -61,6 +61,8 @@ class OrderReconciler:
         self._changed = changed
         self._worker_of = worker_of
         self._reread = asyncio.Event()
+        self._compare = False
+        """Whether Redis may have statuses that were forgotten here."""
 
     async def listen(self) -> None:
         """Acts on orders as they are published, until cancelled."""
@@ -77,6 +79,9 @@ class OrderReconciler:
         while True:
             began_ns = time.monotonic_ns()
             with contextlib.suppress(*REDIS_ERRORS):
+                if self._compare:
+                    self._statuses.forget_unknown(await self._state.written_workers())
+                    self._compare = False
                 orders = await self._state.read_orders()
                 for action in reconcile(orders, self._statuses.known_workers(), self._epoch, began_ns):
                     self._do(action)
@@ -88,6 +93,7 @@ class OrderReconciler:
     def resync(self) -> None:
         """Publishes all statuses and reads all orders again: after a new subscription or an outage."""
         self._statuses.republish_all()
+        self._compare = True
         self._reread.set()
 
     def _do(self, action: Action) -> None:

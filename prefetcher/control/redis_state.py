@@ -114,6 +114,11 @@ class NodeState:
         finally:
             await pubsub.aclose()
 
+    async def written_workers(self) -> list[WorkerId]:
+        """The workers of which Redis has a status of this node."""
+        names = await self._redis.hkeys(keys.observed(self._node))
+        return [WorkerId(name.decode(errors="replace")) for name in names]
+
     async def write_statuses(self, changes: Mapping[WorkerId, WorkerStatus | None]) -> None:
         """Writes and publishes statuses together; None deletes one."""
         async with self._redis.pipeline(transaction=False) as pipe:

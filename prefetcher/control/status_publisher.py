@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -55,6 +56,12 @@ class StatusPublisher:
     def republish_all(self) -> None:
         """Publishes all statuses again: Redis may have lost them."""
         self._outbox.put_all(self._statuses)
+
+    def forget_unknown(self, written: Iterable[WorkerId]) -> None:
+        """Deletes statuses that were forgotten here, and that a Redis which was killed has again."""
+        for worker in written:
+            if worker not in self._statuses:
+                self._outbox.put(worker, None)
 
     def forget(self, worker: WorkerId) -> None:
         """Deletes the status of a worker."""
