@@ -63,7 +63,7 @@ DISK_MS = 1_400
 REPLICA_MS = 300
 """Timeout for a replica to have what the log has; both together are below the client's own timeout."""
 MARK_KEPT_S = 60
-ABANDONED_MS = 10_000
+ABANDONED_NS = 10_000_000_000
 """Age from which a dead gateway's call is closed as lost: some leases long, since gateways may be away."""
 
 
@@ -92,6 +92,8 @@ class LedgerWriter:
         self._trace_listeners: list[Callable[[InvocationTrace], None]] = []
         self._written: dict[InvocationId, InvocationTrace] = {}
         """Traces that Redis has, but perhaps not on its disk."""
+        self._seen_open: dict[InvocationId, int] = {}
+        """Monotonic time at which each open call was first seen here."""
         self._redis_run = ""
         """Run id of the Redis process that last confirmed that everything was on its disk."""
         self._replicas = 0
@@ -277,7 +279,7 @@ class LedgerWriter:
     def _append(self, pipe: Any, row: InvocationRow) -> None:
         pipe.evalsha(self._sha, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
 
-    async def close_abandoned(self, now_unix_ms: int, *, own: str, now_ns: int) -> int:
+    async def close_abandoned(self, *, own: str, now_ns: int) -> int:
         """Closes old calls of lost gateways with a row as lost; returns their number. `own`: id of this gateway."""
         raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.OPEN))
         calls = self._open_calls(raw)
@@ -287,7 +289,9 @@ class LedgerWriter:
                 pipe.exists(keys.gateway(name))
             alive = {name for name, there in zip(named, await pipe.execute(), strict=True) if there}
         gone = self._lost_gateways.look(set(named), alive, own=own, now_ns=now_ns)
-        lost = [call for call in calls if call.gateway in gone and now_unix_ms - call.accepted_unix_ms > ABANDONED_MS]
+        # Not by when they were accepted: that is told by a clock which steps.
+        self._seen_open = {call.id: self._seen_open.get(call.id, now_ns) for call in calls}
+        lost = [call for call in calls if call.gateway in gone and now_ns - self._seen_open[call.id] >= ABANDONED_NS]
         for call in lost:
             self.ended(InvocationTrace(row=_lost_row(call), timeline=Timeline()))
         if lost:

@@ -141,9 +141,7 @@ class Scheduler:
             await asyncio.sleep(ABANDONED_EVERY_S)
             if self.fence:
                 with contextlib.suppress(*REDIS_ERRORS):
-                    await self._ledger.close_abandoned(
-                        time.time_ns() // 1_000_000, own=self._gateway, now_ns=time.monotonic_ns()
-                    )
+                    await self._ledger.close_abandoned(own=self._gateway, now_ns=time.monotonic_ns())
 
 
 def _log_step(step: Step) -> None:
