@@ -117,11 +117,13 @@ NOT_YET = StartSample(took_s=0.0, shared=False)
 
 
 def learn_outcome(
-    version: VersionMeasures, plan: Plan, outcome: StartOutcome, readied: StartSample | None
+    version: VersionMeasures, plan: Plan, outcome: StartOutcome, readied: StartSample | None, order: WorkerOrder
 ) -> VersionMeasures:
-    """Learns from a first answer. The times are by the clocks of two machines, and impossible ones are ignored."""
+    """Learns from a first answer. The times are by the clocks of two machines, and impossible ones are ignored: with a
+    clock that is an hour off, calls would be refused because of a wait that nothing has."""
     observed_s = (outcome.first_byte_unix_ms - plan.decided_unix_ms) / 1000
-    if observed_s <= 0 or not plan.decided_unix_ms or not plan.stages:
+    started_s = readied.took_s if readied is not None else order.spec.start_timeout_s
+    if not 0 < observed_s <= started_s + order.spec.timeout_s or not plan.decided_unix_ms or not plan.stages:
         return version
     return observe_outcome(
         version,

@@ -164,7 +164,7 @@ class Calibrator:
             raw_plan = await self._state.client.get(keys.plan(outcome.worker))
             plan = self._decoded(self._plans, "plan", outcome.worker, raw_plan)
             if plan is not None:
-                known = learn_outcome(version, plan, outcome, self._readied.pop(_start(order), None))
+                known = learn_outcome(version, plan, outcome, self._readied.pop(_start(order), None), order)
                 measures = {keys.measures_of_version(*key): known}
                 await self._keep(keys.learned(outcome.worker, "outcome"), measures)
 

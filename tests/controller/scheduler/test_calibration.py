@@ -152,14 +152,21 @@ def test_who_else_fetches_shares_the_link() -> None:
 
 def test_an_outcome_is_compared_from_the_decision_on() -> None:
     answered = StartOutcome(worker=W, function=F, version=KEY.version, first_byte_unix_ms=12_500)
-    known = learn_outcome(VersionMeasures(), plan(stage()), answered, StartSample(1.0, False))
+    known = learn_outcome(VersionMeasures(), plan(stage()), answered, StartSample(1.0, False), order())
     assert (known.ttft_error.value, known.ttft_error.count) == pytest.approx((0.2, 1))
     assert known.ttft_ratios == {"alone": [1.25]}
     assert known.rest_s.value == pytest.approx(0.11), "its parts took 0.4 s more than planned, the rest 0.1 s"
-    unknown = learn_outcome(VersionMeasures(), plan(stage()), answered, None)
+    unknown = learn_outcome(VersionMeasures(), plan(stage()), answered, None, order())
     assert (unknown.rest_s.count, unknown.ttft_error) == (0, known.ttft_error)
     for useless in (plan(stage(), decided_unix_ms=0), plan(stage(), decided_unix_ms=12_500), plan()):
-        assert learn_outcome(known, useless, answered, StartSample(1.0, False)) is known
+        assert learn_outcome(known, useless, answered, StartSample(1.0, False), order()) is known
+
+
+@pytest.mark.parametrize("off_s", [-5_000, 5_000])
+def test_an_outcome_by_clocks_that_differ_is_ignored(off_s: int) -> None:
+    answered = StartOutcome(worker=W, function=F, version=KEY.version, first_byte_unix_ms=12_500 + off_s * 1000)
+    for readied in (StartSample(1.0, False), None):
+        assert learn_outcome(VersionMeasures(), plan(stage()), answered, readied, order()) == VersionMeasures()
 
 
 def test_the_slowest_stage_and_any_shared_link_count_for_a_start() -> None:
@@ -167,10 +174,10 @@ def test_the_slowest_stage_and_any_shared_link_count_for_a_start() -> None:
     assert readied == (1.0, True)
     assert NOT_YET.with_stage(1.0, 1) == (1.0, False)
     answered = StartOutcome(worker=W, function=F, version=KEY.version, first_byte_unix_ms=12_500)
-    known = learn_outcome(VersionMeasures(), plan(stage(), stage()), answered, readied)
+    known = learn_outcome(VersionMeasures(), plan(stage(), stage()), answered, readied, order())
     assert known.ttft_ratios == {"group": [pytest.approx(1.05)]}, "0.4 s were the others'"
     warm = msgspec.structs.replace(stage(0), fetch_s=0.0)
-    assert learn_outcome(VersionMeasures(), plan(warm), answered, None).ttft_ratios == {"warm": [1.25]}
+    assert learn_outcome(VersionMeasures(), plan(warm), answered, None, order()).ttft_ratios == {"warm": [1.25]}
 
 
 def test_what_a_start_took_by_the_planners_formula() -> None:
