@@ -58,6 +58,8 @@ class Faults:
             self._world.history.workers.pop(worker.endpoint, None)
             life = self._world.history.lives[worker.order.worker]
             life.ended_ns, life.killed = self._world.loop.now_ns, True
+        for row in node.ledger.peek(1_000_000):
+            self._world.history.lives[row.worker].killed = True
         self._world.disconnect(node.process, aiohttp.ServerDisconnectedError())
         await asyncio.sleep(fault.for_s)
         self._world.start_node(fault.target)
@@ -162,6 +164,7 @@ class Faults:
         names = {process.name for process in self._world.processes}
         network.cut_off |= names
         server.restart()
+        self._world.monitor.reload()
         await asyncio.sleep(min(fault.for_s, 3.0))
         for name in names:
             self._cut(name, fault)
@@ -169,5 +172,6 @@ class Faults:
 
     async def _lose_the_log(self, fault: Fault) -> None:
         self._world.server.hold_log()
+        self._world.redis_lost = True
         await asyncio.sleep(min(fault.for_s, 1.0))
         await self._restart_redis(fault)

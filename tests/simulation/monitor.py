@@ -29,7 +29,14 @@ class Ordered(msgspec.Struct):
     wanted: str = "run"
 
 
-_ORDER = msgspec.json.Decoder(Ordered)
+class _Claim(msgspec.Struct):
+    owner: str
+    invocation: str
+
+
+_ORDER, _CLAIMS = msgspec.json.Decoder(Ordered), msgspec.json.Decoder(_Claim)
+SILENT_NS = 4_500_000_000
+"""Silence after which a key may be taken over: 5 s are stated, measured by whoever takes it."""
 
 
 def _sha(name: str) -> bytes:
@@ -38,6 +45,7 @@ def _sha(name: str) -> bytes:
 
 
 LEASE, STEP, REGISTRY = _sha("leader_lease"), _sha("apply_scheduler_step"), _sha("registry")
+CLAIM = _sha("idempotency")
 KEPT, OBSERVED = keys.KEPT.encode(), b"fs:observed:"
 
 
@@ -48,6 +56,10 @@ class Monitor:
         """The controller that got each fence."""
         self.versions: dict[tuple[bytes, bytes], bytes] = {}
         """The record under which each version's number was given."""
+        self._claims: dict[bytes, tuple[str, Process, int]] = {}
+        """Who holds each idempotency key, and when he last said so."""
+        self.taken_over: set[str] = set()
+        """Calls that took the key of another one."""
         self.orders: dict[str, Ordered] = {}
         self.kept_ns: dict[str, int] = {}
         """How long each worker has stood in fs:kept, until it was looked at last."""
@@ -62,6 +74,10 @@ class Monitor:
                     self._led(int(answer[0]), command[5].decode())
                 elif command[1] == STEP and answer == 1:
                     self._stepped(command)
+                elif command[1] == CLAIM and command[5] and answer[0] == command[5]:
+                    self._claimed(process, command[3], command[5])
+                elif command[1] == CLAIM and not answer[0]:
+                    self._claims.pop(command[3], None)
                 elif command[1] == REGISTRY and answer == 1 and command[13]:
                     self._deployed(command[9], command[12], command[13])
         if any(len(command) > 1 and command[1] == KEPT for command in commands):
@@ -73,7 +89,23 @@ class Monitor:
         if fence < max(self.leaders):
             self._world.violated(f"a fence never goes back: {gateway} got {fence} after {max(self.leaders)}")
 
+    def _claimed(self, process: Process, key: bytes, raw: bytes) -> None:
+        """A key may be taken from a gateway that is gone, or was silent for as long as is stated."""
+        claim, now_ns = _CLAIMS.decode(raw), self._world.loop.now_ns
+        before = self._claims.get(key)
+        self._claims[key] = (claim.owner, process, now_ns)
+        if before is None or before[0] == claim.owner:
+            return
+        self.taken_over.add(claim.invocation)
+        if before[1].alive and now_ns - before[2] < SILENT_NS and not self._world.clock_of_redis_stepped:
+            self._world.violated(
+                f"an idempotency key stays with a gateway that lives: {claim.invocation} took it after "
+                f"{(now_ns - before[2]) / 1e9:.3f} s"
+            )
+
     def _deployed(self, name: bytes, version: bytes, record: bytes) -> None:
+        if self._world.redis_lost:
+            return  # what a killed Redis has lost was never there
         if self.versions.setdefault((name, version), record) != record:
             self._world.violated(f"a version is one code for ever: {name.decode()}@{version.decode()} was given twice")
 
@@ -89,15 +121,22 @@ class Monitor:
                 self.orders.pop(field.decode(), None)
         self._count()
 
+    def reload(self) -> None:
+        """Forgets orders that Redis has lost."""
+        data = self._world.server.data.values
+        known = {name for node in self._world.nodes for name in data.get(f"fs:desired:{node}".encode(), {})}
+        self.orders = {worker: order for worker, order in self.orders.items() if worker.encode() in known}
+
     def running(self) -> dict[str, int]:
-        """Ordered workers by function, without those of nodes that are gone."""
+        """Ordered workers by version, without those of nodes that are gone."""
         counts: dict[str, int] = {}
         for order in self.orders.values():
             node = self._world.nodes.get(order.node)
             if order.wanted == "run" and node is not None and node.epoch == order.epoch:
                 life = self._world.history.lives.get(order.worker)
                 if life is None or not life.ended_ns:
-                    counts[order.spec.name] = counts.get(order.spec.name, 0) + 1
+                    version = f"{order.spec.name}@{order.version}"
+                    counts[version] = counts.get(version, 0) + 1
         return counts
 
     def _count(self) -> None:

@@ -6,7 +6,7 @@ Faults are a list, so that a failing run can be repeated with fewer of them.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
@@ -55,9 +55,6 @@ class Plan:
     failing_starts: float
     """Share of workers' starts that fail during that time."""
     faults: tuple[Fault, ...]
-
-    def without(self, dropped: int) -> Plan:
-        return replace(self, faults=self.faults[:dropped] + self.faults[dropped + 1 :])
 
 
 WEIGHTS: dict[Kind, int] = {

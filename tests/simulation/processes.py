@@ -48,6 +48,9 @@ class Process:
     def token(self, count: int) -> str:
         return f"{self._chance.getrandbits(8 * count):0{2 * count}x}"
 
+    def below(self, bound: int) -> int:
+        return int(self._chance.random() * bound)
+
     def choice(self, items: Sequence[Any]) -> Any:
         return items[int(self._chance.random() * len(items))]
 
@@ -56,7 +59,7 @@ CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
 """The process whose callback runs."""
 
 _monotonic_ns, _time_ns = time.monotonic_ns, time.time_ns
-_token_hex, _choice = secrets.token_hex, secrets.choice
+_token_hex, _choice, _randbelow = secrets.token_hex, secrets.choice, secrets.randbelow
 
 
 def monotonic_ns() -> int:
@@ -79,6 +82,11 @@ def _drawn(items: Sequence[Any]) -> Any:
     return process.choice(items) if process is not None else _choice(items)
 
 
+def _below(bound: int) -> int:
+    process = CURRENT.get()
+    return process.below(bound) if process is not None else _randbelow(bound)
+
+
 def install() -> None:
     """From now on `time` and `secrets` answer by the simulated process that asks, and as ever outside of one.
 
@@ -98,6 +106,7 @@ def install() -> None:
             "token_urlsafe": _hex,
             "token_bytes": lambda count=None: bytes.fromhex(_hex(count)),
             "choice": _drawn,
+            "randbelow": _below,
         },
     }
     for module, functions in replaced.items():

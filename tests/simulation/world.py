@@ -37,6 +37,9 @@ SLACK = 0
 
 
 class World:
+    runs = 0
+    """Simulations that this process has run."""
+
     def __init__(self, plan: Plan, *, traced: bool = False) -> None:
         self.plan = plan
         self.chance = random.Random(f"chance {plan.seed}")
@@ -55,6 +58,8 @@ class World:
         self.controllers: dict[str, SimulatedController | None] = {}
         self.nodes: dict[str, SimulatedNode | None] = {}
         self.starts = 0
+        self.redis_lost = False
+        """Whether Redis has lost what it had taken."""
         self.settled_s = 0.0
         """How long it took after the faults until all was as it must be."""
         self.waiting: dict[asyncio.Future[Any], tuple[Process, Process]] = {}
@@ -65,6 +70,10 @@ class World:
         self.faults = Faults(self)
 
     # ── what all parts ask for ─────────────────────────────────────────────────────────────────────
+
+    @property
+    def clock_of_redis_stepped(self) -> bool:
+        return self.redis_lost or any(one.kind == "step clock" and one.target == "redis" for one in self.plan.faults)
 
     def unix_ms(self) -> int:
         """The true time of day."""
@@ -93,11 +102,11 @@ class World:
 
     def limits(self, counts: dict[str, int]) -> None:
         """Checks the numbers of ordered workers."""
-        for one in self.plan.functions:
-            if counts.get(one.name, 0) > 2 * one.most + SLACK:
-                self.violated(
-                    f"max is never exceeded: {one.name} has {counts[one.name]} workers, and max is {one.most}"
-                )
+        most = {one.name: one.most for one in self.plan.functions}
+        for version, count in counts.items():
+            limit = most[version.partition("@")[0]]
+            if count > limit + SLACK:
+                self.violated(f"max is never exceeded: {version} has {count} workers, and max is {limit}")
         if self.plan.quota and sum(counts.values()) > self.plan.quota + SLACK:
             self.violated(f"a quota is never exceeded: {counts} workers, and {self.plan.quota} may be")
 
