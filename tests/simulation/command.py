@@ -1,4 +1,4 @@
-"""The command line of the simulation: progress, seeds a second; of a seed that fails its trace and its fewest faults."""
+"""The command line of the simulation: progress, seeds a second; of a failing seed its trace and its fewest faults."""
 
 from __future__ import annotations
 
