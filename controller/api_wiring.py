@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
+from fleetstart.runtime.contract.identity import FILE
 from fleetstart.runtime.contract.store_url import is_s3
 
 from .api.app import build_app
@@ -41,6 +42,8 @@ from .config import Config
 from .core_wiring import Core
 from .history.service import HistoryApi
 from .history.writer import HistoryWriter
+from .identity.own_certificate import OwnCertificate
+from .identity.own_node import OwnNode
 from .observability.call_metrics import CallMetrics
 from .observability.process_metrics import LoopLag, ProcessMetrics
 from .registry.checkpoints import Checkpoints
@@ -83,7 +86,7 @@ def build_management(
     archive = LedgerArchive(store)
     reader = LedgerReader(core.client, archive)
     compactor = Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows)
-    rollouts = RolloutController(core.state, registry, core.scheduler)
+    rollouts = RolloutController(core.state, registry, core.scheduler, core.links)
     history = History(core.client, reader)
     history_writer = HistoryWriter(core.client, core.gateway_id)
     audit = AuditLog(core.client, store, core.fence)
@@ -94,7 +97,7 @@ def build_management(
         config, core.gateway_id, core.client, core.followers, core.view, store, core.gateway, history, stopping,
         webhook_secrets, fence=core.fence,
     )  # fmt: skip
-    shells = ShellService(core.state, SecretSealer(core.view, cipher))
+    shells = ShellService(core.state, core.links, SecretSealer(core.view, cipher))
     functions = FunctionsApi(
         url=config.url,
         view=core.view,
@@ -135,8 +138,8 @@ def build_management(
         HistoryApi(core.client, audit, core.view),
         KeysApi(core.state),
         ProjectsApi(core.state, webhook_secrets),
-        NodesApi(core.state, redis_url=config.redis_url, store_url=config.store),
-        SecretsApi(core.state, cipher, webhook_secrets),
+        NodesApi(core.state, core.identities, redis_url=config.redis_url, store_url=config.store),
+        SecretsApi(core.state, cipher, webhook_secrets, core.identities),
         VolumesApi(core.view, volumes),
     )
     return Management(
@@ -156,6 +159,12 @@ def build_management(
             audit,
             history_writer,
             shells,
+            OwnCertificate(core.gateway_id, core.view, core.identities, core.links),
+            *(
+                [OwnNode(config.own_node, config.home / "node" / FILE, core.view, core.identities)]
+                if config.own_node
+                else []
+            ),
             *([LinkProbe(store)] if is_s3(config.store) else []),
             *invocations.parts,
         ),

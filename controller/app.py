@@ -68,6 +68,7 @@ class Controller:
             core.gateway_id,
             core.gateway.grants,
             core.gateway.session,
+            core.links,
             core.view,
             RequestIdMiddleware(
                 management.invocations.layer, refused=management.calls.refused, sample=self._traces is not None

@@ -11,11 +11,13 @@ from fleetstart.runtime.contract.process.environment import (
     ConfigError,
     read_flag,
     read_int,
+    read_links,
     read_log_format,
     read_networks,
     read_store,
 )
 from fleetstart.runtime.contract.process.log_format import LogFormat
+from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import MIB
 
 OTLP_PATH = "/v1/traces"
@@ -54,6 +56,10 @@ class Config:
     """Drain timeout: time for calls in progress after SIGTERM."""
     open: bool = False
     """Whether this machine may do everything without a key, as long as there is none; if not, a first key is made."""
+    own_node: str = ""
+    """Name of the node of the same home, if other machines reach it: this controller vouches for it."""
+    plain_links: bool = False
+    """Reach workers on other machines without TLS (FS_LINKS=plain)."""
     master_key: str = ""
     """Master key that encrypts secrets; empty: a key file in the home (`auth.secret_encryption`)."""
 
@@ -71,7 +77,7 @@ def read_config(env: Mapping[str, str]) -> Config:
     scheme = "https" if tls_cert and listen_fd is None else "http"
     return Config(
         home=home,
-        redis_url=env.get("FS_REDIS_URL") or default.redis_url,
+        redis_url=with_ca(env.get("FS_REDIS_URL") or default.redis_url, env.get("FS_REDIS_CA") or ""),
         store=read_store(env, "FS_STORE", default.store),
         url=(env.get("FS_URL") or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}").rstrip("/"),
         host=host,
@@ -89,6 +95,8 @@ def read_config(env: Mapping[str, str]) -> Config:
         trusted_proxies=read_networks(env, "FS_TRUSTED_PROXIES") if "FS_TRUSTED_PROXIES" in env else LOOPBACK,
         drain_s=float(read_int(env, "FS_DRAIN_S", int(default.drain_s), most=3600)),
         open=read_flag(env, "FS_OPEN"),
+        own_node=env.get("FS_OWN_NODE") or "",
+        plain_links=read_links(env) == "plain",
         master_key=env.get("FS_MASTER_KEY") or "",
     )
 

@@ -19,6 +19,8 @@ from .billing.ledger_writer import LedgerWriter
 from .config import Config
 from .gateway.app import Gateway
 from .gateway.load_reporter import LoadReporter
+from .gateway.node_links import NodeLinks
+from .identity.nodes import NodeIdentities
 from .scheduler.calibrator import Calibrator
 from .scheduler.leader import LeaderLease
 from .scheduler.loop import Scheduler
@@ -51,7 +53,9 @@ class Core:
     reporter: LoadReporter
     billing: BudgetWatch
     memory: MemoryWatch
+    identities: NodeIdentities
     gateway: Gateway
+    links: NodeLinks
 
     @property
     def client(self) -> redis.Redis:
@@ -107,11 +111,13 @@ def build_core(
     ledger.on_row(billing.note)
     memory = MemoryWatch(clients.calls, leads=lambda: bool(scheduler.fence))
     ledger.trace_kept_s = lambda row: memory.trace_kept_s(failed=row.status >= 500)
+    links = NodeLinks(view, plain=config.plain_links)
     gateway = Gateway(
         gateway_id,
         state,
         ledger,
         billing,
+        links,
         max_body_bytes=config.max_body_bytes,
         report_now=reporter.report_now,
         report_soon=reporter.report_soon,
@@ -132,5 +138,7 @@ def build_core(
         reporter=reporter,
         billing=billing,
         memory=memory,
+        identities=NodeIdentities(state, cipher),
         gateway=gateway,
+        links=links,
     )

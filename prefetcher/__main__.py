@@ -19,6 +19,7 @@ from fleetstart.runtime.contract.process.log_format import configure
 from .config import Config, read_config
 from .control.node_name import NodeNameTaken
 from .daemon import Daemon
+from .network.node_identity import NodeRemoved
 from .sources.factory import open_source
 
 END_LIMIT_S = 9.0
@@ -43,9 +44,12 @@ def main() -> int:
             return 1
     try:
         asyncio.run(_run(config))
-    except NodeNameTaken as error:
+    except (NodeNameTaken, NodeRemoved) as error:
         print(f"fleetstart node: {error}", file=sys.stderr)
         return 1
+    except ConfigError as error:
+        print(f"fleetstart node: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

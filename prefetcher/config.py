@@ -13,12 +13,14 @@ from pathlib import Path
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.public_addresses import Network
 from fleetstart.runtime.contract.function.spec import check_region, pool_name
+from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.process.environment import (
     ConfigError,
     read_choice,
     read_flag,
     read_int,
+    read_links,
     read_log_format,
     read_networks,
     read_required,
@@ -26,6 +28,7 @@ from fleetstart.runtime.contract.process.environment import (
     read_store,
 )
 from fleetstart.runtime.contract.process.log_format import LogFormat
+from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.store_url import is_s3
 
@@ -97,6 +100,8 @@ class Config:
     """Ranges that no function reaches through the egress proxy, beside those that none ever does."""
     egress_allow: tuple[Network, ...] = ()
     """Ranges that functions may list although they are denied."""
+    plain_links: bool = False
+    """Let controllers on other machines reach workers without TLS (FS_LINKS=plain)."""
     servers: str = ""
     """URLs of the controllers, which functions do not reach either."""
     worker_env: Mapping[str, str]
@@ -123,6 +128,11 @@ class Config:
     """Time for invocations in progress at shutdown; short, because `fs down` should feel immediate."""
 
     @property
+    def needs_certificate(self) -> bool:
+        """Whether controllers on other machines reach its workers, and so over TLS."""
+        return not is_loopback(self.address) and not self.plain_links
+
+    @property
     def state_dir(self) -> Path:
         return self.home / "node"
 
@@ -133,7 +143,7 @@ def read_config(env: Mapping[str, str]) -> Config:
     cpus = len(os.sched_getaffinity(0))
     return Config(
         home=Path(read_required(env, "FS_HOME")).absolute(),
-        redis_url=_redis_url(read_required(env, "FS_REDIS_URL")),
+        redis_url=with_ca(_redis_url(read_required(env, "FS_REDIS_URL")), env.get("FS_REDIS_CA") or ""),
         store=read_store(env, "FS_STORE"),
         node=NodeId(env.get("FS_NODE") or socket.gethostname()),
         address=env.get("FS_NODE_ADDRESS") or "127.0.0.1",
@@ -153,6 +163,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         worker_uids=_worker_uids(env.get("FS_ISOLATION_UIDS", "") or WORKER_UIDS),
         egress_deny=read_networks(env, "FS_EGRESS_DENY"),
         egress_allow=read_networks(env, "FS_EGRESS_ALLOW"),
+        plain_links=read_links(env) == "plain",
         servers=env.get("FS_URL") or "",
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
         gpus=_gpus(env),

@@ -32,13 +32,15 @@ from .control.orders import OrderReconciler
 from .control.outbox import Outbox
 from .control.redis_state import LEASE_MS, REDIS_ERRORS, NodeState, connect
 from .control.status_publisher import StatusPublisher
-from .daemon_parts import fork_servers, open_disk_cache, open_node_cgroups
+from .daemon_parts import fork_servers, open_disk_cache, open_node_certificate, open_node_cgroups
 from .diagnostics.startup import measure_link, measure_machine
 from .layers.cache import LayerCache
 from .layers.kinds import VOLUME
 from .network.egress_proxy import NodeEgress, egress_limits
 from .network.ingress_proxy import NodeIngress
+from .network.node_identity import NodeCertificate
 from .network.platform_addresses import PlatformAddresses, platform_hosts
+from .network.tls_ingress import TlsIngress
 from .node_report import report_of
 from .processes.cgroups import Cgroups
 from .processes.epoch import new_epoch
@@ -134,6 +136,8 @@ class Daemon:
         )
         self._relays = open_relays(config.store, config.http)
         self._io_thread = IoThread()
+        self._certificate: NodeCertificate | None = None
+        self._tls_ingress: TlsIngress | None = None
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._egress = NodeEgress(
             egress_limits(descriptors),
@@ -165,6 +169,7 @@ class Daemon:
             decryptor=self._decryptor,
             egress=self._egress,
             ingress=NodeIngress(self._io_thread, descriptors),
+            tls_ingress=lambda: self._tls_ingress,
             relays=self._relays,
             publish=self._publish,
         )
@@ -181,9 +186,13 @@ class Daemon:
         """Runs until `stop` is set, then shuts down in order. Errors: NodeNameTaken if the node's name is in use."""
         servers = [asyncio.create_task(server.run(), name="server") for server in set(self._fork_servers.values())]
         try:
+            certificate = self._certificate = await open_node_certificate(self._config, stop)
+            if certificate is not None and self._config.needs_certificate:
+                self._tls_ingress = TlsIngress(self._io_thread, certificate.context)
             await take_name(self._state, self._config.node, stop)
             self._keeper.start()
             loops = [
+                *([self._certificate.run()] if self._certificate is not None else []),
                 self._lease.renew(),
                 self._orders.listen(),
                 self._orders.read(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import os
@@ -9,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fleetstart.runtime.contract.identity import FILE
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
+from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.store_url import parse_store
 
 from .config import PRELOADS, Config
+from .network.node_identity import NodeCertificate, open_certificate
 from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
 from .processes.forkserver_client import ForkServer
@@ -21,6 +25,25 @@ from .processes.read_budget import ReadBudget
 from .segments.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
+
+
+async def open_node_certificate(config: Config, stop: asyncio.Event) -> NodeCertificate | None:
+    """The node's certificate; None if it has none and needs none, or is stopping. Errors: NodeRemoved; ConfigError if
+    other machines reach this node, and it has none."""
+    certificate = await open_certificate(
+        config.node,
+        config.state_dir / FILE,
+        [server.strip() for server in config.servers.split(",") if server.strip()],
+        needed=config.needs_certificate,
+        stopped=stop.is_set,
+    )
+    if certificate is None and config.needs_certificate and not stop.is_set():
+        raise ConfigError(
+            f"FS_NODE_ADDRESS={config.address} is reached by other machines, and this node has no certificate: join "
+            "the system (`fs node token` on the first machine, then fs node join URL), or set FS_LINKS=plain here and "
+            "on the controllers if nobody else is on the network between them"
+        )
+    return certificate
 
 
 def open_disk_cache(config: Config) -> DiskCache | None:

@@ -53,7 +53,7 @@ from ..schemas.functions import (
 )
 from ..schemas.history import CallHistory, FunctionTotal, SystemEvent
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
-from ..schemas.nodes import JoinTerms, NodeJoin, NodeState
+from ..schemas.nodes import JoinTerms, NodeJoin, NodeState, Renewal, Renewed
 from ..schemas.planning import Forecast, InvocationPlan, Proposal
 from ..schemas.volumes import NewVolumeVersion, Pruned, PruneTerms, VolumeInfo
 from ..shell.service import ShellService
@@ -240,8 +240,11 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
     ),
     NodesApi: (
         Endpoint("POST", "/api/v1/nodes/join", "node", NodesApi.join,
-                 "What a node needs to join: Redis with its password, and the store", audit="node.join", kind="node",
-                 unlimited=True, body=NodeJoin, answer=JoinTerms),
+                 "What a node needs to join: its certificate, Redis with its password, and the store; a token is good "
+                 "once", audit="node.join", kind="node", unlimited=True, body=NodeJoin, answer=JoinTerms),
+        Endpoint("POST", "/api/v1/nodes/renew", "open", NodesApi.renew,
+                 "Renew a node's certificate: the request is signed by the key that it has joined with",
+                 body=Renewal, answer=Renewed),
         Endpoint("PUT", f"{NODE}/drain", "admin", NodesApi.drain, "Send a node's workers away, and start none there",
                  audit="node.drain", kind="node", unlimited=True, answer=NodeState),
         Endpoint("DELETE", f"{NODE}/drain", "admin", NodesApi.undrain, "Let a node have workers again",

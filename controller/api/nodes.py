@@ -1,7 +1,8 @@
-"""Handlers of nodes: join, drain, remove.
+"""Handlers of nodes: join, renewal of certificates, drain, remove.
 
-A node joins with the addresses and passwords that all parts of the system share: a key with the right `node` is all
-that stands before them. Draining is a mark: the scheduler sends the node's workers away and starts none there.
+A node joins with a key that it has made, and gets a certificate for it, and the addresses and passwords that all parts
+of the system share: a join token is all that stands before them, and is good once. Draining is a mark: the scheduler
+sends the node's workers away and starts none there.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from starlette.responses import Response
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.process.redis_url import read_ca, split_ca
 
-from ..auth.request_context import set_audit_object
+from ..auth.request_context import caller_of, set_audit_object
 from ..http.json_api import json_body, json_response, now_unix_ms
-from ..schemas.nodes import JoinTerms, NodeJoin, NodeState
+from ..identity.nodes import NodeIdentities
+from ..schemas.nodes import JoinTerms, NodeJoin, NodeState, Renewal, Renewed
 from ..state.sync import StateSync
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -28,13 +31,17 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 class NodesApi:
-    def __init__(self, state: StateSync, *, redis_url: str, store_url: str) -> None:
+    def __init__(self, state: StateSync, identities: NodeIdentities, *, redis_url: str, store_url: str) -> None:
+        """Errors: ConfigError, if the file that Redis' certificate is checked by cannot be read."""
         self._state = state
-        self._redis_url = redis_url
+        self._identities = identities
+        self._redis_url, ca = split_ca(redis_url)
+        self._redis_ca = read_ca(ca) if ca else ""
         self._store_url = store_url
 
     async def join(self, request: Request) -> Response:
-        node = (await json_body(request, NodeJoin)).node
+        body = await json_body(request, NodeJoin)
+        node, caller = body.node, caller_of(request)
         set_audit_object(request, node[:80])
         if not _NAME.fullmatch(node):
             raise InvalidInput(
@@ -47,9 +54,25 @@ class NodesApi:
                 f"node {node} is alive already, at {address}",
                 hint="give this one another name: fs node join --name NAME, or FS_NODE",
             )
+        require_valid(body.request)
+        if caller.key is not None and caller.key.rights == ["node"]:  # a token; other keys are their owner's
+            await self._identities.use_token(caller.name)
+        certificate, authority = await self._identities.join(node, body.request)
         await self._state.client.hdel(keys.NODES_DRAINING, node)
         await self._state.resync()
-        return json_response(JoinTerms(redis_url=self._redis_url, store=self._store_url))
+        terms = JoinTerms(
+            redis_url=self._redis_url,
+            redis_ca=self._redis_ca,
+            store=self._store_url,
+            certificate=certificate,
+            authority=authority,
+        )
+        return json_response(terms)
+
+    async def renew(self, request: Request) -> Response:
+        """Needs no API key: the request is signed by the node's own, and the answer is of use to its holder alone."""
+        body = await json_body(request, Renewal)
+        return json_response(Renewed(certificate=await self._identities.renew(body.node, body.request)))
 
     async def drain(self, request: Request) -> Response:
         node = self._known(request)
@@ -64,7 +87,8 @@ class NodesApi:
         return json_response(self._info(node))
 
     async def remove(self, request: Request) -> Response:
-        """Forgets a node. One that lives and is removed by force loses its workers, and stays drained."""
+        """Forgets a node, and voids its certificates. One that lives and is removed by force loses its workers, and
+        stays drained."""
         node, force = self._known(request), request.query_params.get("force") == "1"
         before = self._info(node)
         if before.alive and not force:
@@ -72,6 +96,7 @@ class NodesApi:
                 f"node {node} is alive" + (f", with {before.workers} workers" if before.workers else ""),
                 hint=f"`fs node drain {node}`, then `fs down` on its machine; or --force, which ends its workers",
             )
+        await self._identities.remove(node)
         async with self._state.client.pipeline(transaction=True) as pipe:
             pipe.delete(keys.desired(node))
             if not before.alive:
@@ -109,6 +134,13 @@ class NodesApi:
             draining=node in view.draining,
             workers=sum(order.node == node for order in view.orders.values()),
         )
+
+
+def require_valid(certificate_request: str) -> None:
+    """Errors: InvalidInput, before anything is changed."""
+    from ..identity.certificates import requested_key  # late: most systems have one machine
+
+    requested_key(certificate_request)
 
 
 def require_reachable_redis(redis_url: str, caller: str) -> None:

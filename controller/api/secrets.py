@@ -20,6 +20,7 @@ from ..auth.deploy_policy import SECRETS_MAX_BYTES, functions_using_secret
 from ..auth.request_context import caller_of, set_audit_object
 from ..auth.secret_encryption import SecretCipher
 from ..http.json_api import json_body, json_response, now_unix_ms
+from ..identity.nodes import NodeIdentities
 from ..schemas.access import Rekeyed, SecretInfo, SecretValue
 from ..state.access_records import SecretRecord, secret_field
 from ..state.cas_hash import CasHash
@@ -33,7 +34,14 @@ SECRETS_MAX = 1000
 
 
 class SecretsApi:
-    def __init__(self, state: StateSync, cipher: SecretCipher, webhook_secrets: WebhookSecrets) -> None:
+    def __init__(
+        self,
+        state: StateSync,
+        cipher: SecretCipher,
+        webhook_secrets: WebhookSecrets,
+        identities: NodeIdentities,
+    ) -> None:
+        self._identities = identities
         self._view = state.view
         self._webhook_secrets = webhook_secrets
         self._cipher = cipher
@@ -102,8 +110,10 @@ class SecretsApi:
             await self._hash.change(field, self._reencrypt)
             count += 1
         count += await self._webhook_secrets.reencrypt_all()
+        await self._identities.reencrypt()
         used = {record.master for record in (await self._hash.stored()).values()}
-        self._cipher.drop_old_keys(used | await self._webhook_secrets.masters())
+        used |= await self._webhook_secrets.masters() | await self._identities.masters()
+        self._cipher.drop_old_keys(used)
         return json_response(Rekeyed(secrets=count, master=master))
 
     def _reencrypt(self, record: SecretRecord | None) -> SecretRecord | None:

@@ -17,6 +17,7 @@ from ..auth.audit_log import AuditLog
 from ..auth.request_context import caller_of
 from ..http.json_api import json_response, query_flag
 from ..schemas.functions import BudgetInfo, RedisMemory, SystemStatus, UnreadableInfo
+from ..schemas.nodes import NodeCertificate
 from ..state.redis_probe import try_redis
 from ..state.redis_server.memory_watch import MemoryWatch
 from ..state.view import View
@@ -99,6 +100,7 @@ class SystemApi:
                 store_problem=store_problem,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 draining=sorted(view.draining) if not caller.limited else [],
+                certificates=self._certificates() if not caller.limited else [],
                 functions=self._functions.infos(caller.sees),
                 budgets=[info for info in self._budgets() if caller.sees(info.function)],
                 access="open" if self._open_access and not view.access.locked else "keys",
@@ -106,6 +108,17 @@ class SystemApi:
                 limited=caller.limited,
             )
         )
+
+    def _certificates(self) -> list[NodeCertificate]:
+        return [
+            NodeCertificate(
+                node=one.node,
+                key_sha256=one.key_sha256,
+                joined_unix_ms=one.joined_unix_ms,
+                expires_unix_ms=one.expires_unix_ms,
+            )
+            for one in self._view.identities.values()
+        ]
 
     def _unreadable(self) -> list[UnreadableInfo]:
         shown = self._view.unreadable.all()[:UNREADABLE_SHOWN]

@@ -24,6 +24,7 @@ from ..billing.archive_format import decode_header, parse_entry
 from ..billing.budgets import Budget
 from ..schemas.access import AuditEvent
 from ..state.access_records import KeyRecord, ProjectRecord, SecretRecord
+from ..state.identity_records import AuthorityRecord, NodeIdentity
 from ..state.records import FunctionRecord, VersionRecord
 
 Kind = Literal["hash", "stream", "string"]
@@ -70,6 +71,8 @@ TABLES: dict[str, Table] = {
     keys.PRICES: _hash(PriceSheet, "version"),
     keys.SCHEDULES: Table("hash", bytes),
     keys.NODES_DRAINING: Table("hash"),
+    keys.NODES_IDENTITIES: _hash(NodeIdentity, "node"),
+    keys.AUTHORITY: _hash(AuthorityRecord),
     keys.LEDGER: Table("stream", LedgerRow, RecordDecoder(LedgerRow)),  # type: ignore[arg-type]
     keys.LEDGER_LATE: Table("stream", LedgerRow, RecordDecoder(LedgerRow)),  # type: ignore[arg-type]
     keys.LEDGER_SEGMENTS: Table("hash", bytes),

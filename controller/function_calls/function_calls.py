@@ -25,6 +25,7 @@ from fleetstart.runtime.contract.worker_headers import DEPTH_HEADER, ERROR_HEADE
 from ..async_invocations.idempotency.response_recorder import replay_receive
 from ..auth.quotas import ProjectRateLimiter
 from ..gateway.dispatch.grants import Grant, Grants
+from ..gateway.node_links import NodeLinks
 from ..http.asgi import Message, RawHeaders, Receive, Scope, Send, respond_error
 from ..http.headers import HOP_BY_HOP
 from ..http.invoke_url import PREFIX
@@ -49,6 +50,7 @@ class FunctionCalls:
         gateway: str,
         grants: Grants,
         session: aiohttp.ClientSession,
+        node_links: NodeLinks,
         view: View,
         app: App,
         rates: ProjectRateLimiter,
@@ -60,7 +62,7 @@ class FunctionCalls:
         self._view = view
         self._app = app
         self._rates = rates
-        self._links = WorkerLinks(gateway, grants, session, self._serve, max_body_bytes=max_body_bytes)
+        self._links = WorkerLinks(gateway, grants, session, node_links, self._serve, max_body_bytes=max_body_bytes)
         grants.on_issue = self._links.keep_spare
 
     async def close(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from yarl import URL
 
 from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.function_calls import COMPLETE, CallRequest
@@ -23,6 +22,7 @@ from fleetstart.runtime.contract.worker_headers import LINK_HEADER, TOKEN_HEADER
 
 from ..gateway.dispatch.grants import Grants
 from ..gateway.dispatch.version_backend import Worker
+from ..gateway.node_links import NodeLinks
 
 Socket = aiohttp.ClientWebSocketResponse
 Serve = Callable[[WorkerId, Socket, CallRequest, bytes], Awaitable[None]]
@@ -43,8 +43,16 @@ class WorkerLinks:
     """The links of one gateway to workers."""
 
     def __init__(
-        self, gateway: str, grants: Grants, session: aiohttp.ClientSession, serve: Serve, *, max_body_bytes: int
+        self,
+        gateway: str,
+        grants: Grants,
+        session: aiohttp.ClientSession,
+        node_links: NodeLinks,
+        serve: Serve,
+        *,
+        max_body_bytes: int,
     ) -> None:
+        self._node_links = node_links
         self._gateway = gateway
         self._grants = grants
         self._session = session
@@ -100,12 +108,14 @@ class WorkerLinks:
             self.keep_spare(worker)  # this one may have been the last that was allowed
 
     def _connect(self, worker: Worker) -> Any:
+        url, tls = self._node_links.target(worker.status, "/")
         return self._session.ws_connect(
-            URL(f"http://{worker.status.endpoint}/", encoded=True),
+            url,
             headers=[(TOKEN_HEADER, worker.status.token), (LINK_HEADER, self._gateway)],
             max_msg_size=self._max_bytes,
             timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             autoclose=False,
+            **tls,
         )
 
     async def _first_call(self, socket: Socket, worker: WorkerId) -> tuple[CallRequest, bytes] | None:

@@ -40,6 +40,7 @@ from .dispatch.dispatcher import Dispatcher, SlotAcquirer
 from .dispatch.errors import ResponseTruncated
 from .dispatch.grants import Grants
 from .dispatch.version_backend import NO_CALL, Call
+from .node_links import NodeLinks
 from .router import Router
 from .websockets import WebSocketProxy
 
@@ -58,6 +59,7 @@ class Gateway:
         state: StateSync,
         ledger: LedgerWriter,
         billing: BudgetWatch,
+        links: NodeLinks,
         *,
         max_body_bytes: int,
         report_now: Callable[[], None],
@@ -80,13 +82,14 @@ class Gateway:
         slots = SlotAcquirer(
             report_now=report_now, queue_full=self._admission.queue_full, queue_timeout=self._admission.queue_timeout
         )
-        self._dispatcher = Dispatcher(self._session, slots, final_status=self._router.final_status)
+        self._dispatcher = Dispatcher(self._session, links, slots, final_status=self._router.final_status)
         self._websockets = WebSocketProxy(
             self._router,
             self._recorder,
             self._admission,
             slots,
             self._session,
+            links,
             billing,
             final_status=self._router.final_status,
         )

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-from yarl import URL
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable, WorkerLost
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
@@ -42,6 +41,7 @@ from .dispatch.call_response import platform_headers
 from .dispatch.dispatcher import FinalStatus, SlotAcquirer
 from .dispatch.retry_policy import CLOSED, LostWorkers, is_billed_when_cut
 from .dispatch.version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
+from .node_links import NodeLinks, NodeNotVouched
 from .router import Router
 from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, cancel_and_wait, sendable
 
@@ -68,6 +68,7 @@ class WebSocketProxy:
         admission: AdmissionControl,
         slots: SlotAcquirer,
         session: aiohttp.ClientSession,
+        links: NodeLinks,
         billing: BudgetWatch,
         *,
         final_status: FinalStatus,
@@ -77,6 +78,7 @@ class WebSocketProxy:
         self._admission = admission
         self._slots = slots
         self._session = session
+        self._links = links
         self._billing = billing
         self._final_status = final_status
 
@@ -173,7 +175,7 @@ class WebSocketProxy:
                     text = f"function {name} rejected the WebSocket with HTTP {error.status}"
                     raise WebSocketRejected(text, status) from error
                 record.release_for_retry(attempt, BUSY_BACKOFF_NS)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, NodeNotVouched):
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except (aiohttp.ClientError, ConnectionError) as error:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
@@ -194,14 +196,16 @@ class WebSocketProxy:
             (ROOT_PATH_HEADER, call.root),
             *session.record.call_headers(),
         ]
+        url, tls = self._links.target(worker.status, call.target)
         return await self._session.ws_connect(
-            URL(f"http://{worker.status.endpoint}{call.target}", encoded=True),
+            url,
             headers=headers,
             protocols=session.scope.get("subprotocols") or (),
             max_msg_size=session.max_message_bytes,
             heartbeat=HEARTBEAT_S,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
             autoclose=False,
+            **tls,
         )
 
     async def _relay(

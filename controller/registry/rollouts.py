@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import aiohttp
-from yarl import URL
 
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
@@ -29,6 +28,7 @@ from fleetstart.runtime.contract.worker_headers import (
     TOKEN_HEADER,
 )
 
+from ..gateway.node_links import NodeLinks
 from ..http.client import open_session
 from ..scheduler.loop import Scheduler
 from ..scheduler.start_orders import UNPLACED_NS
@@ -116,7 +116,8 @@ def _never_ready(spec: FunctionSpec) -> ErrorInfo:
 class RolloutController:
     """Carries rollouts out in the controller that schedules: a round for each change of the view, and each second."""
 
-    def __init__(self, state: StateSync, registry: Registry, scheduler: Scheduler) -> None:
+    def __init__(self, state: StateSync, registry: Registry, scheduler: Scheduler, links: NodeLinks) -> None:
+        self._links = links
         self._view: View = state.view
         self._registry = registry
         self._scheduler = scheduler
@@ -187,7 +188,7 @@ class RolloutController:
         worker = self._ready(key)
         decided = self._decide(rollout, key, version, worker)
         if decided.action == "probe" and worker is not None:
-            self._problems[worker.worker] = await _probe(session, worker, probe_path(version.spec))
+            self._problems[worker.worker] = await _probe(session, self._links, worker, probe_path(version.spec))
             decided = self._decide(rollout, key, version, worker)
         if decided.action in ("promote", "reject"):
             await self._end(key, rollout, decided.error)
@@ -241,7 +242,7 @@ class RolloutController:
         log.info(what, extra={"function": str(key), "error": error.message if error is not None else ""})
 
 
-async def _probe(session: aiohttp.ClientSession, worker: WorkerStatus, path: str) -> str:
+async def _probe(session: aiohttp.ClientSession, links: NodeLinks, worker: WorkerStatus, path: str) -> str:
     headers = {
         TOKEN_HEADER: worker.token,
         REQUEST_HEADER: new_invocation_id(),
@@ -249,11 +250,11 @@ async def _probe(session: aiohttp.ClientSession, worker: WorkerStatus, path: str
         CONTINUE_HEADER: "0",
         ROOT_PATH_HEADER: f"/fn/{worker.function}",
     }
-    url = URL(f"http://{worker.endpoint}{path}", encoded=True)
     try:
+        url, tls = links.target(worker, path)
         async with (
             asyncio.timeout(PROBE_S),
-            session.get(url, headers=headers, allow_redirects=False) as response,
+            session.get(url, headers=headers, allow_redirects=False, **tls) as response,
         ):
             body = b""
             async for piece in response.content.iter_chunked(ANSWER_SHOWN):  # to its end: half an answer is none

@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 
 from ..state.records import ScaleOverride
+from .nodes import NodeCertificate
 
 
 class FailedStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +173,8 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeReport]
     draining: list[str] = []
     """Names of the nodes that get no workers (`fs node drain`)."""
+    certificates: list[NodeCertificate] = []
+    """Certificates of the nodes that have joined (`fs node join`), also of those that are not alive."""
     functions: list[FunctionInfo]
     budgets: list[BudgetInfo] = []
     access: Literal["keys", "open"] = "keys"

@@ -9,6 +9,30 @@ class NodeJoin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A node that is about to join."""
 
     node: str
+    request: str
+    """Request for a certificate, of a key that the node has made: PKCS #10 in PEM."""
+
+
+class Renewal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node whose certificate is to be renewed."""
+
+    node: str
+    request: str
+    """Request of the same key."""
+
+
+class Renewed(msgspec.Struct, frozen=True, kw_only=True):
+    certificate: str
+
+
+class NodeCertificate(msgspec.Struct, frozen=True, kw_only=True):
+    """The certificate of a node that has joined."""
+
+    node: str
+    key_sha256: str
+    """Digest of its public key."""
+    joined_unix_ms: int
+    expires_unix_ms: int
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +40,11 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     redis_url: str
     store: str
+    certificate: str
+    """The node's certificate, and that of the authority: PEM."""
+    authority: str
+    redis_ca: str = ""
+    """Certificates that Redis' own is checked by, PEM; empty: those that the machine trusts."""
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):

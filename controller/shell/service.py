@@ -40,6 +40,7 @@ from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 
 from ..auth.authorize import Caller
+from ..gateway.node_links import NodeLinks
 from ..gateway.websocket_session import CLOSE_S
 from ..gateway.websockets import HEARTBEAT_S
 from ..http.asgi import Receive, Scope, Send
@@ -67,8 +68,9 @@ ANSWER_S = 10.0
 class ShellService:
     """ASGI app of the shell route. In the background it withdraws the orders of sessions whose controller died."""
 
-    def __init__(self, state: StateSync, seal: Callable[[WorkerOrder], WorkerOrder]) -> None:
+    def __init__(self, state: StateSync, links: NodeLinks, seal: Callable[[WorkerOrder], WorkerOrder]) -> None:
         self._state = state
+        self._links = links
         self._view = state.view
         self._seal = seal
         self._sessions: dict[WorkerId, asyncio.Event] = {}
@@ -218,13 +220,15 @@ class ShellService:
         try:
             async with asyncio.timeout(limit_s):
                 status = await self._ready(order)
+                url, tls = self._links.target(status, "/")
                 return await http.ws_connect(
-                    f"http://{status.endpoint}/",
+                    url,
                     headers={TOKEN_HEADER: status.token},
                     max_msg_size=FRAME_MAX_BYTES,
                     heartbeat=HEARTBEAT_S,
                     timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
                     autoclose=False,
+                    **tls,
                 )
         except TimeoutError as error:
             raise StartFailed(f"node {order.node} had no shell ready after {limit_s:g} s") from error

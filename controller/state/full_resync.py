@@ -22,6 +22,7 @@ from fleetstart.runtime.contract.record_decoder import RecordDecoder, Unreadable
 
 from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import Raw, read_table
+from .identity_records import NodeIdentity
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
 from .traffic import tracked_versions
 from .unreadable import UnreadableRecords
@@ -86,6 +87,7 @@ class FullResync:
         self._versions = RecordDecoder(VersionRecord)
         self._unreadable_versions: dict[VersionKey, str] = {}
         self._nodes = _DecodeCache("node", NodeReport)
+        self._identities = _DecodeCache("identity", NodeIdentity)
         self._orders = _DecodeCache("order", WorkerOrder)
         self._statuses = _DecodeCache("status", WorkerStatus)
         self._errors = RecordDecoder(ErrorInfo)
@@ -102,6 +104,7 @@ class FullResync:
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hkeys(keys.NODES)
             pipe.hkeys(keys.NODES_DRAINING)
+            pipe.hgetall(keys.NODES_IDENTITIES)
             pipe.get(keys.LEADER)
             pipe.hgetall(keys.MEASURES)
             pipe.smembers(keys.FAILING)
@@ -111,7 +114,17 @@ class FullResync:
                 pipe.hgetall(keys.PROJECTS)
                 pipe.hgetall(keys.SECRETS)
                 pipe.hgetall(keys.VOLUMES)
-            node_names, draining, leader, measures, failing, raw_keys, server, *others = await pipe.execute()
+            (
+                node_names,
+                draining,
+                identities,
+                leader,
+                measures,
+                failing,
+                raw_keys,
+                server,
+                *others,
+            ) = await pipe.execute()
         raw_projects, raw_secrets, raw_volumes = others or view.access.raw[1:]
         nodes = [NodeId(name.decode()) for name in node_names]
         by_node = await self._read_nodes(nodes)
@@ -123,14 +136,19 @@ class FullResync:
             raise AnotherHistory("another Redis answers, or it was started again: it is read as a whole")
         view.node_names = frozenset(nodes)
         view.draining = frozenset(NodeId(name.decode()) for name in draining)
+        self._apply_identities(identities)
         self._apply_access(raw_keys, raw_projects, raw_secrets, raw_volumes)
         self._apply(by_node)
         await self._load_failures(failing)
         view.leader = leader.decode() if leader else ""
         self._apply_measures(measures)
-        for cache in (self._nodes, self._orders, self._statuses):
+        for cache in (self._nodes, self._identities, self._orders, self._statuses):
             cache.turn(view.unreadable)
         self._spare_collector()
+
+    def _apply_identities(self, raw: Mapping[bytes, bytes]) -> None:
+        found = {NodeId(name.decode()): self._identities.read(name, data) for name, data in raw.items()}
+        self._view.identities = {node: record for node, record in found.items() if record is not None}
 
     def _spare_collector(self) -> None:
         """Exempts what was read from garbage collection, which would go through it for 100 ms again and again: records

@@ -83,7 +83,12 @@ _RAISED: tuple[tuple[type[BaseException], str, str], ...] = (
     (socket.gaierror, "there is no host of this name", "correct the host in the URL"),
     (ConnectionRefusedError, "it refused the connection", "start it, or correct the port in the URL"),
     (FileNotFoundError, "there is no such socket", "start it, or correct the path in the URL"),
-    (ssl.SSLError, "TLS failed", "redis:// is without TLS, rediss:// with it; its certificate must be trusted"),
+    (
+        ssl.SSLError,
+        "TLS failed",
+        "redis:// is without TLS, rediss:// with it; name the file of the certificates that its own is checked by in "
+        "FS_REDIS_CA",
+    ),
     (TimeoutError, "it did not answer in time", "check host and port in the URL, and whether it wants TLS: rediss://"),
     (redis.TimeoutError, "it did not answer in time", "check host and port, and whether it wants TLS: rediss://"),
 )

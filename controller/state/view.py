@@ -19,6 +19,7 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport
 
 from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import EMPTY, AccessTable
+from .identity_records import NodeIdentity
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
 from .traffic import tracked_versions
 from .unreadable import UnreadableRecords
@@ -62,6 +63,8 @@ class View:
         self.node_names: frozenset[NodeId] = frozenset()
         """All nodes that were ever seen and not removed."""
         self._draining: frozenset[NodeId] = frozenset()
+        self.identities: dict[NodeId, NodeIdentity] = {}
+        """Nodes that the system vouches for: those that have joined and were not removed."""
         self.unread_nodes: frozenset[NodeId] = frozenset()
         """Nodes that live, and whose reports this release cannot read: they keep their workers."""
         self.unreadable = UnreadableRecords()

@@ -11,6 +11,7 @@ from fleetstart.runtime.contract.node.orders import WorkerStatus
 from ..layers.cache import LayerCache
 from ..network.egress_proxy import NodeEgress
 from ..network.ingress_proxy import NodeIngress
+from ..network.tls_ingress import TlsIngress
 from ..processes.prefork_pool import PreforkPool
 from ..processes.worker_logs import LogBuffer
 from ..segments.store import SegmentStore
@@ -42,6 +43,8 @@ class NodeServices:
     decryptor: SecretDecryptor
     egress: NodeEgress
     ingress: NodeIngress
+    tls_ingress: Callable[[], TlsIngress | None]
+    """None where controllers reach workers without TLS: over loopback, or as FS_LINKS=plain allows."""
     relays: Relays | None
     """None if the object store is a local folder: its nodes are on one machine and reach each other."""
     publish: Callable[[WorkerStatus], None]

@@ -197,7 +197,8 @@ class Worker:
     def _became_ready(self, timeline: Timeline) -> None:
         self._started(timeline)
         self._publish("ready")
-        self.record.ready(self.resources.assigned_ns)
+        pid = self.process.forked.pid if self.process.forked is not None else 0
+        self.record.ready(self.resources.assigned_ns, pid)
         self._grow()
 
     def _grow(self) -> None:

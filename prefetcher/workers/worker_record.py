@@ -68,7 +68,7 @@ class WorkerRecord:
             self._phase("fetch", *fetched_ns)
         self.timeline.join(own.within(self.seen_ns, time.monotonic_ns()))
 
-    def ready(self, assigned_ns: int) -> None:
+    def ready(self, assigned_ns: int, pid: int = 0) -> None:
         now_ns = time.monotonic_ns()
         self._write_rows(self._meter.phase("load", assigned_ns, now_ns))
         self._meter.ready(now_ns)
@@ -81,7 +81,7 @@ class WorkerRecord:
             order.cause,
         )
         caused = {"request": order.cause} if order.cause else {}
-        extra = {"worker": order.worker, "function": order.spec.name, "phases_ms": phases, **caused}
+        extra = {"worker": order.worker, "function": order.spec.name, "pid": pid, "phases_ms": phases, **caused}
         log.info("worker ready", extra=extra)
 
     def became_whole(self) -> None:

@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -40,6 +40,7 @@ from .worker_process import WorkerProcess
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 256
+LOOPBACK = "127.0.0.1"
 
 
 class WorkerResources:
@@ -77,6 +78,7 @@ class WorkerResources:
         self.entered_calls: EnteredCallRing | None = None
         """Calls that its process has entered; None before it is assigned."""
         self._sandbox: GVisorSandbox | None = None
+        self._close_ingress: Callable[[], None] = lambda: None
 
     async def prepare(self, order: WorkerOrder) -> str:
         """Acquires bundle, segments and process; returns the bundle's folder. Errors: FleetError, OSError."""
@@ -211,9 +213,7 @@ class WorkerResources:
                 process.group.limit(spec.memory_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
             except OSError as error:
                 raise out_of_memory(spec.memory_bytes) from error
-        with _listening_socket(self._services.address) as listener:
-            host, port = listener.getsockname()[:2]
-            self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        with self._listen() as listener:
             of_segments = [segment.descriptors() for segment in self.segments]
             threads = spec.llm.threads if spec.llm is not None else 0
             message = Assign(
@@ -245,6 +245,22 @@ class WorkerResources:
                 session.begin()
         self.assigned_ns = time.monotonic_ns()
         self._membership.assigned(process)
+
+    def _listen(self) -> socket.socket:
+        """The worker's listening socket, at the node's address; with TLS on loopback, and the node's is before it.
+        Errors: OSError."""
+        self._close_ingress()
+        ingress = self._services.tls_ingress()
+        listener = _listening_socket(LOOPBACK if ingress is not None else self._services.address)
+        host, port = listener.getsockname()[:2]
+        if ingress is not None:
+            try:
+                (host, port), self._close_ingress = ingress.open(self._services.address, (host, port))
+            except OSError:
+                listener.close()
+                raise
+        self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return listener
 
     def _open_session(self, order: WorkerOrder) -> VolumeSession | None:
         """The stream for commits, if there is a volume to write."""
@@ -313,6 +329,7 @@ class WorkerResources:
         if self._sandbox is not None:
             self._sandbox.close()
         self._close_ring()
+        self._close_ingress()
         self.reserved_bytes = 0
         if self._layer is not None:
             self._services.layers.release(self._layer, worker)

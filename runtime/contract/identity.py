@@ -15,12 +15,15 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 CONTROLLER = "controller"
 NODE = "node"
+FILE = "identity.json"
+"""A node's identity in its own folder of FS_HOME, readable by its owner alone."""
 _ROLE = "fleetstart:"
 _DOMAIN = "node.fleetstart.internal"
 
@@ -35,6 +38,23 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return "Identity(...)"
+
+
+def read_identity(path: Path) -> Identity | None:
+    """The identity in a file; None if there is none, or one that cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Identity)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_identity(path: Path, identity: Identity) -> None:
+    """Replaces the file at once. Errors: OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(identity))
+    fresh.replace(path)
 
 
 def node_host(node: str, identity: str) -> str:

@@ -9,6 +9,8 @@
 | fs:versions:{name} | hash | version → VersionRecord (JSON) | controller |
 | fs:nodes | hash | node → 1, every node ever seen and not removed | node |
 | fs:nodes:draining | hash | node → unix ms since which it gets no workers | controller |
+| fs:nodes:identities | hash | node → NodeIdentity: the key that the system vouches for | controller |
+| fs:authority | hash | current → AuthorityRecord: certificate authority of nodes, its key encrypted | controller |
 | fs:node:{node} | string, expiring | NodeReport: the node's lease | node |
 | fs:desired:{node} | hash | worker → WorkerOrder | scheduler; a shell's: the controller that serves it |
 | fs:observed:{node} | hash | worker → WorkerStatus | node |
@@ -76,6 +78,8 @@ FUNCTIONS = "fs:functions"
 FUNCTIONS_LAST = "fs:functions:last"
 NODES = "fs:nodes"
 NODES_DRAINING = "fs:nodes:draining"
+NODES_IDENTITIES = "fs:nodes:identities"
+AUTHORITY = "fs:authority"
 LEADER = "fs:leader"
 FENCE = "fs:fence"
 FAILING = "fs:failing"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +17,10 @@ import httpx
 import msgspec
 import redis
 
+from fleetstart.controller.identity.certificates import new_request
 from fleetstart.controller.schemas.functions import FunctionInfo, SystemStatus
+from fleetstart.controller.schemas.nodes import JoinTerms
+from fleetstart.runtime.contract.identity import FILE, Identity, write_identity
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.bench.harness.range_server import credentials
@@ -84,6 +88,8 @@ class Testbed:
             self.network.limit(host, mbit)
 
         plain = {name: value for name, value in os.environ.items() if not _machines_own(name)}
+        self._master_key = b64encode(os.urandom(32)).decode()
+        """Of all controllers: each vouches for the nodes that another has let join."""
         settings = {
             "FS_REDIS_URL": f"redis://{self.network.addresses[CONTROL]}:{REDIS_PORT}",
             "FS_STORE": f"s3://{BUCKET}",
@@ -111,7 +117,13 @@ class Testbed:
         return Part(name, argv, network=self.network, host=host, folder=folder, env=env, descriptors=descriptors)
 
     def _controller(self, number: int, host: str, url: str, listener: int) -> Part:
-        env = {**self.env, "FS_URL": url, "FS_LISTEN_FD": str(listener), "FS_OPEN": "1"}
+        env = {
+            **self.env,
+            "FS_URL": url,
+            "FS_LISTEN_FD": str(listener),
+            "FS_OPEN": "1",
+            "FS_MASTER_KEY": self._master_key,
+        }
         name = f"controller-{number}" if number else "controller"
         return self._part(name, host, (*PYTHON, "fleetstart.controller"), env, listener)
 
@@ -159,8 +171,20 @@ class Testbed:
         wait_until(self._redis_answers, START_S, what="Redis")
         for controller in self.controllers:
             controller.start()
+        wait_until(self._controller_answers, START_S, what="controller")
+        for node in self.nodes:
+            self.vouch(node)
         wait_until(self._store_listens, START_S, what="store")
         self.wait_ready()
+
+    def vouch(self, node: Node) -> None:
+        """Lets a node join, as `fs node join` does; it waits for what this writes."""
+        key, request = new_request(node.name)
+        answer = self.http.post("/api/v1/nodes/join", json={"node": node.name, "request": request})
+        assert answer.status_code == 200, answer.text
+        terms = msgspec.json.decode(answer.content, type=JoinTerms)
+        identity = Identity(certificate=terms.certificate, key=key, authority=terms.authority)
+        write_identity(node.home / "node" / FILE, identity)
 
     def down(self) -> None:
         """Parts end in order, as `fs down` ends them; folder and network stay. Not for a bed that shall go up again."""
@@ -314,6 +338,13 @@ class Testbed:
             with self.redis() as client:
                 return bool(client.ping())
         except redis.RedisError:
+            return False
+
+    def _controller_answers(self) -> bool:
+        self.controller.check()
+        try:
+            return self.status().redis == "ok"
+        except httpx.TransportError:
             return False
 
     def _store_listens(self) -> bool:

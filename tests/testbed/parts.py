@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import redis
 
 from fleetstart.prefetcher.config import read_config
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.identity import FILE, read_identity, write_identity
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
@@ -190,10 +192,15 @@ class Node(Part):
         wait_until(lambda: not self.processes(), STOP_S, what=f"end of {self.name}'s processes")
 
     def forget(self) -> None:
-        """Removes what the node keeps on its disk: bundles, checkpoints. Only while it does not run."""
+        """Removes what the node keeps on its disk: bundles, checkpoints, but for its identity. Only while it does not
+        run."""
         assert not self.alive
+        path = self.home / "node" / FILE
+        identity = read_identity(path)
         shutil.rmtree(self.home)
         self.home.mkdir()
+        if identity is not None:
+            write_identity(path, identity)
 
     # ── what it says ───────────────────────────────────────────────────────────────────────────────
 
@@ -210,7 +217,10 @@ class Node(Part):
         return [msgspec.json.decode(row, type=WorkerStatus) for row in rows]
 
     def pid_of(self, worker: WorkerStatus) -> int:
-        """The process that serves it, told by the socket that it listens on; a stage's may be that of its links."""
+        """The process that serves it, told by its node's log once it was ready, else by the socket of its links."""
+        told = re.findall(rf'worker ready \{{"worker": "{worker.worker}".*?"pid": (\d+)', self.log())
+        if told and int(told[-1]) in self.processes():
+            return int(told[-1])
         sockets = {inode for inode in map(self._listener, (worker.endpoint, worker.link)) if inode}
         found = [pid for pid in self.processes() if pid != self.pid and sockets & _sockets(pid)]
         assert found, f"no process of {self.name} listens for {worker.worker} at {worker.endpoint or worker.link!r}"

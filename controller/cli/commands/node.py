@@ -14,6 +14,8 @@ import click
 
 from fleetstart.runtime.contract.errors import InvalidInput, StartFailed
 from fleetstart.runtime.contract.function.spec import check_region
+from fleetstart.runtime.contract.identity import FILE, Identity, write_identity
+from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import parse_size
 
 from ...schemas.access import KeyCreated, NewKey
@@ -30,6 +32,7 @@ from ..local.join import (
     read_join,
     wait_joined,
     write_join,
+    write_redis_ca,
 )
 from ..root import verb
 from ..units import format_utc, parse_seconds
@@ -51,9 +54,10 @@ command.add_command(nodes_command, "ls")
 @verb()
 @click.pass_obj
 def token(home: Path, *, expires: str, url: str | None, as_json: bool) -> None:
-    """Create a join token and print it, this once.
+    """Create a join token for one node and print it, this once.
 
-    It yields the password of Redis, and so the whole system: give it only to machines that you trust.
+    It is good for one join, and yields the password of Redis, and so the whole system: give it only to machines that
+    you trust.
     """
     name = f"node-{secrets.token_hex(4)}"
     new = NewKey(name=name, rights=["node"], expires_s=parse_seconds(expires, option="--expires"))
@@ -64,7 +68,9 @@ def token(home: Path, *, expires: str, url: str | None, as_json: bool) -> None:
         return
     output.data(created.key)
     until = format_utc(created.info.expires_unix_ms)
-    output.message(f"valid until {until}, or until `fs key revoke {name}`; on the other machine: fs node join URL")
+    output.message(
+        f"for one node, until {until} or `fs key revoke {name}`; on the other machine: FS_KEY=... fs node join URL"
+    )
 
 
 @command.command
@@ -93,8 +99,9 @@ def join(
 ) -> None:
     """Start a node on this machine, for the system at URL.
 
-    The token (`fs node token`, on the first machine) yields Redis and the store, which are stored in FS_HOME: without
-    URL, the node of this FS_HOME is started again. `fs down` stops it.
+    The token (`fs node token`, on the first machine) is good once. It yields a certificate for a key that is made here,
+    Redis and the store, which are stored in FS_HOME: without URL, the node of this FS_HOME is started again. `fs down`
+    stops it.
 
     \b
     FS_KEY=fs_... fs node join https://fleet.example.com:7443 --name vm2
@@ -112,7 +119,6 @@ def join(
     check_store(record.store)
     require_backends(redis=record.redis_url, store="")
     layout.create()
-    write_join(layout, record)
     environment = {
         **{key: value for key, value in os.environ.items() if key != "FS_KEY"},
         "FS_NODE": record.node,
@@ -166,7 +172,10 @@ def drain(home: Path, *, node: str, undo: bool, url: str | None, as_json: bool) 
 @verb()
 @click.pass_obj
 def remove(home: Path, *, node: str, force: bool, url: str | None, as_json: bool) -> None:
-    """Forget a node that is gone. Drain it first, and stop it on its machine with `fs down`."""
+    """Forget a node that is gone, and void its certificate. Drain it first, and stop it on its machine with `fs down`.
+
+    It joins again with a token only.
+    """
     path = f"/api/v1/nodes/{node}" + ("?force=1" if force else "")
     with ApiClient(find_server(url, home)) as server:
         state = server.delete(path, NodeState)
@@ -180,6 +189,8 @@ def remove(home: Path, *, node: str, force: bool, url: str | None, as_json: bool
 
 def _told(layout: HomeLayout, url: str | None, token: str, name: str, address: str) -> JoinRecord:
     """Asks the controller, or reads what it told before. Errors: FleetError."""
+    from ...identity.certificates import new_request  # late: no other verb needs it
+
     if not url:
         known = read_join(layout)
         if known is None:
@@ -200,11 +211,22 @@ def _told(layout: HomeLayout, url: str | None, token: str, name: str, address: s
         )
     full = (url if "://" in url else f"http://{url}").rstrip("/")
     node = name or socket.gethostname()
+    address = address or own_address(full)
+    key, request = new_request(node)
     with ApiClient(find_server(full, layout.home)._replace(key=token)) as server:
-        terms = server.send_once("POST", "/api/v1/nodes/join", NodeJoin(node=node), JoinTerms)
-    return JoinRecord(
-        url=full, redis_url=terms.redis_url, store=terms.store, node=node, address=address or own_address(full)
+        terms = server.send_once("POST", "/api/v1/nodes/join", NodeJoin(node=node, request=request), JoinTerms)
+    layout.create()
+    identity = Identity(certificate=terms.certificate, key=key, authority=terms.authority)
+    write_identity(layout.home / "node" / FILE, identity)
+    record = JoinRecord(
+        url=full,
+        redis_url=with_ca(terms.redis_url, write_redis_ca(layout, terms.redis_ca)),
+        store=terms.store,
+        node=node,
+        address=address,
     )
+    write_join(layout, record)  # the token is spent: whatever fails from here on, the next start needs none
+    return record
 
 
 def _spawn(argv: list[str], layout: HomeLayout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

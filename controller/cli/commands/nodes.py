@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
@@ -9,9 +10,11 @@ import click
 from fleetstart.runtime.contract.errors import Forbidden, NotFound
 
 from ...schemas.functions import SystemStatus
+from ...schemas.nodes import NodeCertificate
 from .. import output
 from ..api_client import ApiClient, find_server
 from ..root import verb
+from ..units import format_utc
 from .status import node_lines
 
 
@@ -40,8 +43,17 @@ def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> 
         output.message("no node is registered: nothing can run")
     for report in nodes:
         output.data(node_lines(report))
+        if certificate := next((one for one in status.certificates if one.node == report.node), None):
+            output.data(f"         certificate {certificate_text(certificate, time.time())}")
         if report.node in status.draining:
             output.data("         draining: it gets no workers (fs node drain --undo)")
         for worker in workers:
             if worker.node == report.node:
                 output.data(f"         worker  {worker.worker}   {worker.function}@{worker.version}   {worker.state}")
+
+
+def certificate_text(certificate: NodeCertificate, now_s: float) -> str:
+    """A node's certificate in words: its key, and how long it is good."""
+    until = format_utc(certificate.expires_unix_ms)
+    good = f"until {until}, renewed by itself" if certificate.expires_unix_ms > now_s * 1000 else f"expired {until}"
+    return f"{good}   key {certificate.key_sha256[:16]}   joined {format_utc(certificate.joined_unix_ms)}"

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, InvalidInput, StartFailed, Unauthorized
 from fleetstart.runtime.contract.function.spec import check_region
 from fleetstart.runtime.contract.process.environment import ConfigError
+from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import parse_size
 from fleetstart.runtime.contract.store_url import is_s3
 
@@ -123,6 +124,7 @@ def command(
             "no Redis server is installed",
             hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
         )
+    redis = _with_ca(redis)
     runs = read_supervisor(layout) if is_locked(layout.lock) else None
     if runs is not None and runs.joined:
         raise StartFailed(
@@ -207,6 +209,14 @@ def supervisor_argv(
     public = ("--listen", listen, "--tls-cert", certificate, "--tls-key", key)
     more = ("--node-memory", node_memory, *(["--open"] if is_open else []))
     return [sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor", *options, *public, *more]
+
+
+def _with_ca(redis: str) -> str:
+    """The URL with the file of FS_REDIS_CA. Errors: InvalidInput."""
+    try:
+        return with_ca(redis, os.environ.get("FS_REDIS_CA") or "") if redis else ""
+    except ConfigError as error:
+        raise InvalidInput(str(error)) from error
 
 
 def _tls_files(certificate: str, key: str) -> tuple[str, str] | None:

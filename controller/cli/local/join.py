@@ -53,6 +53,15 @@ def write_join(layout: HomeLayout, record: JoinRecord) -> None:
     fresh.replace(path)
 
 
+def write_redis_ca(layout: HomeLayout, text: str) -> str:
+    """Writes the certificates that Redis' own is checked by; returns the file, "" if there are none."""
+    if not text:
+        return ""
+    path = layout.home / "redis-ca.pem"
+    path.write_text(text)
+    return str(path)
+
+
 def own_address(url: str) -> str:
     """The address of this machine that packets to a server come from; nothing is sent."""
     parts = urlsplit(url)

@@ -73,9 +73,10 @@ def python_services(
     node_memory: str = "",
     public_fd: int | None = None,
     tls: tuple[str, str] | None = None,
+    own_node: str = "",
 ) -> list[Service]:
     """Controller and node. `public_fd`: a second listening socket, for other machines. `tls`: files of its certificate
-    and key."""
+    and key. `own_node`: name of the node, if other machines reach it."""
     common = {
         "FS_HOME": str(home),
         "FS_REDIS_URL": redis_url,
@@ -95,6 +96,7 @@ def python_services(
                 **certificate,
                 "FS_LISTEN_FD": str(listen_fd),
                 "FS_OPEN": "1" if is_open else "0",
+                "FS_OWN_NODE": own_node,
             },
             descriptors=(listen_fd, *([public_fd] if public_fd is not None else [])),
             grace_s=15.0,

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.process.environment import ConfigError, read_log_format
 from fleetstart.runtime.contract.process.log_format import configure
 
@@ -225,6 +226,7 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
             node_memory=options.node_memory,
             public_fd=public.fileno() if public else None,
             tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
+            own_node=_own_node(environ),
         )
         if own_redis:
             services.insert(0, redis_service(own_redis, socket=redis_socket, data=layout.redis_data))
@@ -257,6 +259,13 @@ def supervise_node(layout: HomeLayout, options: argparse.Namespace, environ: Map
     )
     run_files = {layout.supervisor: encoded}
     Supervisor([node], layout, environ=environ, redis_socket=None, run_files=run_files).run()
+
+
+def _own_node(environ: Mapping[str, str]) -> str:
+    """Name of the node of this home, if other machines reach it; else empty."""
+    if is_loopback(environ.get("FS_NODE_ADDRESS") or "127.0.0.1"):
+        return ""
+    return environ.get("FS_NODE") or socket.gethostname()
 
 
 class AddressInUse(Exception):

@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable
 
 import aiohttp
-from yarl import URL
 
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import WorkerId
@@ -34,6 +33,7 @@ from fleetstart.runtime.contract.worker_headers import (
 from ...http.asgi import Send
 from ...http.client import CONNECTED
 from ...http.headers import response_headers
+from ..node_links import NodeLinks, NodeNotVouched
 from .call_record import CallRecord
 from .call_response import bill_headers, platform_headers
 from .errors import HostSilent, UpstreamBusy, UpstreamDisconnected, UpstreamUnreachable
@@ -98,8 +98,11 @@ class SlotAcquirer:
 class Dispatcher:
     """Dispatches the calls of a gateway."""
 
-    def __init__(self, session: aiohttp.ClientSession, slots: SlotAcquirer, *, final_status: FinalStatus) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, links: NodeLinks, slots: SlotAcquirer, *, final_status: FinalStatus
+    ) -> None:
         self._session = session
+        self._links = links
         self._slots = slots
         self._final_status = final_status
 
@@ -171,10 +174,12 @@ class Dispatcher:
         body: bytes | io.BytesIO | None = content or None
         if len(content) > LARGE_BODY_BYTES:
             body = io.BytesIO(content)
-        url = URL(f"http://{status.endpoint}{call.target}", encoded=True)
         try:
-            return await self._session.request(call.method, url, headers=headers, data=body, allow_redirects=False)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            url, tls = self._links.target(status, call.target)
+            return await self._session.request(
+                call.method, url, headers=headers, data=body, allow_redirects=False, **tls
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, NodeNotVouched) as error:
             raise UpstreamUnreachable from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise UpstreamDisconnected from error

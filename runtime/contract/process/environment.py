@@ -78,6 +78,11 @@ def read_log_format(env: Environment) -> LogFormat:
     return read_choice(env, "FS_LOG_FORMAT", forms) or "text"
 
 
+def read_links(env: Environment) -> str:
+    """Reads FS_LINKS, how controllers and nodes on different machines talk: tls, unless it is plain."""
+    return read_choice(env, "FS_LINKS", ("tls", "plain")) or "tls"
+
+
 def read_networks(env: Environment, name: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
     """Reads networks that are separated by commas. Errors: ConfigError."""
     text = env.get(name) or ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 
 from tests.certificates import self_signed
 from tests.controller.cli.system import System
-from tests.servers import end, free_port, spawn, valkey_binary, wait_until
+from tests.redis_tls import redis_with_tls
+from tests.servers import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -27,18 +27,6 @@ def where(name: str) -> str:
 
 
 @pytest.fixture
-def redis_url(tmp_path: Path) -> Iterator[str]:
-    """A Redis over TCP with a password."""
-    port = free_port()
-    argv: list[str | Path] = [
-        valkey_binary(), "--port", str(port), "--requirepass", "pw", "--appendonly", "yes", "--save", "",
-    ]  # fmt: skip
-    process = spawn([*argv, "--dir", tmp_path], stdout=subprocess.DEVNULL)
-    yield f"redis://:pw@127.0.0.1:{port}/0"
-    end(process)
-
-
-@pytest.fixture
 def systems(tmp_path: Path) -> Iterator[tuple[System, System]]:
     first, second = System(tmp_path / "first"), System(tmp_path / "second")
     yield first, second
@@ -47,17 +35,29 @@ def systems(tmp_path: Path) -> Iterator[tuple[System, System]]:
         system.assert_gone()
 
 
-def test_a_second_machine_joins_serves_and_leaves(
-    redis_url: str, systems: tuple[System, System], tmp_path: Path
-) -> None:
+@pytest.mark.timeout(240)
+def test_a_second_machine_joins_serves_and_leaves(systems: tuple[System, System], tmp_path: Path) -> None:
+    with redis_with_tls(tmp_path) as (redis_url, redis_ca):
+        try:
+            _join_serve_and_leave(redis_url, redis_ca, systems, tmp_path)
+        finally:
+            for system in reversed(systems):
+                system.down()  # before its Redis
+
+
+def _join_serve_and_leave(redis_url: str, redis_ca: Path, systems: tuple[System, System], tmp_path: Path) -> None:
     first, second = systems
+    of_redis = {"FS_REDIS_URL": redis_url}
+    untrusted = first.fs("up", "--port", "0", code=1, env=of_redis).stderr
+    assert "TLS failed" in untrusted, "its certificate is not one that the machine trusts"
+    assert "FS_REDIS_CA" in untrusted
+    of_redis["FS_REDIS_CA"] = str(redis_ca)
     certificate, key_file = self_signed(tmp_path)
     tls = ("--tls-cert", certificate, "--tls-key", key_file)
-    up = first.fs(
-        "up", "--port", "0", "--redis", redis_url, "--listen", "127.0.0.1:0", *tls, "--json", env={"FS_NODE": "vm1"}
-    )
+    options = ("--port", "0", "--listen", "127.0.0.1:0", *tls, "--json")
+    up = first.fs("up", *options, env={"FS_NODE": "vm1", **of_redis})
     url = msgspec.json.decode(up.stdout)["public_url"]
-    assert not [words for words in _command_lines() if redis_url in words], "all users may read command lines"
+    assert not [words for words in _command_lines() if ":pw@" in words], "all users may read command lines"
     assert (first.layout.supervisor.stat().st_mode & 0o777) == 0o600
     token = first.fs("node", "token", "--expires", "10m").stdout.strip()
     env = {"FS_KEY": token, "SSL_CERT_FILE": str(certificate)}
@@ -69,7 +69,11 @@ def test_a_second_machine_joins_serves_and_leaves(
     joined = second.fs("node", "join", url, "--name", "vm2", "--address", "127.0.0.1", env=env)
     assert joined.stdout.strip() == "vm2"
     assert set(second.services()) == {"node"}
-    assert (second.home / "join.json").stat().st_mode & 0o777 == 0o600
+    for secret in ("join.json", "node/identity.json"):
+        assert (second.home / secret).stat().st_mode & 0o777 == 0o600
+    replayed = System(tmp_path / "third").fs("node", "join", url, "--name", "vm3", code=1, env=env)
+    assert "revoked" in replayed.stderr, "a token is good once"
+    assert "certificate until" in first.fs("nodes", "vm2").stdout
     assert "a node of the system at https://" in second.fs("up", code=1).stderr
     wait_until(lambda: {"vm1", "vm2"} <= _names(first), what="nodes")
 
@@ -96,9 +100,19 @@ def test_a_second_machine_joins_serves_and_leaves(
     assert "vm2 is removed" in first.fs("node", "remove", "vm2").stdout
     assert "does not exist" in first.fs("node", "remove", "vm2", code=3).stderr
 
-    # What it was told is in its home: it comes back without a token.
-    assert second.fs("node", "join").stdout.strip() == "vm2"
+    # What it was told is in its home, and nobody vouches for it any more: it comes back with another token.
+    trusting = {"SSL_CERT_FILE": str(certificate)}
+    gone = second.fs("node", "join", code=1, env=trusting)
+    assert "this key is not that of node vm2: it was removed" in gone.stderr
+    env["FS_KEY"] = first.fs("node", "token").stdout.strip()
+    assert second.fs("node", "join", url, "--name", "vm2", "--address", "127.0.0.1", env=env).stdout.strip() == "vm2"
     wait_until(lambda: "vm2" in _names(first), what="vm2 back")
+
+    # One that was not removed needs no token.
+    second.down()
+    wait_until(lambda: _names(first) == {"vm1"}, what="vm2 gone")
+    assert second.fs("node", "join", env=trusting).stdout.strip() == "vm2"
+    wait_until(lambda: "vm2" in _names(first), what="vm2 back again")
 
 
 def test_a_private_redis_is_refused_with_what_to_do(systems: tuple[System, System]) -> None:
