@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Collection
 
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.ids import BundleId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
@@ -114,7 +114,9 @@ class Daemon:
             kind=VOLUME,
             changed=self._lease.changed,
         )
-        bundles = BundleCache(folder=config.state_dir / "bundles", source=source)
+        self._bundles = bundles = BundleCache(
+            folder=config.state_dir / "bundles", source=source, in_use=self._bundles_in_use
+        )
         self._layer_spares = LayerSpares(
             prefork_pool=self._prefork_pool,
             layers=self._layers,
@@ -202,6 +204,7 @@ class Daemon:
                 self._metering.flush(),
                 self._metering.refresh_rates(),
                 self._prefork_pool.run(),
+                self._bundles.run(),
                 self._layer_spares.run(),
                 self._measure(),
                 watch(lambda: list(self._workers.values())),
@@ -270,6 +273,11 @@ class Daemon:
 
     def _preloaded_bytes(self) -> int:
         return self._layer_spares.used_bytes + self._prefork_pool.preloaded_bytes
+
+    def _bundles_in_use(self) -> frozenset[BundleId]:
+        """Those of its workers, and of what waits for a start of its version."""
+        started = {worker.order.spec.bundle for worker in self._workers.values()}
+        return frozenset(started | self._layer_spares.bundles)
 
     def _reclaim(self, needed_bytes: int) -> None:
         """Gives up what was imported ahead: the next start of its functions takes longer, and this one begins."""

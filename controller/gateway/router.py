@@ -63,7 +63,10 @@ class Router:
         key = VersionKey(target.name, number)
         backend = self._backends.get(key)
         if backend is not None and number >= record.first:
-            return backend
+            known = self._view.versions.get(key)
+            if known is None or known is backend.record or known == backend.record:
+                return backend
+            del self._backends[key]  # Redis lost the version with its last writes, and gave its number again
         try:
             version = await self._state.version(key)
         except REDIS_ERRORS as error:

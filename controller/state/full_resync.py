@@ -34,6 +34,8 @@ WRITES_NS = 2_000_000_000
 """Age of the last write that Redis took from this process, which writes once a second: beyond it, it takes none."""
 EXEMPTED_AT_ONCE = 1_000
 """New records of functions after which they are exempted from garbage collection."""
+VERSIONS_KEPT = 1_000
+"""Old versions in the view that nothing needs, the last ones read. Each deploy leaves one; `NAME@3` reads it again."""
 NODES_AT_ONCE = 25
 FUNCTIONS_AT_ONCE = 500
 FAILURES_AT_ONCE = 200
@@ -205,7 +207,7 @@ class FullResync:
             self._unreadable_versions = {key: why for key, why in self._unreadable_versions.items() if key in read}
             for key in view.versions.keys() - read:
                 del view.versions[key]
-        elif changed or not view.synced:
+        elif changed or not view.synced or len(view.versions) > len(view.functions) + VERSIONS_KEPT:
             self._forget_versions()
 
     def _is_new(self, record: FunctionRecord) -> bool:
@@ -219,6 +221,10 @@ class FullResync:
         ordered = set(view.ordered_versions())
         for key in [key for key in view.versions if not (_exists(key, view.functions) or key in ordered)]:
             del view.versions[key]
+        if len(view.versions) > len(view.functions) + VERSIONS_KEPT:
+            needed = {key for record in view.functions.values() for key in needed_versions(record)} | ordered
+            for key in [key for key in view.versions if key not in needed][:-VERSIONS_KEPT]:
+                del view.versions[key]
 
     def _apply_access(self, raw_keys: Raw, raw_projects: Raw, raw_secrets: Raw, raw_volumes: Raw) -> None:
         view, before = self._view, self._view.access

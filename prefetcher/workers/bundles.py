@@ -2,20 +2,26 @@
 
 A bundle is untrusted: a tar, plain or gzipped, of files and folders. Anything else in it (links, devices, paths that
 leave the folder) is rejected, and nothing of it is kept: a bundle appears under its digest by one rename, or not at
-all.
+all. Bundles that no worker uses are evicted by size and age (`layers.bundle_eviction`); a folder's time of change is
+when it was last used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import hashlib
 import io
+import logging
 import os
 import secrets
 import shutil
 import tarfile
+import time
 import zlib
+from collections.abc import Callable, Set
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -26,8 +32,11 @@ from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.threads import in_thread
 from ..fetch.errors import with_retries
+from ..layers.bundle_eviction import LIMIT_BYTES, UnpackedBundle, bundles_to_evict
 from ..sources.base import Source
 from ..sources.errors import ObjectMissing
+
+log = logging.getLogger(__name__)
 
 BUNDLE_MAX_BYTES = 256 * MIB
 """Limit of a packed bundle. Code only: weights are loaded from checkpoints."""
@@ -36,14 +45,26 @@ MEMBERS_MAX = 20_000
 PATH_MAX_BYTES = 1024
 HEADER_MAX_BYTES = 16 * 1024
 """Longest header of a member. Long names and PAX attributes are headers, which `tarfile` reads whole."""
+EVICT_S = 60.0
 _TEMPORARY = ".new-"
 
 
 class BundleCache:
     """Unpacked bundles by digest, in a folder of the node."""
 
-    def __init__(self, *, folder: Path, source: Source) -> None:
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        source: Source,
+        in_use: Callable[[], Set[BundleId]] = frozenset,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        """`in_use`: bundles of workers that there are, or that are starting."""
         self._folder = folder
+        self._in_use = in_use
+        self._limit_bytes = limit_bytes
+        self._sizes: dict[BundleId, int] = {}
         self._source = source
         self._under_way: dict[BundleId, asyncio.Task[Path]] = {}
         self._unpacked: set[BundleId] = set()
@@ -54,12 +75,12 @@ class BundleCache:
     def ready(self, bundle: BundleId) -> Path | None:
         """The unpacked folder, or None if the bundle is not cached. Does not await: for the fast path of a start."""
         path = self._folder / bundle
-        if bundle in self._unpacked:
-            return path
-        if is_digest(bundle) and path.is_dir():
-            self._unpacked.add(bundle)
-            return path
-        return None
+        if bundle not in self._unpacked and not (is_digest(bundle) and path.is_dir()):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        self._unpacked.add(bundle)
+        return path
 
     async def get(self, bundle: BundleId) -> Path:
         """The unpacked folder; concurrent callers share one fetch.
@@ -76,6 +97,42 @@ class BundleCache:
             self._under_way[bundle] = task
             task.add_done_callback(lambda _: self._under_way.pop(bundle, None))
         return await asyncio.shield(task)
+
+    async def run(self) -> None:
+        """Evicts again and again."""
+        while True:
+            await self.evict(time.time())
+            await asyncio.sleep(EVICT_S)
+
+    async def evict(self, now_unix_s: float) -> None:
+        """Deletes the bundles that leave the disk."""
+        there = await in_thread(self._look, "bundle-sizes")
+        in_use = self._in_use() | self._under_way.keys()
+        there = [replace(one, in_use=one.bundle in in_use) for one in there]
+        for bundle in bundles_to_evict(there, now_unix_s, self._limit_bytes):
+            # In this turn of the loop nobody uses it, and from now on nobody finds it.
+            self._unpacked.discard(bundle)
+            self._sizes.pop(bundle, None)
+            gone = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+            with contextlib.suppress(OSError):
+                (self._folder / bundle).rename(gone)
+                await in_thread(lambda gone=gone: shutil.rmtree(gone, ignore_errors=True), "bundle-evict")  # type: ignore[misc]
+                log.info("bundle evicted", extra={"bundle": bundle[:12]})
+
+    def _look(self) -> list[UnpackedBundle]:
+        """The unpacked bundles, with sizes that are counted once. Blocks."""
+        found = []
+        for path in self._folder.iterdir():
+            if not is_digest(path.name):
+                continue
+            with contextlib.suppress(OSError):
+                bundle = BundleId(path.name)
+                if bundle not in self._sizes:
+                    self._sizes[bundle] = sum(file.lstat().st_blocks * 512 for file in path.rglob("*"))
+                found.append(
+                    UnpackedBundle(bundle=bundle, size_bytes=self._sizes[bundle], used_unix_s=path.stat().st_mtime)
+                )
+        return found
 
     def _fetch(self, bundle: BundleId) -> Path:
         key = bundle_key(bundle)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import LayerId
+from fleetstart.runtime.contract.ids import BundleId, LayerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.messages import Prepare, Prepared
 from fleetstart.runtime.contract.node.orders import WorkerOrder
@@ -91,6 +91,12 @@ class LayerSpares:
     @property
     def used_bytes(self) -> int:
         return sum(spare.size_bytes for spare in list(self._spares.values()))  # other threads ask, too
+
+    @property
+    def bundles(self) -> frozenset[BundleId]:
+        """Bundles that its spares see."""
+        making = [self._making.spec] if self._making is not None else []
+        return frozenset(spec.bundle for spec in [*making, *(spare.spec for spare in self._spares.values())])
 
     async def take(self, order: WorkerOrder) -> ForkedProcess | None:
         """The spare that is prepared for this order's version, if there is one. The caller owns its process.
