@@ -160,6 +160,20 @@ def one_run_a_key(index: _Index) -> Iterator[str]:
                 yield f"the call with key {answers[0][0].key} was run at {earlier.at_s:.3f} and {later.at_s:.3f} s"
 
 
+def a_second_run_is_told(index: _Index) -> Iterator[str]:
+    """The answer of a second run, which a claim that lapsed has let begin, says that there was a first one."""
+    statuses = {row.id: row.status for row in index.rows}
+    runs: dict[str, list[Ran]] = defaultdict(list)
+    for run in index.runs:
+        runs[run.ticket].append(run)
+    for one, answer in index.answers:
+        if one.kind != "keyed" or answer.status != 200 or answer.replayed or answer.retaken:
+            continue
+        earlier = [run for run in runs[one.ticket] if run.run < answer.run and statuses.get(run.request) == 200]
+        if earlier:
+            yield f"call {one.call} was answered with run {answer.run}, and not told of run {earlier[0].run}"
+
+
 def one_answer_a_key(index: _Index) -> Iterator[str]:
     """Once a call with a key was answered well, later ones get the same run's answer, unless the claim lapsed."""
     first: dict[str, Answered] = {}
@@ -249,6 +263,7 @@ RULES: tuple[Callable[[_Index], Iterator[str]], ...] = (
     answers_are_of_runs,
     sync_calls_run_once,
     one_run_a_key,
+    a_second_run_is_told,
     one_answer_a_key,
     one_leader_a_fence,
     revoked_is_refused,

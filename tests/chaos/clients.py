@@ -265,6 +265,7 @@ def _answer(asked: Invoked, response: httpx.Response) -> Answered:
         ticket=body["ticket"] if good else "",
         version=int(response.headers.get("fs-version") or 0),
         replayed=response.headers.get("idempotent-replayed") == "true",
+        retaken=response.headers.get("idempotent-retaken") == "true",
         cost=response.headers.get("fs-cost", "") if good else "",
         code="" if good or response.status_code == 202 else body.get("error", {}).get("code", ""),
         text="" if response.status_code < 300 else response.text[:200],

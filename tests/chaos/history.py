@@ -52,6 +52,8 @@ class Answered(Event, frozen=True, tag="answered"):
     """As the answer says."""
     version: int = 0
     replayed: bool = False
+    retaken: bool = False
+    """Whether the answer says that an earlier run of its key may have had effects."""
     cost: str = ""
     code: str = ""
     """Of the error."""

@@ -17,7 +17,7 @@ STEPS = ("gateway-0", "gateway-1", "node-0", "node-1")
 
 LASTS_S = {
     "kill": 1.0,
-    "stop": 7.0,
+    "stop": 6.0,
     "part": 5.0,
     "cut": 4.5,
     "lose packets": 6.0,
@@ -29,7 +29,9 @@ LASTS_S = {
     "clock forward": 5.0,
     "clock back": 5.0,
 }
-"""Length of each kind, beyond the leases: a leader's is 2 s, a node's and a gateway's 3 s, a claim's 5 s."""
+"""Length of each kind, beyond the leases: a leader's is 2 s, a node's and a gateway's 3 s."""
+LONG_STOP_S = 13.0
+"""Of a gateway: longer than the 10 s after which its claims on idempotency keys are taken."""
 PAUSE_S = (1.0, 3.0)
 """Between the end of a fault and the next: at times the system has not recovered by then."""
 BOTH_SHARE = 0.25
@@ -64,7 +66,8 @@ def plan(seed: int, length_s: float, *, scale: float = 1.0, kinds: Sequence[str]
     found: list[Planned] = []
     at_s = chance.uniform(*PAUSE_S) * scale
     for kind, targets in _shuffled_again_and_again(chance, kinds):
-        lasts_s = LASTS_S[kind] * scale * chance.uniform(0.7, 1.2)
+        long = kind == "stop" and targets[0] in GATEWAYS
+        lasts_s = (LONG_STOP_S if long else LASTS_S[kind]) * scale * chance.uniform(0.7, 1.2)
         if at_s + lasts_s > length_s:
             return found
         found.append(Planned(round(at_s, 3), kind, targets, round(lasts_s, 3)))

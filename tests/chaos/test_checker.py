@@ -121,14 +121,15 @@ def test_a_call_that_ran_twice_is_found() -> None:
     assert refused_by(history, rows_of(history)[:1]) == {"sync_calls_run_once"}
 
 
-def test_a_key_that_ran_twice_is_found_also_beside_faults_of_nodes() -> None:
+def test_a_key_that_ran_twice_is_found_also_beside_faults_of_nodes_and_of_redis() -> None:
     history = good(1, kind="keyed")
     history += again(history, at_s=1, run=2)
     faults = [
-        Fault(at_s=0, healed_s=9, kind="kill", targets=["node-0"]),
-        Fault(at_s=0, healed_s=9, kind="part", targets=["gateway-0", "node-0"]),
+        Fault(at_s=0, healed_s=20, kind="kill", targets=["node-0"]),
+        Fault(at_s=0, healed_s=20, kind="stop", targets=["redis"]),
+        Fault(at_s=0, healed_s=20, kind="part", targets=["gateway-0", "node-0"]),
     ]
-    assert refused_by([*faults, *history]) == {"one_run_a_key", "one_answer_a_key"}
+    assert refused_by([*faults, *history]) == {"one_run_a_key", "one_answer_a_key", "a_second_run_is_told"}
 
 
 def test_a_key_may_run_again_after_an_answer_that_is_not_kept() -> None:
@@ -146,8 +147,12 @@ def test_a_key_may_run_again_if_its_gateway_was_stopped_for_longer_than_the_clai
     history[2] = changed(history[2], status=0, run=0)
     history += again(history, at_s=7, run=2)
     history[-1] = changed(history[-1], status=200, run=2)
-    assert refused_by(history) == {"one_run_a_key"}
-    assert refused_by([Fault(at_s=0.05, healed_s=6.5, kind="stop", targets=["gateway-0"]), *history]) == set()
+    history[-1] = changed(history[-1], retaken=True)
+    short, long = (Fault(at_s=0.05, healed_s=0.05 + s, kind="stop", targets=["gateway-0"]) for s in (8, 11))
+    assert refused_by([short, *history]) == {"one_run_a_key"}
+    assert refused_by([long, *history]) == set()
+    history[-1] = changed(history[-1], retaken=False)
+    assert refused_by([long, *history]) == {"a_second_run_is_told"}
 
 
 def test_two_answers_to_one_key_are_found() -> None:

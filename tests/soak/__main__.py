@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,33 @@ WRONG_SHOWN = 20
 PAGE = 4096.0
 LEAST = {"fds": 6, "threads": 3, "processes": 2, "keys": 8, "files": 8, "bytes": 32 * 1024, "KiB": 2048}
 """By the last word of a series' name: growth that means nothing."""
-PER_CALL: dict[str, float] = {}
-"""Bytes, keys or files a call that are kept for users, for a day or longer: see docs/testing.md."""
+PER_CALL: dict[str, float] = {
+    # For a day, each call: its trace; each call with a key: its answer.
+    "redis fs:trace:{invocation} keys": 1.1,
+    "redis fs:trace:{invocation} bytes": 1200,
+    "redis fs:idempotency:{digest} keys": 0.15,
+    "redis fs:idempotency:{digest} bytes": 120,
+    # For a day, each start: its plan and what was learnt of it.
+    "redis fs:plan:{worker} keys": 0.04,
+    "redis fs:plan:{worker} bytes": 35,
+    "redis fs:learned:{worker}:{what} keys": 0.08,
+    "redis fs:learned:{worker}:{what} bytes": 6,
+    # For an hour: ids of rows, which make writes idempotent. Logs up to the budgets of a function and its project.
+    "redis fs:ledger:ids bytes": 130,
+    "redis fs:logs:{function} bytes": 220,
+    # Each deploy: a version, its bundle in the store and on the node's disk.
+    "redis fs:versions:{name} bytes": 12,
+    "home/node files": 0.003,
+    "home/store files": 0.008,
+    "home/store bytes": 100,
+    # All of the above together, and Redis' own file of it, which it writes anew at 64 MiB.
+    "redis used_memory bytes": 1800,
+    "redis RssAnon KiB": 2.0,
+    "home/redis bytes": 6500,
+    # Logs of the services, up to the size at which they are rotated.
+    "home/logs bytes": 60,
+}
+"""Bytes, keys or files a call that are kept by design, at the mix of calls and deploys of `load`."""
 SETTINGS = {"FS_SEGMENT_ROWS": "500"}
 """Compactions come often, so that the ledger's share of Redis is flat within minutes."""
 
@@ -43,7 +69,12 @@ def main() -> int:
     parser.add_argument("--deploy-every-s", type=float, default=120.0)
     parser.add_argument("--no-model", action="store_true", help="without a language model")
     parser.add_argument("--out", type=Path, help="write samples and verdicts as JSON, after each sample")
+    parser.add_argument(
+        "--judge", type=Path, help="no soak: the verdict on the samples of one, which --out has written"
+    )
     options = parser.parse_args()
+    if options.judge is not None:
+        return _judge(msgspec.json.decode(options.judge.read_bytes()))
     if os.geteuid() == 0 and OWN not in os.environ:
         return _in_own_shm()
     return _soak(options)
@@ -71,27 +102,33 @@ def _soak(options: argparse.Namespace) -> int:
                     warm_calls = load.calls
                 for name, value in sample(system).items():
                     points[name].append((at_s, value))
-                _write(options.out, _record(at_s, load, points, []))
+                _write(options.out, _record(at_s, load, points, load.calls - warm_calls))
                 print(f"{at_s:6.0f} s  {load.done.total()} operations, {len(load.wrong)} wrong", flush=True)
                 time.sleep(max(0.0, options.every_s - (time.monotonic() - began_s - at_s)))
         finally:
             load.stop()
         took_s = time.monotonic() - began_s
-    calls = load.calls - warm_calls
-    verdicts = verdict(points, length_s=length_s, calls=calls)
+    record = _record(took_s, load, points, load.calls - warm_calls)
+    _write(options.out, record)
+    return _judge(record)
+
+
+def _judge(record: dict[str, Any]) -> int:
+    """Prints the verdict on a soak's record."""
+    calls, wrong = record["calls_after_warm_up"], record["wrong"]
+    verdicts = verdict(record["points"], length_s=record["minutes"] * 60, calls=calls)
     print(table(verdicts, calls=calls))
-    print(f"{took_s / 60:.0f} minutes, {dict(load.done)}; wrong: {len(load.wrong)}")
-    print("\n".join(load.wrong[:WRONG_SHOWN]))
-    _write(options.out, _record(took_s, load, points, verdicts))
-    return 1 if load.wrong or not all(one.flat for one in verdicts) else 0
+    print(f"{record['minutes']:g} minutes, {record['operations']}, of which wrong: {len(wrong)}")
+    print("\n".join(wrong[:WRONG_SHOWN]))
+    return 1 if wrong or not all(one.flat for one in verdicts) else 0
 
 
-def verdict(points: dict[str, list[tuple[float, float]]], *, length_s: float, calls: int) -> list[Verdict]:
+def verdict(points: Mapping[str, Sequence[Sequence[float]]], *, length_s: float, calls: int) -> list[Verdict]:
     """A verdict on each series; one that has no value at some moment was 0 there."""
-    moments = sorted({at_s for series in points.values() for at_s, _ in series})
+    moments = sorted({point[0] for series in points.values() for point in series})
     found = []
     for name, known in sorted(points.items()):
-        values = dict(known)
+        values = {point[0]: point[1] for point in known}
         series = Series(
             name=name,
             points=[(at_s, values.get(at_s, 0.0)) for at_s in moments],
@@ -108,13 +145,13 @@ def _warmup_s(length_s: float) -> float:
 
 
 def _record(
-    took_s: float, load: Load, points: dict[str, list[tuple[float, float]]], verdicts: list[Verdict]
+    took_s: float, load: Load, points: Mapping[str, Sequence[tuple[float, float]]], calls: int
 ) -> dict[str, Any]:
     return {
         "minutes": round(took_s / 60, 1),
         "operations": dict(load.done),
         "wrong": load.wrong,
-        "verdicts": verdicts,
+        "calls_after_warm_up": calls,
         "points": {name: [(round(at_s), value) for at_s, value in series] for name, series in points.items()},
     }
 
