@@ -75,6 +75,7 @@ def build_async_invocations(
         WebhookClient(config.webhook_allow),
         webhook_secrets,
         presenter.with_result,
+        RedisClock(client),
     )
     runner = InvocationRunner(
         gateway_id, client, view, invocations, payloads, webhook_delivery, gateway, trace=history.trace

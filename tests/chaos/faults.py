@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.chaos.bed import ChaosBed
 from tests.chaos.history import Fault, Recorder, now_s
 from tests.chaos.schedule import WORKER, Planned
@@ -26,6 +28,9 @@ SLOW_MBIT = 0.5
 FILL_STEP = 1 << 20
 SUPERVISED_S = 0.3
 RESTART_S = 0.5
+
+STARTED_S = 8.0
+"""A part has what it needs to run by then, on a busy machine too."""
 
 Heal = Callable[[], None]
 
@@ -175,6 +180,8 @@ class Faults:
 
     def _no_descriptors(self, part: Part) -> Heal:
         pid = part.pid
+        age_s = time.time() - psutil.Process(pid).create_time()
+        assert age_s > STARTED_S, f"{part.name} has just started, and may end if it lacks what a start takes"
         used = max(map(int, os.listdir(f"/proc/{pid}/fd")))
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(used + 1, before[1]), before[1]))

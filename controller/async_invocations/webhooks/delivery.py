@@ -14,6 +14,7 @@ from ...auth.secret_encryption import SecretCipherError
 from ...schemas.invocations import InvocationInfo
 from ..store import lifecycle
 from ..store.invocations import InvocationStore, StoredInvocation
+from ..store.redis_clock import RedisClock
 from . import signing
 from .http_client import WebhookClient
 from .secrets import WebhookSecrets
@@ -37,18 +38,22 @@ class WebhookDelivery:
         http: WebhookClient,
         secrets: WebhookSecrets,
         info: Callable[[StoredInvocation], Awaitable[InvocationInfo]],
+        clock: RedisClock,
     ) -> None:
+        """`clock`: that by which runners read when the next attempt is due."""
         self._invocations = invocations
         self._http = http
         self._secrets = secrets
         self._info = info
+        self._clock = clock
 
     async def close(self) -> None:
         await self._http.close()
 
     async def deliver(self, entry: StoredInvocation) -> None:
         """Makes one delivery attempt and stores its result."""
-        now_unix_ms = time.time_ns() // 1_000_000
+        await self._clock.refresh()
+        now_unix_ms = self._clock.now_unix_ms()
         claimed = await self._invocations.write(entry, lifecycle.delivering(entry.progress, now_unix_ms))
         if claimed is None:
             return
@@ -67,7 +72,7 @@ class WebhookDelivery:
         else:
             headers = signing.headers(secret, envelope.id, int(time.time()), body)
             status, error = await self._http.post(envelope.webhook, headers, body)
-        now_unix_ms = time.time_ns() // 1_000_000
+        now_unix_ms = self._clock.now_unix_ms()
         after = lifecycle.delivered(claimed.progress, now_unix_ms, http_status=status, error=error)
         await self._invocations.write(claimed, after, publish=after.status)
         if error:

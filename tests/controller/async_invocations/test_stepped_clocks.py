@@ -7,17 +7,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis.asyncio as redis
 
 from fleetstart.controller.async_invocations.idempotency.store import IdempotencyKeys
 from fleetstart.controller.async_invocations.retention import RetentionSweeper
 from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.invocations import InvocationStore
+from fleetstart.controller.async_invocations.store.invocations import InvocationStore, StoredInvocation
 from fleetstart.controller.async_invocations.store.lifecycle import RunOutcome
 from fleetstart.controller.async_invocations.store.payloads import PayloadStore
 from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
 from fleetstart.controller.async_invocations.submit import AsyncSubmitter
+from fleetstart.controller.async_invocations.webhooks.delivery import WebhookDelivery
+from fleetstart.controller.auth.secret_encryption import SecretCipherError
 from fleetstart.controller.state.invocation_records import Envelope
 from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
@@ -59,6 +62,42 @@ def test_a_call_is_due_at_once_and_waits_its_whole_time(redis_url: str, tmp_path
             assert abs(restored[0].accepted_unix_ms - now_ms()) < LATE_MS, "also if Redis loses it"
 
     asyncio.run(accept())
+
+
+@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
+def test_a_webhook_that_failed_is_tried_again_in_time(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_ms: int
+) -> None:
+    class Closed:
+        """A vault without its key, so that no attempt succeeds."""
+
+        async def get(self, project: str) -> bytes:
+            raise SecretCipherError("closed")
+
+    async def info(entry: StoredInvocation) -> dict[str, str]:
+        return {}
+
+    async def deliver() -> None:
+        async with redis.from_url(redis_url) as client:
+            invocations = InvocationStore(client)
+            kept = msgspec.structs.replace(envelope(1, now_ms()), webhook="http://127.0.0.1:1/")
+            ended = lifecycle.ended(lifecycle.accepted(kept), kept, RunOutcome(), now_ms())
+            await invocations.create(kept, ended)
+            entry = await invocations.get(kept.id)
+            assert entry is not None
+            nothing: Any = None
+            closed: Any = Closed()
+            said: Any = info
+            off = time.time_ns() + step_ms * 1_000_000
+            monkeypatch.setattr("time.time_ns", lambda: off)
+            await WebhookDelivery(invocations, nothing, closed, said, RedisClock(client)).deliver(entry)
+            monkeypatch.undo()
+            after = await invocations.get(kept.id)
+            assert after is not None
+            assert after.progress.delivery is not None
+            assert 0 < after.progress.delivery.next_unix_ms - now_ms() < LATE_MS
+
+    asyncio.run(deliver())
 
 
 def test_an_answer_is_not_deleted_by_a_scheduler_whose_clock_is_ahead(
