@@ -30,6 +30,7 @@ from .api.versions import VersionsApi
 from .api.volumes import VolumesApi
 from .async_invocations.webhooks.secrets import WebhookSecrets
 from .async_wiring import AsyncInvocations, build_async_invocations
+from .auth.audit_journal import AuditJournal
 from .auth.audit_log import AuditLog
 from .auth.route_rules import RouteRules
 from .auth.secret_encryption import SecretCipher
@@ -89,7 +90,7 @@ def build_management(
     rollouts = RolloutController(core.state, registry, core.scheduler, core.links)
     history = History(core.client, reader)
     history_writer = HistoryWriter(core.client, core.gateway_id)
-    audit = AuditLog(core.client, store, core.fence)
+    audit = AuditLog(core.client, store, core.fence, AuditJournal(config.home / "audit", core.gateway_id))
     billing = BillingApi(core.client, reader, core.billing, core.view)
     calls, lag = CallMetrics(), LoopLag()
     webhook_secrets = WebhookSecrets(core.client, cipher)

@@ -1,6 +1,7 @@
 """The audit log: caller, action, object, time, address and result of each change, and of each rejected request.
 
-A change is written before its response goes out, so a response implies a row. Rejections are many under attack, so they
+A change is noted in a local file before it begins (`audit_journal`) and written before its response goes out, or, if
+Redis goes away meanwhile, as soon as it is back. Rejections are many under attack, so they
 are counted and sampled (`RejectionSampler`). The log is a stream in Redis; rows beyond `STREAM_ROWS` move to the object
 store (`archive`) and are read from there.
 """
@@ -27,6 +28,7 @@ from fleetstart.runtime.contract.record_decoder import RecordDecoder, Unreadable
 from ..schemas.access import AuditEvent
 from ..state.redis_client import REDIS_ERRORS
 from ..storage.object_store import ObjectStore
+from .audit_journal import AuditJournal
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ REJECTIONS_EVERY_MS = 10_000
 REJECTIONS_MAX = 512
 """Distinct kinds of rejections that are tracked: a flood of names does not become a flood of rows."""
 WAITING_MAX = 256
+LATE_EVERY_S = 1.0
 FOLDER = "audit/"
 USED_EVERY_S = 5.0
 
@@ -89,8 +92,13 @@ class RejectionSampler:
 class AuditLog:
     """Writes and reads the audit log, and moves its old rows to the store."""
 
-    def __init__(self, client: redis.Redis, store: ObjectStore, fence: Callable[[], int]) -> None:
+    def __init__(
+        self, client: redis.Redis, store: ObjectStore, fence: Callable[[], int], journal: AuditJournal | None = None
+    ) -> None:
         """`fence` is 0 while another controller schedules: one moves old lines to the store."""
+        self._journal = journal
+        self._late: dict[int, AuditEvent] = {}
+        """Changes that were made while Redis was away, by their numbers in the journal."""
         self._client = client
         self._store = store
         self._fence = fence
@@ -102,6 +110,27 @@ class AuditLog:
     async def write(self, event: AuditEvent) -> None:
         """Writes one row. Errors: REDIS_ERRORS."""
         await self._client.xadd(keys.AUDIT, {"event": msgspec.json.encode(event)})
+
+    def begin(self, event: AuditEvent) -> int:
+        """Notes a change before it is made; returns the number to `end` it with."""
+        return self._journal.begin(event) if self._journal is not None else 0
+
+    async def end(self, number: int, event: AuditEvent) -> None:
+        """Writes a change with its result, now or when Redis is back."""
+        try:
+            await self.write(event)
+        except REDIS_ERRORS as error:
+            log.error("a change is not in the audit log yet", extra={"event": str(event), "error": str(error)})
+            if self._journal is not None:
+                self._journal.ended(number, event)
+                self._late[number] = event
+        else:
+            self._written(number)
+
+    def _written(self, number: int) -> None:
+        self._late.pop(number, None)
+        if self._journal is not None:
+            self._journal.written(number)
 
     def record_rejection(self, rejected: RejectedRequest) -> None:
         """Queues a row for a rejection, if it is due."""
@@ -117,7 +146,29 @@ class AuditLog:
     # ── in the background ──────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        await run_all(self._write_rejections(), self._write_used(), self._archive_in_background())
+        await run_all(self._write_late(), self._write_rejections(), self._write_used(), self._archive_in_background())
+
+    async def _write_late(self) -> None:
+        """Writes what dead controllers of this home left, and what came while Redis was away."""
+        recovered = False
+        while True:
+            try:
+                if not recovered:
+                    await self.recover()
+                    recovered = True
+                for number, event in list(self._late.items()):
+                    await self.write(event)
+                    self._written(number)
+            except REDIS_ERRORS as error:
+                log.warning("changes are not in the audit log yet", extra={"error": str(error)})
+            await asyncio.sleep(LATE_EVERY_S)
+
+    async def recover(self) -> None:
+        """Writes the changes that dead controllers of this home had begun. Errors: REDIS_ERRORS."""
+        for path, events in self._journal.recover() if self._journal is not None else ():
+            for event in events:
+                await self.write(event)
+            path.unlink(missing_ok=True)
 
     async def _write_rejections(self) -> None:
         while True:

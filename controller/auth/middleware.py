@@ -34,8 +34,8 @@ from ..http.scope import (
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from ..schemas.access import AuditEvent
 from ..state.access_records import DEFAULT, LOCAL, digest
-from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
+from .audit_journal import UNKNOWN
 from .audit_log import AuditLog, RejectedRequest
 from .authorize import Caller, authenticate, is_fleetstart_key, key_in_headers, local_caller
 from .lookups import object_snapshot
@@ -171,31 +171,37 @@ class AuthMiddleware:
     ) -> None:
         action = scope[AUDITED_ACTION] = AuditedAction(permission.verb, permission.kind, permission.name)
         before = object_snapshot(self._view)
-        code = ""
+        ended = False
+
+        def event(status: int, code: str, after: str = "") -> AuditEvent:
+            return AuditEvent(
+                unix_ms=now_unix_ms(),
+                by=caller.name,
+                address=_address(scope),
+                verb=action.verb,
+                object=f"{action.kind} {action.name}".strip()[:OBJECT_MAX],
+                status=status,
+                code=code,
+                before=digest(before(action.kind, action.name)),
+                after=after,
+            )
+
+        number = self._audit.begin(event(0, UNKNOWN))
 
         async def sending(message: Message) -> None:
-            nonlocal code
+            nonlocal ended
             status = _status_in(message)
             if status:
-                code = _error_code(message)
-                event = AuditEvent(
-                    unix_ms=now_unix_ms(),
-                    by=caller.name,
-                    address=_address(scope),
-                    verb=action.verb,
-                    object=f"{action.kind} {action.name}".strip()[:OBJECT_MAX],
-                    status=status,
-                    code=code,
-                    before=digest(before(action.kind, action.name)),
-                    after=digest(object_snapshot(self._view)(action.kind, action.name)),
-                )
-                try:
-                    await self._audit.write(event)
-                except REDIS_ERRORS as error:
-                    log.error("a change is missing in the audit log", extra={"event": str(event), "error": str(error)})
+                ended = True
+                after = digest(object_snapshot(self._view)(action.kind, action.name))
+                await self._audit.end(number, event(status, _error_code(message), after))
             await send(message)
 
-        await self._app(scope, receive, sending)
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            if not ended:  # nobody was answered
+                await self._audit.end(number, event(0, UNKNOWN))
 
 
 def _write_full_name(scope: Scope, project: str) -> None:
