@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import redis
 import uvicorn
@@ -93,7 +93,16 @@ def spawn(argv: Sequence[str | Path], **popen: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-SE", "-c", _DIE_WITH_PARENT, *map(str, argv)], **popen)
 
 
-def end(process: subprocess.Popen[Any], *, grace_s: float = 10.0) -> None:
+class Ending(Protocol):
+    """What `end` needs of a process."""
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def end(process: Ending, *, grace_s: float = 10.0) -> None:
     """SIGTERM, then SIGKILL after the grace; reaped when this returns."""
     if process.poll() is None:
         process.terminate()

@@ -7,10 +7,9 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.worker_app import WorkerApp
+from tests.forked_main import ForkedMain
 from tests.servers import AppServer, RedisServer, end, listening_socket, spawn, wait_until
 
 BUNDLE = b"a bundle, as far as the controller looks into it"
@@ -171,7 +171,10 @@ class HandNode:
 class ControllerProcess:
     """`python -m fleetstart.controller` on a socket that outlives it, so that it can be killed and started again.
 
-    It is open unless `env` says FS_OPEN="0": most tests are not about access."""
+    It is open unless `env` says FS_OPEN="0": most tests are not about access. It is forked, unless a subclass has a
+    `command` to run it by."""
+
+    command: Sequence[str] = ()
 
     def __init__(self, home: Path, redis_url: str, **env: str) -> None:
         self.home = home
@@ -182,7 +185,7 @@ class ControllerProcess:
             "FS_HOME": str(home), "FS_REDIS_URL": redis_url, "FS_STORE": str(home / "store"), "FS_URL": self.url,
             "FS_LISTEN_FD": str(self.socket.fileno()), "FS_PARENT_DEATH": "1", "FS_OPEN": "1", **env,
         }  # fmt: skip
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedMain | None = None
         self.http = httpx.Client(base_url=self.url, timeout=30)
 
     def start(self) -> ControllerProcess:
@@ -191,14 +194,12 @@ class ControllerProcess:
         return self
 
     def spawn(self) -> None:
-        with (self.home / "controller.log").open("ab") as log:
-            self.process = spawn(
-                self.command(), env={**os.environ, **self._env}, stdout=log,
-                stderr=log, pass_fds=[self.socket.fileno()],
-            )  # fmt: skip
-
-    def command(self) -> list[str]:
-        return [sys.executable, "-m", "fleetstart.controller"]
+        env, log = {**os.environ, **self._env}, self.home / "controller.log"
+        if not self.command:
+            self.process = ForkedMain("fleetstart.controller.__main__", env=env, log=log, listen=self.socket)
+            return
+        with log.open("ab") as file:
+            self.process = spawn(self.command, env=env, stdout=file, stderr=file, pass_fds=[self.socket.fileno()])
 
     def _is_up(self) -> bool:
         return self.answers("/api/v1/status") and bool(self.http.get("/api/v1/status").json()["redis"] == "ok")

@@ -26,8 +26,7 @@ runpy.run_module("fleetstart.controller", run_name="__main__")
 
 
 class Impatient(ControllerProcess):
-    def command(self) -> list[str]:
-        return [sys.executable, "-c", PROGRAM]
+    command = (sys.executable, "-c", PROGRAM)
 
 
 @pytest.fixture

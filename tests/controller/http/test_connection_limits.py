@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -114,8 +115,7 @@ def test_each_call_may_have_two_descriptors() -> None:
 
 
 class _FewDescriptors(ControllerProcess):
-    def command(self) -> list[str]:
-        return ["prlimit", "--nofile=336:336", *super().command()]
+    command = ("prlimit", "--nofile=336:336", sys.executable, "-m", "fleetstart.controller")
 
 
 def test_silent_connections_give_way_to_requests(tmp_path: Path, redis_server: RedisServer) -> None:
