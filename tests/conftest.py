@@ -21,6 +21,8 @@ from tests import outcomes
 from tests.servers import RedisServer
 
 BENCHMARKS = "tests/bench/test_scripts.py"
+END_TO_END = Path(__file__).parent / "e2e"
+"""Folder whose tests are all marked `e2e`, by its conftest."""
 GUARD = pytest.StashKey[outcomes.QuickGuard]()
 
 
@@ -38,6 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
         warnings.simplefilter("ignore", ResourceWarning)  # also at the end of the run
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m 'e2e and ...'` or `-m 'not e2e'` files without such tests are not imported: most of a run's beginning."""
+    first, _, rest = str(config.option.markexpr).partition(" and ")
+    if rest.startswith("bed") and collection_path.name.startswith("test_"):
+        return "mark.bed" not in collection_path.read_text() or None
+    if first == "not e2e":
+        return collection_path == END_TO_END or None
+    if first == "e2e" and collection_path.name.startswith("test_") and END_TO_END not in collection_path.parents:
+        return "mark.e2e" not in collection_path.read_text() or None
+    return None
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
