@@ -38,7 +38,7 @@ GOLDEN = ROOT / "tests/runtime/llm/golden.json"
 NEW_TOKENS = 64
 QUICK_TOKENS = 8
 PROMPT_TOKENS = 16
-LONG_TOKENS = 512
+LONG_TOKENS, QUICK_LONG_TOKENS = 512, 64
 AIM = 4.0
 SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 100}
 """JSON of which no answer here sees the end; most tokens are allowed inside its texts, few between them."""
@@ -65,6 +65,8 @@ class Setting:
 
     threads: int
     model: LoadedModel
+    long: int
+    """Tokens of the long prompt."""
     ours: Rates = field(default_factory=Rates)
     bound: Rates = field(default_factory=Rates)
     """Ours, with answers that follow a JSON schema."""
@@ -78,12 +80,12 @@ class Setting:
     compared: int = 0
 
 
-def prompts() -> tuple[list[list[int]], list[int]]:
+def prompts(long: int) -> tuple[list[list[int]], list[int]]:
     """Eight short prompts of real text, and a long one."""
     cases = [case["prompt_ids"] for case in json.loads(GOLDEN.read_text())["cases"]]
     short = [ids[:PROMPT_TOKENS] for ids in cases if len(ids) >= PROMPT_TOKENS]
     text = [token for ids in cases for token in ids]
-    return short[:8], (text * (LONG_TOKENS // len(text) + 1))[:LONG_TOKENS]
+    return short[:8], (text * (long // len(text) + 1))[:long]
 
 
 def generate(
@@ -119,28 +121,28 @@ def grammar_s(constraint: Constraint, tokens: list[int]) -> float:
 
 
 def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk], tokens_each: int) -> None:
-    short, long = prompts()
+    short, long = prompts(setting.long)
     setting.bandwidth.append(read(setting.threads))
     for several, new in ((short[:1], tokens_each), (short, tokens_each), ([long], 1)):
         first_s, rest_s, tokens = generate(setting.model, several, new)
-        _note(setting.ours, len(several), new, first_s, rest_s)
+        _note(setting.ours, setting.long, len(several), new, first_s, rest_s)
         setting.compared += len(several)
         if new > 1:
             constraint = setting.model.constraints.compile(json_grammar(SCHEMA))
             first_s, rest_s, answers = generate(setting.model, several, new, constraint)
-            _note(setting.bound, len(several), new, first_s, rest_s)
+            _note(setting.bound, setting.long, len(several), new, first_s, rest_s)
             setting.grammar_s += [grammar_s(constraint, tokens) for tokens in answers]
         for dtype, talk in talks.items():
             time.sleep(SETTLE_S)
             answer = talk.ask(prompts=several, new=new, threads=setting.threads)
-            _note(setting.theirs[dtype], len(several), new, answer["first_s"], answer["rest_s"])
+            _note(setting.theirs[dtype], setting.long, len(several), new, answer["first_s"], answer["rest_s"])
             setting.equal[dtype] += sum(a == b for a, b in zip(tokens, answer["tokens"], strict=True))
         time.sleep(SETTLE_S)
 
 
-def _note(rates: Rates, batch: int, new: int, first_s: float, rest_s: float) -> None:
+def _note(rates: Rates, long: int, batch: int, new: int, first_s: float, rest_s: float) -> None:
     if new == 1:
-        rates.prefill.append(LONG_TOKENS / first_s)
+        rates.prefill.append(long / first_s)
     else:
         (rates.one if batch == 1 else rates.eight).append(batch * (new - 1) / rest_s)
 
@@ -151,7 +153,8 @@ def main() -> None:
     torch.set_num_threads(1)  # as in a worker: the decoder has threads of its own
     weights = real_model()
     counts = [1] if options.device == "cuda" else [1, 2]
-    settings = [Setting(threads, _load(weights, options, threads)) for threads in counts]
+    long = QUICK_LONG_TOKENS if options.quick else LONG_TOKENS
+    settings = [Setting(threads, _load(weights, options, threads), long) for threads in counts]
     reader = Reader()
     tokens_each = QUICK_TOKENS if options.quick else NEW_TOKENS
 
@@ -161,8 +164,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         python, device = options.peer_python, options.device
         talks = {dtype: stack.enter_context(_transformers(python, device, dtype)) for dtype in PEER_DTYPES if python}
-        for setting in settings:  # the first run pays for what later ones find made
-            turn(Setting(setting.threads, setting.model), read, talks, tokens_each)
+        for setting in () if options.quick else settings:  # the first run pays for what later ones find made
+            turn(Setting(setting.threads, setting.model, long), read, talks, tokens_each)
         for number in range(options.rounds):
             progress(f"round {number + 1} of {options.rounds}")
             for setting in settings:
@@ -196,7 +199,7 @@ def _transformers(python: Path, device: str, dtype: str) -> contextlib.AbstractC
 def tell(report: Report, setting: Setting, size: int, device: str) -> None:
     ours, bound = setting.ours, max(setting.bandwidth) / size
     where = device if device != "cpu" else f"{setting.threads} thread{'s' * (setting.threads > 1)}"
-    rows = [["tokens a second", "1 request", "8 together", f"prompt of {LONG_TOKENS}"]]
+    rows = [["tokens a second", "1 request", "8 together", f"prompt of {setting.long}"]]
     rows.append(["fleetstart", *(spread(values) for values in ours.columns())])
     rows.append(["within a JSON schema", spread(setting.bound.one), spread(setting.bound.eight), "–"])
     costs = [median(a) / median(b) for a, b in ((setting.bound.one, ours.one), (setting.bound.eight, ours.eight))]

@@ -25,7 +25,7 @@ from tests.bench.harness.wire import Answer, Connection
 ISOLATIONS = ("namespaces", "gvisor")
 KEEP_ALIVE_S = "0.5"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue? Answer in one sentence."}]
-TOKENS = 48
+TOKENS, QUICK_TOKENS = 48, 6
 HELLO = """
 import os
 from fleetstart.runtime import function
@@ -34,7 +34,7 @@ from fleetstart.runtime import function
 def hello(name: str = "world") -> str:
     return os.uname().nodename if name == "HOST" else f"Hello, {name}!"
 """
-POOLS = "python,torch,python+gvisor,torch+gvisor"
+POOLS = {"hello": "python,python+gvisor", "chat": "torch,torch+gvisor"}
 HOT_CALLS = 20
 MEASURES = {
     "hot": "`hello`, hot, ms",
@@ -53,6 +53,7 @@ class Side:
     isolation: str
     system: System
     connection: Connection
+    tokens: int = TOKENS
     found: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in MEASURES})
     spares_before: dict[str, int] = field(default_factory=dict)
 
@@ -75,12 +76,12 @@ class Side:
             self._keep(measure, answer.total_ms, answer)
 
     def chat(self, measure: str, *, keep: bool = True) -> None:
-        value = {"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+        value = {"messages": MESSAGES, "max_tokens": self.tokens, "temperature": 0, "stream": True}
         answer = self.connection.post(f"/fn/{self.name('chat')}/v1/chat/completions", value).expect()
         if keep:
             self._keep(measure, answer.ttft_ms, answer)
         if keep and measure == "chat_hot":
-            self.found["token"].append((answer.total_ms - answer.ttft_ms) / (TOKENS - 1))
+            self.found["token"].append((answer.total_ms - answer.ttft_ms) / (self.tokens - 1))
 
     def _keep(self, measure: str, took_ms: float, answer: Answer) -> None:
         hot = not measure.endswith(("spare", "fresh"))
@@ -136,11 +137,14 @@ def pss_kib(pid: int) -> int:
     return 0
 
 
-def open_sides(stack: contextlib.ExitStack, folder: Path, pool_size: str, functions: dict[str, str]) -> list[Side]:
-    system = stack.enter_context(running(POOLS, FS_POOL_SIZE=pool_size, FS_POOL_MEMORY="512MiB"))
-    system.wait("a launcher of sandboxes", lambda: "python+gvisor" in system.api("/status")["nodes"][0]["profiles"])
-    system.wait("torch", lambda: "torch" in system.api("/status")["nodes"][0]["profiles"])
-    sides = [Side(isolation, system, stack.enter_context(system.connect())) for isolation in ISOLATIONS]
+def open_sides(
+    stack: contextlib.ExitStack, folder: Path, pool_size: str, tokens: int, functions: dict[str, str]
+) -> list[Side]:
+    pools = ",".join(POOLS[function] for function in functions).split(",")
+    system = stack.enter_context(running(",".join(pools), FS_POOL_SIZE=pool_size, FS_POOL_MEMORY="512MiB"))
+    early = {pool for pool in pools if pool != "torch+gvisor"}
+    system.wait(f"pools {early}", lambda: early <= set(system.api("/status")["nodes"][0]["profiles"]))
+    sides = [Side(isolation, system, stack.enter_context(system.connect()), tokens) for isolation in ISOLATIONS]
     for side in sides:
         for function, text in functions.items():
             side.deploy(folder, function, text, KEEP_ALIVE_S)
@@ -153,11 +157,12 @@ def main() -> None:
         print("runsc is not installed (Debian: apt install runsc): there is nothing to measure")
         return
     report = Report("inside gVisor a function is called, woken and streamed to at a price that is known")
+    tokens = QUICK_TOKENS if options.quick else TOKENS
     chat = (ROOT / "examples/chat/handler.py").read_text().replace("LLM(", "LLM(ISOLATION, ")
     with contextlib.ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-"))) for _ in range(2)]
-        with_spares = open_sides(stack, folders[0], "1", {"hello": HELLO, "chat": chat})
-        without = open_sides(stack, folders[1], "0", {"hello": HELLO})
+        with_spares = open_sides(stack, folders[0], "1", tokens, {"hello": HELLO, "chat": chat})
+        without = open_sides(stack, folders[1], "0", tokens, {"hello": HELLO})
         for side in with_spares:
             side.begin("hello")
             side.begin("chat")
@@ -180,7 +185,7 @@ def main() -> None:
     for side in without:
         by_name = {one.isolation: one for one in with_spares}
         by_name[side.isolation].found["fresh"] = side.found["fresh"]
-    report.setup = {"keep_alive_s": float(KEEP_ALIVE_S), "tokens": TOKENS, "runsc": runsc_version()}
+    report.setup = {"keep_alive_s": float(KEEP_ALIVE_S), "tokens": tokens, "runsc": runsc_version()}
     report.samples = {side.isolation: side.found for side in with_spares} | {"pss_mib": memory}
     tell(report, {side.isolation: side.found for side in with_spares}, memory)
     report.save(options.json)

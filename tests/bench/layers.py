@@ -27,7 +27,7 @@ from tests.bench.harness.system import System, running
 from tests.wheels import make_wheel
 
 SIZE_BYTES, QUICK_BYTES = 500_000_000, 20_000_000
-MODULES = 2000
+MODULES, QUICK_MODULES = 2000, 100
 """As many as torch has, whose installation is the usual large one."""
 IMPORTED = 50
 """Of them, those that the function imports at its start."""
@@ -67,10 +67,10 @@ def NAME() -> int:
 PLAIN = HANDLER.replace("import heavy\n", "").replace("heavy.COUNT", "1")
 
 
-def make_packages(folder: Path, size_bytes: int) -> None:
+def make_packages(folder: Path, size_bytes: int, modules: int) -> None:
     """One wheel. Its library file is random: nothing compresses it."""
     files: dict[str, bytes | str] = {
-        f"heavy/m{number}.py": f"def f{number}(x):\n    return x + {number}\n" * 20 for number in range(MODULES)
+        f"heavy/m{number}.py": f"def f{number}(x):\n    return x + {number}\n" * 20 for number in range(modules)
     }
     lines = "".join(f"from heavy import m{number}\n" for number in range(IMPORTED))
     files["heavy/__init__.py"] = f"{lines}COUNT = {IMPORTED}\n"
@@ -110,10 +110,10 @@ def call_s(system: System, name: str) -> float:
     return answer.total_ms / 1e3
 
 
-def measure(size_bytes: int) -> dict[str, float]:
+def measure(size_bytes: int, modules: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="fs-bench-layers-") as folder:
         work = Path(folder)
-        make_packages(work / "wheels", size_bytes)
+        make_packages(work / "wheels", size_bytes, modules)
         os.environ["UV_CACHE_DIR"] = str(work / "cache")
         handlers = {
             name: write_handler(work / name, name, None if name == "plain" else work / "wheels")
@@ -174,13 +174,13 @@ def _preloaded_bytes(system: System) -> int:
 def main() -> None:
     options = parse_options(__doc__, rounds=5, quick_rounds=1)
     report = Report("packages of 500 MB are built and sent once, and cost a start nothing once a node has them")
-    size_bytes = QUICK_BYTES if options.quick else SIZE_BYTES
+    size_bytes, modules = (QUICK_BYTES, QUICK_MODULES) if options.quick else (SIZE_BYTES, MODULES)
     samples: defaultdict[str, list[float]] = defaultdict(list)
     for number in range(options.rounds):
         progress(f"round {number + 1} of {options.rounds}")
-        for name, value in measure(size_bytes).items():
+        for name, value in measure(size_bytes, modules).items():
             samples[name].append(value)
-    report.setup = {"size_bytes": size_bytes, "modules": MODULES, "imported": IMPORTED}
+    report.setup = {"size_bytes": size_bytes, "modules": modules, "imported": IMPORTED}
     report.samples = {"seconds": dict(samples)}
     base = median(samples["uv"])
     rows = [["packages of 500 MB", "seconds", "ratio to uv alone"]]

@@ -33,11 +33,13 @@ FETCH_OVER_START = 2.0
 QUICK_FETCH_S = 1.5
 READY_S = 120.0
 SLAB_MAX_BYTES = 256 << 20
-IMPORTS = "import torch\nimport torch._dynamo\n\n\nclass Model:\n"
+IMPORTS = "import torch\nimport torch._dynamo\n"
+QUICK_IMPORTS = "import torch\n"
+CLASS = "\n\nclass Model:\n"
 CALL = "    def __call__(self) -> int:\n        return self.touched\n"
-ALONE = IMPORTS + "    touched = 0\n\n" + CALL
+ALONE = CLASS + "    touched = 0\n\n" + CALL
 WITH_WEIGHTS = (
-    IMPORTS
+    CLASS
     + "    def load(self, weights):\n"
     + "        pages = [weights[name].reshape(-1).view(torch.uint8)[::4096] for name in weights]\n"
     + "        self.touched = sum(int(page.sum(dtype=torch.int64)) for page in pages)\n\n"
@@ -53,16 +55,17 @@ class Ready:
     url: str
     redis: RedisServer
     node: ours.Node
+    imports: str
 
     def fetch(self) -> Sample:
         self.node.forget()
         return self.node.fill(self.files.checkpoint)
 
     def start(self) -> Sample:
-        return self._worker({"handler.py": ALONE}, None)
+        return self._worker({"handler.py": self.imports + ALONE}, None)
 
     def both(self) -> Sample:
-        return self._worker({"handler.py": WITH_WEIGHTS}, CheckpointId(self.files.checkpoint))
+        return self._worker({"handler.py": self.imports + WITH_WEIGHTS}, CheckpointId(self.files.checkpoint))
 
     def _worker(self, code: dict[str, str], weights: CheckpointId | None) -> Sample:
         bundle = Store(self.files.store).put_bundle(code)
@@ -96,7 +99,7 @@ class Ready:
 
 
 @contextlib.contextmanager
-def _over_a_link(files: Files, bytes_per_s: float) -> Iterator[Ready]:
+def _over_a_link(files: Files, bytes_per_s: float, *, quick: bool = False) -> Iterator[Ready]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-")))
         redis = RedisServer(folder / "redis")
@@ -104,7 +107,7 @@ def _over_a_link(files: Files, bytes_per_s: float) -> Iterator[Ready]:
         redis.start()
         url = stack.enter_context(serving(files.root, bytes_per_s=bytes_per_s))
         node = stack.enter_context(ours.node(f"s3://{BUCKET}", files.size_bytes, env=credentials(url)))
-        yield Ready(files, url, redis, node)
+        yield Ready(files, url, redis, node, QUICK_IMPORTS if quick else IMPORTS)
 
 
 def run(report: Report, options: Options, files: Files) -> None:
@@ -121,7 +124,7 @@ def run(report: Report, options: Options, files: Files) -> None:
     rows = [["store → worker ready", "fetch alone, s", "start alone, s", "both, s", "both / the slower"]]
     ratios: list[float] = []
     for title, one, bytes_per_s in cases:
-        with _over_a_link(one, bytes_per_s) as ready:
+        with _over_a_link(one, bytes_per_s, quick=options.quick) as ready:
             runners: dict[str, Callable[[], Sample]] = {"fetch": ready.fetch, "start": ready.start, "both": ready.both}
             found = in_rounds(options, runners, f"ready, {title}")
         record(report, f"ready, {title}", found)
