@@ -9,6 +9,7 @@ tests with the marker `bed` are skipped where there can be no test bed.
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m 'e2e and ...'` or `-m 'not e2e'` files without such tests are not imported: most of a run's beginning."""
+    """With `-m 'e2e and ...'` or `-m 'not e2e'` files without such tests are not imported."""
     first, _, rest = str(config.option.markexpr).partition(" and ")
     if rest.startswith("bed") and collection_path.name.startswith("test_"):
         return "mark.bed" not in collection_path.read_text() or None
@@ -101,7 +102,26 @@ def pytest_runtest_makereport(
         outcomes.leave_out(report)  # by a fixture of several tests, which failed for the first of them
     elif os.environ.get("CI"):
         outcomes.fail_skip(report)
+    outcomes.fail_slow(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    if item.config.stash.get(GUARD, None) is None:
+        return (yield)
+    began_s = time.process_time()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append((outcomes.COMPUTED, time.process_time() - began_s))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    passed = terminalreporter.stats.get("passed", [])
+    for report in sorted(passed, key=outcomes.computed_s, reverse=True):
+        if (took_s := outcomes.computed_s(report)) > outcomes.SLOW_S:
+            terminalreporter.line(f"{took_s:.1f} s of processor time, and not marked `slow`: {report.nodeid}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,9 @@
-"""Outcomes of tests that pytest does not have: a skip that fails in CI, and a test left out of the quick ones.
+"""Outcomes of tests that pytest does not have: a skip that fails in CI, a test left out of the quick ones, a slow one.
 
 - In CI (`CI` is set) a skipped test fails, unless its reason is in `ALLOWED_IN_CI`.
 - With `--quick` a test that is about to start a process, or to read the weights of an example, ends there and is
-  counted as left out. So the quick tests are selected by what tests do, and no list of them can grow old.
+  counted as left out. So the quick tests are selected by what tests do, and no list of them can grow old. Those that
+  compute for long have the mark `slow`; one that lacks it is named at the end, and fails far above the limit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ PROCESS_EVENTS = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
 )
 """Audit events with which Python starts a process."""
+COMPUTED = "computed_s"
+"""Name of the property of a report that says how much processor time the test took, in all threads of its process."""
+SLOW_S = 0.6
+"""A quick test is named from here on: the mark's 0.3 s, as a machine with other work measures them."""
+TOO_SLOW_S = 3.0
+"""A quick test fails from here on. Imports of large libraries, which the first test that needs one pays, are below."""
 LEFT_OUT = "left out: not quick"
 EXAMPLE_WEIGHTS = re.compile(r"examples/\w+/weights/")
 """Real models: `make models` fetches them, and a test that runs one takes many seconds."""
@@ -78,6 +85,18 @@ def leave_out(report: pytest.TestReport) -> None:
     """Marks the report as that of a test which is not quick."""
     report.outcome = "skipped"
     report.longrepr = ("", 0, LEFT_OUT)
+
+
+def computed_s(report: pytest.TestReport) -> float:
+    """Processor time of the test, measured with `--quick`."""
+    return next((float(str(value)) for name, value in report.user_properties if name == COMPUTED), 0.0)
+
+
+def fail_slow(report: pytest.TestReport) -> None:
+    """Turns a pass into a failure if the test took so much processor time that it cannot be a quick one."""
+    if report.when == "call" and report.outcome == "passed" and (took_s := computed_s(report)) > TOO_SLOW_S:
+        report.outcome = "failed"
+        report.longrepr = f"took {took_s:.1f} s of processor time without the mark `slow`: make it cheaper, or mark it"
 
 
 def is_left_out(report: pytest.TestReport | pytest.CollectReport) -> bool:

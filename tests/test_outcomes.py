@@ -7,8 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
+
+from tests import outcomes
 
 ROOT = Path(__file__).parents[1]
 
@@ -111,6 +114,16 @@ def test_a_module_that_is_skipped_in_ci_is_an_error(tmp_path: Path) -> None:
 def test_what_starts_processes_or_reads_real_weights_is_not_quick(tmp_path: Path, ci: bool) -> None:
     found = outcomes_of(tmp_path, QUICK, "--quick", ci=ci)
     assert found == {"left out": 6, "passed": 1, "failed": 1}
+
+
+@pytest.mark.parametrize(("computed_s", "outcome"), [(0.1, "passed"), (outcomes.TOO_SLOW_S + 0.1, "failed")])
+def test_a_quick_test_that_computes_for_long_fails(computed_s: float, outcome: Literal["passed", "failed"]) -> None:
+    report = pytest.TestReport(
+        "t", ("t", 0, "t"), {}, "passed", None, "call", user_properties=[(outcomes.COMPUTED, computed_s)]
+    )
+    outcomes.fail_slow(report)
+    assert report.outcome == outcome
+    assert outcome == "passed" or "mark it" in str(report.longrepr)
 
 
 def test_they_run_otherwise(tmp_path: Path) -> None:

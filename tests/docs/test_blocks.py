@@ -78,6 +78,7 @@ def test_paths_in_commands_exist() -> None:
                 assert (ROOT / path).exists(), f"{block}: {path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", all_blocks("python"), ids=str)
 def test_what_a_python_block_declares_can_be_served(block: Block) -> None:
     code = compile(block.text, str(block), "exec", dont_inherit=True)

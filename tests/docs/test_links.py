@@ -27,6 +27,7 @@ def test_links_lead_to_what_exists(name: str) -> None:
             assert anchor in _anchors(target), link
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.split("|")[2].strip())
 def test_a_feature_has_the_tests_that_it_names(row: str) -> None:
     _, _, _, here, shown, _ = row.replace("\\|", "/").split("|")

@@ -94,6 +94,7 @@ def test_the_whole_model_answers_as_the_package_does(example: ModuleType, weight
     assert asked(whole_app(parts(example, weights)))["labels"] == found
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(bounds=st.lists(st.integers(1, LAYERS - 1), min_size=1, max_size=3, unique=True).map(sorted))
 def test_every_pipeline_answers_as_the_whole_model(example: ModuleType, weights: Any, bounds: list[int]) -> None:

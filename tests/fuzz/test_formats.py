@@ -96,6 +96,7 @@ def test_numbers_that_cannot_be_written_out_are_refused_like_others(value: Any) 
             check(json.dumps(changed).encode())
 
 
+@pytest.mark.slow
 @given(SEEDS)
 @RUNS
 def test_no_layout_makes_its_reader_fail_otherwise(seed: int) -> None:

@@ -81,6 +81,7 @@ def test_a_segment_without_chunks_is_ready_from_the_start() -> None:
         owner.wait(0, 0, 0)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=5000))
 def test_the_manifest_comes_back_as_it_was(manifest: bytes) -> None:
     assert attached(ControlBlock.create("manifest", 77, manifest, 1)).manifest == manifest
@@ -301,6 +302,7 @@ def test_what_is_no_memfd_is_refused() -> None:
     assert open_descriptors() == before
 
 
+@pytest.mark.slow
 def test_no_descriptor_leaks() -> None:
     gc.collect()
     before = open_descriptors()

@@ -74,6 +74,7 @@ def test_grants_that_cannot_be(pages: Pages) -> None:
     assert pool.used == 1
 
 
+@pytest.mark.slow
 def test_slabs_come_back_with_the_last_view_capsule_or_tensor(pages: Pages) -> None:
     pool = pool_of(pages)
     region = pool.take(2 * SLAB)

@@ -108,6 +108,7 @@ def only_what_is_new_is_collected() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(STEPS, max_size=15))
 def test_memory_is_zero_when_taken_counted_once_and_within_the_capacity_whatever_happens(

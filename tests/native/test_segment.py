@@ -186,6 +186,7 @@ def test_memory_after_which_nothing_can_follow_is_refused_unless_it_is_the_last(
 # ── lifetimes ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_views_tensors_and_slices_outlive_the_region_and_the_last_one_unmaps_it() -> None:
     region = owned(MIB, "outlived")
     region.view(0, 8)[:] = b"weights!"
@@ -214,6 +215,7 @@ def test_a_capsule_that_nobody_used_frees_what_it_holds() -> None:
     assert mappings_of("unused") == 0
 
 
+@pytest.mark.slow
 def test_the_memory_outlives_its_owner() -> None:
     owner = owned(PAGE)
     owner.view(0, 2)[:] = b"ok"
@@ -223,6 +225,7 @@ def test_the_memory_outlives_its_owner() -> None:
     assert bytes(reader.view(0, 2)) == b"ok"
 
 
+@pytest.mark.slow
 def test_no_descriptor_and_no_mapping_leaks() -> None:
     before = open_descriptors()
     for _ in range(300):

@@ -80,6 +80,7 @@ def test_no_moment_is_fired_twice_nor_late(begin: int, steps: list[int]) -> None
     assert fired == sorted(set(fired))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.integers(10**8, 10**9), st.lists(st.integers(-(10**7), 10**7), max_size=5), st.integers(0, 299))
 def test_a_clock_that_was_wrong_silences_no_schedule(begin: int, jumps: list[int], offset: int) -> None:

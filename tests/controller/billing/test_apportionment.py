@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ def test_the_sum_of_the_bills_is_the_busy_time_to_the_last_millisecond(steps: li
     assert billed_ms == busy_ns // MS
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 3_000_000_000), st.booleans()),

@@ -50,6 +50,7 @@ def entry(row: LedgerRow, unix_ms: int, number: int = 0) -> LedgerEntry:
     return LedgerEntry(EntryId(unix_ms, number), msgspec.json.encode(row), row)
 
 
+@pytest.mark.slow
 @given(ledgers, st.lists(st.sampled_from([*DIMENSIONS, "tag:team"]), unique=True, min_size=1))
 def test_every_grouping_adds_up_to_the_same(ledger: list[LedgerEntry], names: list[str]) -> None:
     by = tuple(name for i, name in enumerate(names) if not (name.startswith("tag") and "tag" in "".join(names[:i])))

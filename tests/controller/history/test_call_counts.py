@@ -45,6 +45,7 @@ def test_merged_parts_are_the_counts_of_all_their_calls(parts: list[list[Invocat
     assert merged(map(counted, parts)) == counted([row for part in parts for row in part])
 
 
+@pytest.mark.slow
 @given(parts)
 def test_the_order_of_merging_does_not_matter(parts: list[list[InvocationRow]]) -> None:
     assert merged(map(counted, parts)) == merged(map(counted, reversed(parts)))

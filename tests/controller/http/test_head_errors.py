@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from tests.controller.conftest import ControllerProcess
 SENTENCES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=TEXT_MAX)
 
 
+@pytest.mark.slow
 @given(SENTENCES, SENTENCES)
 def test_an_error_survives_the_way_through_headers(message: str, hint: str) -> None:
     told = {name.decode(): value.decode("ascii") for name, value in error_info_headers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +15,7 @@ VALUES = st.floats(allow_nan=False) | st.integers(-(1 << 60), 1 << 60)
 LABELS = st.dictionaries(st.sampled_from(["function", "code", "when"]), st.text(max_size=20), max_size=3)
 
 
+@pytest.mark.slow
 @given(samples=st.lists(st.tuples(LABELS, VALUES), max_size=8), text=st.text(max_size=40))
 def test_samples_are_read_as_they_were_written(samples: list[tuple[dict[str, str], float]], text: str) -> None:
     family = MetricFamily("fs_things", "gauge", text)

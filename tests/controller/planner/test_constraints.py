@@ -51,6 +51,7 @@ def offer(
     return replace(node("n"), region=region, isolations=isolations, pools=pools, gpus=gpus, confines=confines)
 
 
+@pytest.mark.slow
 @given(
     clusters(least=1),
     st.lists(OFFERS, min_size=7, max_size=7),

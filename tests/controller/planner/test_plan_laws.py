@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ def test_only_what_no_candidate_keeps_is_given_up(cluster: Cluster, wanted: Plan
         assert one.ttft_s > (wanted.slo.ttft_s or 1e9) or one.tpot_s > (wanted.slo.tpot_s or 1e9)
 
 
+@pytest.mark.slow
 @given(clusters(holding=False), requests, st.integers(0, 6), st.integers(2, 4))
 def test_more_bandwidth_never_predicts_a_longer_first_token(
     cluster: Cluster, wanted: PlanRequest, which: int, times: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,6 +117,7 @@ def play(world: World, move: tuple[str, int, int, int]) -> None:
     world.turn()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.lists(MOVES, max_size=12))
 def test_a_step_by_changes_orders_what_a_step_over_everything_orders(moves: list[tuple[str, int, int, int]]) -> None:

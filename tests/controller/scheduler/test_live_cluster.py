@@ -76,6 +76,7 @@ def play(cluster: Cluster, move: str, node_index: int, index: int) -> None:
         )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.lists(MOVES, max_size=25))
 def test_what_is_kept_up_to_date_is_what_would_be_made_anew(moves: list[tuple[str, int, int]]) -> None:

@@ -46,6 +46,7 @@ def test_a_bucket_that_is_not_there_is_named(s3: S3Server) -> None:
     assert "NoSuchBucket: there is no such bucket" in problem("s3://nobucket")
 
 
+@pytest.mark.slow
 def test_addresses_and_credentials_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it remembers credentials
     for name in AWS:

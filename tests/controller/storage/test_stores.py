@@ -155,6 +155,7 @@ def test_a_damaged_object_is_mended_by_who_sends_the_bytes_of_its_name(store: Ob
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", [10, 2 * PART_BYTES + 1])
 def test_an_object_that_is_there_is_never_changed(store: ObjectStore, size_bytes: int) -> None:
     async def scenario() -> None:

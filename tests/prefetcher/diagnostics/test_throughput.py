@@ -45,6 +45,7 @@ def test_memory_and_disk_are_measured_and_nothing_stays(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+@pytest.mark.slow
 def test_pages_are_those_that_a_node_would_get_and_the_others_were_refused_for_a_reason(tmp_path: Path) -> None:
     found = measure(tmp_path, str(tmp_path), SMALL)
     better = ("hugetlb", "thp", "small")[: ("hugetlb", "thp", "small").index(found.pages)]

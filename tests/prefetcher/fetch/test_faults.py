@@ -113,6 +113,7 @@ def reading(segment: Segment, size_bytes: int) -> bytes:
     return bytes(native.Region.attach(fds, size_bytes).view(0, size_bytes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_store_that_breaks_now_and_then_gives_the_right_bytes(faulty: FaultyS3, store: Store, name: str) -> None:
     data = os.urandom(CHUNKS * CHUNK_BYTES)
@@ -163,6 +164,7 @@ def test_a_store_that_gives_a_little_each_time_gives_everything_in_the_end(
     assert found == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_store_that_stays_broken_is_one_clear_error_to_every_waiter(
     faulty: FaultyS3, store: Store, name: str
@@ -196,6 +198,7 @@ def replaced(content: Callable[[bytes], bytes]) -> Fault:
     return fault
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "kind", "message"),
     [

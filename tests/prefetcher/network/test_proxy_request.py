@@ -92,6 +92,7 @@ def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
             assert 1 <= asked.port <= 65_535
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(TOKENS, VALUES), max_size=8))
 def test_its_server_hears_one_host_and_every_header_of_the_clients_own(fields: list[tuple[str, str]]) -> None:
     asked = parse_request(head("GET http://a.example:81/x HTTP/1.1", *(f"{name}: {value}" for name, value in fields)))

@@ -99,6 +99,7 @@ def test_a_stage_s_adapter_comes_whole(store: Store, gated: Gated, model: Model)
 LAYERS_OF_STAGE = st.tuples(st.integers(0, LAYERS - 1), st.integers(1, LAYERS)).filter(lambda cut: cut[0] < cut[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(asked=st.lists(st.one_of(st.none(), LAYERS_OF_STAGE), min_size=1, max_size=4), grows=st.booleans())
 def test_whoever_asks_for_what_everyone_has_it_and_each_chunk_comes_once(

@@ -89,6 +89,7 @@ def test_a_range_that_stalls_or_lags_goes_on_elsewhere_from_where_it_stopped(
         assert 2 * CHUNK - READ_BYTES <= again <= 2 * CHUNK + 1000
 
 
+@pytest.mark.slow
 def test_a_range_that_lags_at_the_end_of_a_piece_loses_none(faulty: FaultyS3, impatient: None) -> None:
     source = S3Source(bucket="weights")
     read(source)
@@ -113,6 +114,7 @@ def test_a_store_that_is_slow_for_all_is_waited_for(faulty: FaultyS3, impatient:
     assert len(faulty.ranges) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -177,6 +179,7 @@ def test_a_refused_signature_is_made_anew(faulty: FaultyS3, monkeypatch: pytest.
     assert read(source) == DATA[: 4 * CHUNK]
 
 
+@pytest.mark.slow
 def test_without_credentials_the_error_says_so(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

@@ -163,6 +163,7 @@ def test_a_runsc_that_is_gone_or_ends_at_once_is_an_end_like_others(tmp_path: Pa
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.slow
 def test_a_start_that_a_full_disk_prevents_leaves_nothing(tmp_path: Path) -> None:
     sandboxes = GVisorLauncher("/bin/true", tmp_path / "state", [], os.environ)
     gc.collect()  # what earlier tests left open would be closed in between

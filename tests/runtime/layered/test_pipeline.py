@@ -59,6 +59,7 @@ def held_up(layer: int) -> tuple[threading.Event, Any]:
     return gate, lambda index: Gated({layer: gate})
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(cuts=cuts, count=st.integers(1, 8), seed=st.integers(0, 99))
 def test_every_cut_gives_the_answers_of_the_whole(cuts: list[tuple[int, int]], count: int, seed: int) -> None:

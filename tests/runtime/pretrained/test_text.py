@@ -210,6 +210,7 @@ def test_weights_without_their_config_are_refused() -> None:
         handler.load(segment_of({"a": torch.zeros(1)}).attach())
 
 
+@pytest.mark.slow
 def test_the_embed_example_has_transformers_vectors() -> None:
     if not (EMBED / "model.safetensors").exists():
         pytest.skip("no weights: make models")

@@ -35,6 +35,7 @@ def unet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "unet"
 
 
+@pytest.mark.slow
 def test_the_documented_handler_paints_what_the_pipeline_paints(unet: Path) -> None:
     (block,) = [block for block in blocks("docs/models.md", "python") if block.file == "painter/handler.py"]
     module: dict[str, Any] = {}

@@ -153,6 +153,7 @@ def test_a_head_may_be_saved_whole_and_adapted_too() -> None:
     torch.testing.assert_close(weights["layers.0.up.weight"], expected)
 
 
+@pytest.mark.slow
 def test_only_what_is_changed_is_memory_of_the_worker() -> None:
     weights = adapted({**UP, f"{P}norm.weight": torch.ones(IN)}, modules_to_save=["norm"])
     for name in ("embed.weight", "layers.0.down.weight", "layers.0.up.bias"):

@@ -289,6 +289,7 @@ def test_families_of_transformers_compute_what_they_compute_there(family: str, t
         assert torch.equal(model(**tokens).last_hidden_state, plain(**tokens).last_hidden_state)
 
 
+@pytest.mark.slow
 def test_the_embed_examples_model_has_transformers_numbers() -> None:
     folder = EXAMPLES / "embed" / "weights"
     if not (folder / "model.safetensors").exists():
@@ -305,6 +306,7 @@ def test_the_embed_examples_model_has_transformers_numbers() -> None:
     assert difference.abs().max() <= 1e-6
 
 
+@pytest.mark.slow
 def test_the_chat_examples_model_has_transformers_numbers_and_its_tie() -> None:
     folder = EXAMPLES / "chat" / "weights"
     if not (folder / "model.safetensors").exists():

@@ -77,6 +77,7 @@ one_index = slices | st.integers(-8, 8) | st.just(Ellipsis) | st.lists(st.intege
 indices = one_index | st.lists(slices | st.integers(-4, 4), max_size=3).map(tuple)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(name=st.sampled_from(["table", "deep", "scalar", "none"]), index=indices)
 def test_a_slice_is_what_torch_gives_for_the_same_index(values: dict[str, Tensor], name: str, index: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -88,7 +89,7 @@ class Loads(RuleBasedStateMachine):
             assert self.taken == self.chunks
 
 
-TestLoads = Loads.TestCase
+TestLoads = pytest.mark.slow(Loads.TestCase)
 
 
 @given(chunk_sets)

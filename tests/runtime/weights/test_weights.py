@@ -82,6 +82,7 @@ def test_a_tensor_waits_for_its_own_chunks_alone(segment: Segment) -> None:
     assert got == [segment.expected("middle")]
 
 
+@pytest.mark.slow
 def test_tensors_are_views_that_outlive_the_mapping(segment: Segment) -> None:
     segment.fill(*segment.chunks)
     weights = segment.attach()

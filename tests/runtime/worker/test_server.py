@@ -130,6 +130,7 @@ def _draining(response: httpx.Response) -> httpx.Response | None:
     return response if response.status_code == 503 else None
 
 
+@pytest.mark.slow
 def test_a_drain_under_load_loses_no_call_that_was_taken(functions: Functions, pool: ThreadPoolExecutor) -> None:
     worker = functions.ready("import time\ndef f():\n    time.sleep(0.001)\n    return 'x' * 10_000\n", concurrency=4)
     stop = threading.Event()

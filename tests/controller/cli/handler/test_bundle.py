@@ -64,6 +64,7 @@ def test_the_same_files_give_the_same_bytes_elsewhere_and_later(tmp_path: Path) 
     assert one.key == f"bundles/{one.id}"
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]{1,8}(/[a-zé]{1,60}){0,3}\.py", fullmatch=True), st.binary(max_size=200), max_size=8

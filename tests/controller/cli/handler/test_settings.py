@@ -147,6 +147,7 @@ def test_a_table_for_nobody_is_told_of(folder: Path, capsys: pytest.CaptureFixtu
 VALUES = st.none() | st.booleans() | st.integers() | st.text()
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.sampled_from(["memory", "concurrency", "scale", "env"]),

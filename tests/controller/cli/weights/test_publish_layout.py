@@ -109,6 +109,7 @@ def plan_of(source: Source) -> CheckpointPlan:
     return plan_checkpoint(source, part_max_bytes=PART_MAX, chunk_bytes=CHUNK)
 
 
+@pytest.mark.slow
 @given(TENSORS, FILES)
 def test_what_was_written_read_back_by_the_manifest_is_bit_identical(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], files: dict[str, bytes]
@@ -131,6 +132,7 @@ def test_what_was_written_read_back_by_the_manifest_is_bit_identical(
     } == files
 
 
+@pytest.mark.slow
 @given(TENSORS, FILES)
 def test_every_part_opens_with_the_safetensors_library(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], files: dict[str, bytes]
@@ -149,6 +151,7 @@ def test_every_part_opens_with_the_safetensors_library(
     }
 
 
+@pytest.mark.slow
 @given(TENSORS, FILES)
 def test_tensors_are_aligned_and_in_the_order_of_use(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], files: dict[str, bytes]
@@ -166,6 +169,7 @@ def test_tensors_are_aligned_and_in_the_order_of_use(
         assert part.data_bytes <= PART_MAX or len(inside) == 1
 
 
+@pytest.mark.slow
 @given(TENSORS, st.randoms(use_true_random=False), st.integers(1, 3))
 @example({"layers.00.a": tensor(4), "layers.0.a": tensor(4)}, random.Random(0), 1)
 @example({"layers.0.a": tensor(4), "layers.00.a": tensor(4)}, random.Random(1), 1)

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ TENSORS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(TENSORS)
 def test_a_tensor_is_tied_to_the_first_equal_one_in_the_order_of_use(contents: dict[str, tuple[bytes, str]]) -> None:
     tensors: dict[str, Tensor] = {

@@ -81,6 +81,7 @@ def test_a_list_has_its_length() -> None:
         parse_rules(["a.example"] * (ENTRIES_MAX + 1))
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60))
 def test_any_text_is_an_entry_or_refused(entry: str) -> None:
     try:
@@ -121,6 +122,7 @@ def test_a_wildcard_covers_all_below_and_not_itself(listed: str, port: int, host
     assert not goes(f"{host}{listed}"[:253], port, [PUBLIC], entry) or "." in host
 
 
+@pytest.mark.slow
 @given(st.lists(ADDRESSES, max_size=6), NAMES, st.lists(st.sampled_from(["0.0.0.0/0", "::/0", "8.0.0.0/7", "b.c"])))
 def test_without_a_range_of_its_own_nothing_private_is_reached(
     found: list[Address], name: str, more: list[str]

@@ -27,6 +27,7 @@ def test_what_a_client_says_is_read_again(message: Start | Size | EndOfInput) ->
     assert read_client(msgspec.json.encode(message).decode()) == message
 
 
+@pytest.mark.slow
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner)).map(str))
 def test_anything_else_is_refused_in_one_way(text: str) -> None:
     for read in (read_client, read_exit):

@@ -27,6 +27,7 @@ def test_a_change_is_learnt_in_a_dozen_samples() -> None:
     assert estimate.value > 1.9
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=round(1 / WEIGHT)))
 def test_the_first_samples_have_a_plain_mean(samples: list[float]) -> None:
     average = MovingAverage(7.0)

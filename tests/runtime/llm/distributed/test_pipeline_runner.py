@@ -40,6 +40,7 @@ def cuts_of(bounds: list[int]) -> list[tuple[int, int]]:
 cuts = st.lists(st.integers(1, LAYERS - 1), min_size=1, max_size=3, unique=True).map(sorted).map(cuts_of)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(cuts=cuts, lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=10))
 def test_every_cut_gives_the_tokens_of_the_whole(cuts: list[tuple[int, int]], lengths: list[tuple[int, int]]) -> None:
@@ -60,6 +61,7 @@ def test_embeddings_along_a_pipeline_are_those_of_the_whole_model() -> None:
     assert [tokens_of(found[at]) for at in (1, 3)] == alone([request(), request(50)])
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(cuts=cuts, count=st.integers(1, 8), when=st.integers(0, 150))
 def test_consolidation_changes_no_token(cuts: list[tuple[int, int]], count: int, when: int) -> None:

@@ -46,6 +46,7 @@ def settled(stages: Stages) -> None:
     wait_until(free, 10, what="free blocks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_grows", [False, True])
 def test_requests_that_move_keep_their_tokens(first_grows: bool) -> None:
     sampled = SamplingParams(temperature=0.9, seed=7, presence_penalty=0.5, logit_bias=((70, 3.0), (71, -100.0)))
@@ -99,6 +100,7 @@ def test_a_stage_lost_between_two_steps_costs_no_token(monkeypatch: pytest.Monke
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
 
 
+@pytest.mark.slow
 def test_requests_with_a_grammar_keep_their_tokens_while_others_may_move() -> None:
     constraint = compiled({"type": "array", "items": {"type": "integer"}, "minItems": 90})
     sampled = SamplingParams(temperature=0.9, seed=3)
@@ -117,6 +119,7 @@ def test_requests_with_a_grammar_keep_their_tokens_while_others_may_move() -> No
     assert [len(delta.logprobs) for delta in found[2]] == [1] * 150
 
 
+@pytest.mark.slow
 def test_requests_with_a_grammar_stay_and_hold_up_no_consolidation() -> None:
     """They cannot move. Both workers are whole while they still run, and their answers end within the grammar."""
     schema = {"type": "array", "items": {"type": "integer"}, "minItems": 120, "maxItems": 120}

@@ -13,6 +13,7 @@ from tests.runtime.llm.models import Checkpoint, native, stage_of, tiny
 from tests.runtime.llm.stages import LAYERS, Pipeline, Sequences, cuts_of_the_layers, some_lengths, stage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=20, deadline=None)
 @given(

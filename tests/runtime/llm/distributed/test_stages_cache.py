@@ -166,6 +166,7 @@ def test_keys_and_values_are_bytes(model: Checkpoint, data: Any) -> None:
         native(model).write_kv([0], 0, 1, 0, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", "torch"])
 def test_the_cache_moves_while_a_step_runs(kind: str) -> None:
     weights = tiny(num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=512)

@@ -41,6 +41,7 @@ def test_shares_are_those_of_the_softmax(temperature: float) -> None:
         assert abs(got.get(token, 0.0) - share) < 5 * math.sqrt(share * (1 - share) / DRAWS)
 
 
+@pytest.mark.slow
 def test_top_p_keeps_the_smallest_set_that_reaches_it_in_its_own_proportions() -> None:
     logits = torch.log(torch.tensor([0.1, 0.5, 0.05, 0.35]))
     got = shares(logits, SamplingParams(top_p=0.8, seed=2))
@@ -50,6 +51,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it_in_its_own_proportions() -
     assert set(shares(logits, SamplingParams(top_p=0.9999999, seed=2))) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_top_p_is_exact_also_where_many_tokens_are_needed() -> None:
     logits = torch.zeros(3000)
     logits[0] = 8.0
@@ -58,6 +60,7 @@ def test_top_p_is_exact_also_where_many_tokens_are_needed() -> None:
     assert len(many) > 512
 
 
+@pytest.mark.slow
 def test_top_k_keeps_k() -> None:
     logits = torch.tensor([1.0, 4.0, 2.0, 3.0])
     assert set(shares(logits, SamplingParams(temperature=2.0, top_k=2, seed=0))) == {1, 3}

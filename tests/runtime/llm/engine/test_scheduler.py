@@ -74,7 +74,7 @@ class Pool(RuleBasedStateMachine):
         assert len(owned) + self.pool.free_count == 12
 
 
-TestPool = Pool.TestCase
+TestPool = pytest.mark.slow(Pool.TestCase)
 
 
 def assert_plan_is_sound(scheduler: Scheduler, chunks: list[PlannedChunk]) -> None:
@@ -91,6 +91,7 @@ def assert_plan_is_sound(scheduler: Scheduler, chunks: list[PlannedChunk]) -> No
         assert len(chunk.sequence.table) * BLOCK >= chunk.end
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=20),

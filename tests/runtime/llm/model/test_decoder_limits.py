@@ -120,6 +120,7 @@ def test_weights_that_do_not_fit_are_refused(tiny_model: Checkpoint, spoil: Any)
         Decoder(**(arguments | spoil(stage)))
 
 
+@pytest.mark.slow
 def test_weights_live_as_long_as_their_decoder(tiny_model: Checkpoint) -> None:
     weights = tiny()
     freed = threading.Event()
@@ -143,6 +144,7 @@ def test_weights_live_as_long_as_their_decoder(tiny_model: Checkpoint) -> None:
     assert freed.is_set()
 
 
+@pytest.mark.slow
 def test_a_step_lets_other_threads_run() -> None:
     weights = tiny(num_hidden_layers=24, hidden_size=512, intermediate_size=1024)
     decoder = native(weights)

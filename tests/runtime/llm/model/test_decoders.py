@@ -95,6 +95,7 @@ def config_fields(weights: Checkpoint) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != "model_type"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=25, deadline=None)
 @given(
@@ -113,6 +114,7 @@ def test_a_row_is_the_same_bits_in_any_batch(isa: str, lengths: list[int], threa
         assert torch.equal(got[number], alone[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=25, deadline=None)
 @given(cuts=st.sets(st.integers(1, 69), max_size=6))

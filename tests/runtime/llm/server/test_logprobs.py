@@ -58,6 +58,7 @@ def test_a_chat_of_the_real_model_has_them_token_by_token(real: Served) -> None:
         assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1.0001
 
 
+@pytest.mark.slow
 def test_a_stream_has_the_same_ones(real: Served) -> None:
     whole = real.client.chat.completions.create(**CAPITAL).choices[0].logprobs.content
     chunks = [chunk.choices[0] for chunk in real.client.chat.completions.create(**CAPITAL, stream=True)]

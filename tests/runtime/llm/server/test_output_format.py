@@ -72,6 +72,7 @@ def test_the_real_model_gives_an_object(real: Served) -> None:
     assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
+@pytest.mark.slow
 def test_formats_of_one_batch_are_each_their_own(server: Served) -> None:
     """Sampled noise: without a mask not even the first letter would be right."""
 
@@ -109,6 +110,7 @@ def test_a_limit_cuts_the_answer_and_a_stop_string_ends_it(server: Served) -> No
     assert ended.message.content.rstrip().endswith(",")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_stream_that_is_cut_goes_on_within_its_schema(n: int) -> None:
     body = {
@@ -220,6 +222,7 @@ def _nested(children: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[di
     return of_objects | of_arrays | st.lists(children, min_size=1, max_size=2).map(lambda some: {"anyOf": some})
 
 
+@pytest.mark.slow
 @given(schema=st.recursive(LEAVES, _nested, max_leaves=4), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_noise_follows_any_schema(server: Served, schema: dict[str, Any], seed: int) -> None:

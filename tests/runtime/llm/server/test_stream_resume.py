@@ -166,6 +166,7 @@ def test_too_many_marks_are_refused() -> None:
         read_resume_marks(b" " * (CARRIED_MAX_BYTES + 1), choices=1, vocab_size=VOCAB)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode))
 def test_whatever_is_carried_is_read_or_refused(carried: bytes) -> None:
     try:

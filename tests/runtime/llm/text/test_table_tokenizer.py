@@ -73,6 +73,7 @@ TEXTS = st.text() | st.lists(
 ).map("".join)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS, special=st.booleans())
 @settings(max_examples=300, deadline=None)

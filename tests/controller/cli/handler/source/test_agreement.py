@@ -186,6 +186,7 @@ def accepts(decoder: ArgumentDecoder, value: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(parameters=PARAMETERS, data=st.data())
 def test_the_schema_of_a_deploy_accepts_what_the_worker_accepts(

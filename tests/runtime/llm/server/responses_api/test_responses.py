@@ -68,6 +68,7 @@ def test_the_real_model_answers(real: Served) -> None:
     )
 
 
+@pytest.mark.slow
 def test_instructions_and_earlier_items_are_the_chat(real: Served) -> None:
     items: list[dict[str, Any]] = [
         {"role": "user", "content": "hi"},
@@ -84,6 +85,7 @@ def test_instructions_and_earlier_items_are_the_chat(real: Served) -> None:
     assert answer.output_text == same.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_a_stream_has_the_events_of_the_client(real: Served) -> None:
     with real.client.responses.stream(model="chat", input=CAPITAL, temperature=0) as stream:
         events = list(stream)
@@ -144,6 +146,7 @@ def test_the_real_model_calls_a_tool_and_uses_its_result(real: Served) -> None:
     assert len(deltas) > 5
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_a_stream_are_those_of_the_whole_answer(real: Served) -> None:
     fields: dict[str, Any] = {"model": "chat", "input": CAPITAL, "temperature": 0, "top_logprobs": 2}
     answer = real.client.responses.create(**fields, include=["message.output_text.logprobs"])

@@ -169,6 +169,7 @@ def _in_tags(form: ToolFormat, given: dict[str, Any]) -> str:
     return f"{form.begin}{form.opens}<function=f>\n{tags}</function>{form.closes}{form.end}"
 
 
+@pytest.mark.slow
 @given(written=written_calls(), cuts=st.lists(st.integers(0, 999)))
 def test_any_calls_are_read_in_any_pieces(
     written: tuple[ToolFormat, str, list[tuple[str, Any]]], cuts: list[int]

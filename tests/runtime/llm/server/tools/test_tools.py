@@ -142,6 +142,7 @@ def streamed(stream: Any) -> tuple[list[dict[str, Any]], str]:
     return calls, finish
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("choice", "count"), [("required", None), (NAMED, 1)])
 def test_forced_calls_follow_their_schemas_in_every_family(
     of_family: tuple[str, Served], choice: Any, count: int | None
@@ -186,6 +187,7 @@ def test_a_free_call_streams_its_arguments_as_they_come(form: ToolFormat) -> Non
     assert [delta["finish_reason"] for delta in deltas if delta["finish_reason"]] == ["tool_calls"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tool_choice": "auto"}, {"n": 2, "logprobs": True}])
 def test_a_stream_with_tools_that_is_cut_goes_on_with_the_same_calls(fields: dict[str, Any]) -> None:
     body = {
@@ -241,6 +243,7 @@ def test_wrong_tools_are_refused_by_name(real: Served, fields: dict[str, Any], p
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.slow
 def test_strict_tools_leave_free_text_as_it_is(real: Served) -> None:
     strict = [{"type": "function", "function": tool["function"] | {"strict": True}} for tool in TOOLS]
     fields: dict[str, Any] = {"model": "chat", "messages": user("What is the weather in Paris?"), "temperature": 0}
@@ -249,6 +252,7 @@ def test_strict_tools_leave_free_text_as_it_is(real: Served) -> None:
     assert (bound.message.content, bound.finish_reason) == (free.message.content, free.finish_reason)
 
 
+@pytest.mark.slow
 def test_tools_that_may_not_be_used_cost_no_prompt(real: Served) -> None:
     fields: dict[str, Any] = {"model": "chat", "messages": user("hi"), "max_tokens": 2}
     without = real.client.chat.completions.create(**fields).usage.prompt_tokens
@@ -319,6 +323,7 @@ def test_what_tags_cannot_follow_is_refused_by_name(schema: dict[str, Any], word
         calls_grammar(use, QWEN_CODER, {})
 
 
+@pytest.mark.slow
 def test_an_answer_is_a_call_or_follows_its_format(of_family: tuple[str, Served]) -> None:
     _, subject = of_family
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]} | {
