@@ -36,17 +36,15 @@ CLASSIFY := examples/classify/weights/model.safetensors
 demo: models
 	@$(BIN)/python examples/demo.py
 
-# Three at a time, as most tests wait for something now and then; the longest are collected first. Test beds, whose four
-# hosts have kills and deadlines, come after the rest and two at a time: a bed leaves three quarters of the cores idle.
-# PYTEST_ARGS=... picks some.
+# Three and four at a time, as most tests wait for something now and then; the longest come first. The test beds, which
+# leave three quarters of the cores idle, run beside the other systems. PYTEST_ARGS=... picks some.
 test: dev models
 	@$(PYTHON) tests/programs.py
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	@$(BIN)/python -m pytest --quiet -m 'not e2e' -n 3 --dist worksteal
-	@$(BIN)/python -m pytest --quiet -m 'e2e and not bed' -n 3 --dist loadscope --no-loadscope-reorder
-	@$(BIN)/python -m pytest --quiet -m 'e2e and bed' -n 2 --dist loadscope --no-loadscope-reorder
+	@$(BIN)/python -m pytest --quiet -m e2e -n 4 --dist loadscope --no-loadscope-reorder
 endif
 
 # $(call timed,NAME,COMMAND): the command, and after it how long it took.
