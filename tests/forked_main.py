@@ -40,6 +40,9 @@ class ForkedMain:
             raise subprocess.TimeoutExpired(str(self._process), timeout or 0)
         return self._process.exitcode
 
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
     def terminate(self) -> None:
         self._process.terminate()
 
