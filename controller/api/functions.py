@@ -41,6 +41,8 @@ from ..state.view import View
 from .openapi.invoke_document import function_document
 
 TAIL_MAX = 10_000
+INFOS_AT_ONCE = 200
+"""Functions of a list that are made in one turn of the loop: about two milliseconds."""
 STOPPING_S = 1.0
 """How soon a follower that gets no lines sees that the controller stops."""
 
@@ -117,7 +119,7 @@ class FunctionsApi:
     async def functions(self, request: Request) -> Response:
         caller = caller_of(request)
         self._known()
-        return json_response(self.infos(caller.sees))
+        return json_response(await self.infos(caller.sees))
 
     async def function(self, request: Request) -> Response:
         return json_response(self.info(self._record(request.path_params["name"])))
@@ -189,11 +191,17 @@ class FunctionsApi:
             raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
         return record
 
-    def infos(self, sees: Callable[[FunctionName], bool]) -> list[FunctionInfo]:
-        """Those functions that `sees` admits. One whose live version this release cannot read is in the status only."""
-        view = self._view
+    async def infos(self, sees: Callable[[FunctionName], bool]) -> list[msgspec.Raw]:
+        """Those functions that `sees` admits, encoded, some in a turn of the loop: ten thousand take a tenth of a
+        second. One whose live version this release cannot read is in the status only."""
+        view, found = self._view, list[msgspec.Raw]()
         records = [record for record in view.functions.values() if sees(record.name)]
-        return [self.info(record) for record in records if VersionKey(record.name, record.live) in view.versions]
+        for begin in range(0, len(records), INFOS_AT_ONCE):
+            for record in records[begin : begin + INFOS_AT_ONCE]:
+                if VersionKey(record.name, record.live) in view.versions:
+                    found.append(msgspec.Raw(msgspec.json.encode(self.info(record))))
+            await asyncio.sleep(0)
+        return found
 
     def info(self, record: FunctionRecord) -> FunctionInfo:
         view = self._view

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from importlib.metadata import version as installed_version
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.errors import FleetError, InvalidInput
 from ..auth.audit_log import AuditLog
 from ..auth.request_context import caller_of
 from ..http.json_api import json_response, query_flag
-from ..schemas.functions import BudgetInfo, RedisMemory, SystemStatus, UnreadableInfo
+from ..schemas.functions import BudgetInfo, FunctionInfo, RedisMemory, SystemStatus, UnreadableInfo
 from ..schemas.nodes import NodeCertificate
 from ..state.redis_probe import try_redis
 from ..state.redis_server.memory_watch import MemoryWatch
@@ -87,6 +87,7 @@ class SystemApi:
             redis_state = "ok" if view.redis == "ok" else UNTOLD
         elif query_flag(request, "probe"):
             redis_state, store_problem = await self._try_backends()
+        functions = await self._functions.infos(caller.sees)
         return json_response(
             SystemStatus(
                 version=installed_version("fleetstart"),
@@ -101,7 +102,7 @@ class SystemApi:
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 draining=sorted(view.draining) if not caller.limited else [],
                 certificates=self._certificates() if not caller.limited else [],
-                functions=self._functions.infos(caller.sees),
+                functions=cast(list[FunctionInfo], functions),
                 budgets=[info for info in self._budgets() if caller.sees(info.function)],
                 access="open" if self._open_access and not view.access.locked else "keys",
                 unreadable=self._unreadable() if not caller.limited else [],

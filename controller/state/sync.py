@@ -35,6 +35,8 @@ from .view import View
 log = logging.getLogger(__name__)
 
 RESYNC_S = 1.0
+READ_S = 30.0
+"""Timeout for a read as a whole, which a busy machine makes long; each of its commands has two seconds."""
 FUNCTIONS_NS = 10_000_000_000
 """Age of the functions' last read at which they are read again, although no change was published."""
 
@@ -75,7 +77,7 @@ class StateSync:
     async def _resync(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(READ_S):
                     await self.resync(functions=self._functions_are_due())
             except AnotherHistory as another:
                 log.warning("redis may lack its last writes", extra={"reason": str(another)})
