@@ -72,7 +72,7 @@ def build_async_invocations(
     presenter = InvocationPresenter(config.url, payloads, history.trace)
     webhook_delivery = WebhookDelivery(
         invocations,
-        WebhookClient(config.webhook_allow),
+        WebhookClient(config.webhook_allow, (config.url,)),
         webhook_secrets,
         presenter.with_result,
         RedisClock(client),

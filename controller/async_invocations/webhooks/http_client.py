@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.function.public_addresses import Network
+from fleetstart.runtime.contract.function.public_addresses import Address, Network, literal
 
-from .signing import check_address, check_url
+from .lookups import NameLookups
+from .signing import WebhookRefused, check_address, check_url
 
 POST_S = 10.0
 READ_BYTES = 64 * 1024
@@ -23,17 +25,16 @@ READ_BYTES = 64 * 1024
 class CheckedResolver(AbstractResolver):
     """Resolver for aiohttp that checks addresses. It connects to these alone: a second lookup could give others."""
 
-    def __init__(self, allowed: Sequence[Network]) -> None:
+    def __init__(self, allowed: Sequence[Network], lookups: NameLookups) -> None:
         self._allowed = allowed
+        self._lookups = lookups
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
         results = []
-        for kind, _, protocol, _, address in found:
-            check_address(host, ipaddress.ip_address(str(address[0]).partition("%")[0]), self._allowed)
+        for kind, _, protocol, _, address in await self._lookups.resolve(host, port, family):
+            await self.check(host, ipaddress.ip_address(str(address[0]).partition("%")[0]))
             results.append(
                 ResolveResult(
                     hostname=host, host=str(address[0]), port=port, family=kind, proto=protocol,
@@ -42,24 +43,39 @@ class CheckedResolver(AbstractResolver):
             )  # fmt: skip
         return results
 
+    async def check(self, host: str, address: Address) -> None:
+        """Errors: WebhookRefused, also for the platform's own public addresses: behind them a webhook would be a call
+        from within."""
+        check_address(host, address, self._allowed)
+        if not any(address in network for network in self._allowed) and await self._lookups.is_own(address):
+            raise WebhookRefused(
+                f"Fs-Webhook: {host} is an address of this system",
+                hint=f"an operator can allow it: FS_WEBHOOK_ALLOW={address}/{address.max_prefixlen}",
+            )
+
     async def close(self) -> None:
-        return
+        self._lookups.close()
 
 
 class WebhookClient:
-    def __init__(self, allowed: Sequence[Network]) -> None:
+    def __init__(self, allowed: Sequence[Network], urls: Iterable[str] = ()) -> None:
+        """`urls`: where the platform itself is reached."""
         self._allowed = allowed
+        self._resolver = CheckedResolver(allowed, NameLookups(urls))
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+        await self._resolver.close()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
         """Posts a webhook; returns the receiver's status (0: none) and the error ("": none)."""
         try:
             check_url(url, self._allowed)
             async with asyncio.timeout(POST_S):
+                if (address := literal(urlsplit(url).hostname or "")) is not None:  # which nobody looks up
+                    await self._resolver.check(str(address), address)
                 async with self._open().post(url, data=body, headers=dict(headers), allow_redirects=False) as response:
                     await response.content.read(READ_BYTES)
                     good = 200 <= response.status < 300
@@ -74,9 +90,7 @@ class WebhookClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(
-                limit=64, resolver=CheckedResolver(self._allowed), use_dns_cache=False, force_close=True
-            )
+            connector = aiohttp.TCPConnector(limit=64, resolver=self._resolver, use_dns_cache=False, force_close=True)
             self._session = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
             )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +17,7 @@ import standardwebhooks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.async_invocations.webhooks import signing
+from fleetstart.controller.async_invocations.webhooks import lookups, signing
 from fleetstart.controller.async_invocations.webhooks.http_client import WebhookClient
 from fleetstart.controller.async_invocations.webhooks.signing import WebhookRefused
 from fleetstart.runtime.contract import redis_keys as keys
@@ -109,6 +112,62 @@ def test_however_an_address_is_written_it_is_not_connected_to(host: str) -> None
     assert "not a public address" in error
     bare = host.strip("[]")
     assert f"{bare} is {bare}" not in error
+
+
+def test_the_public_address_of_the_platform_is_not_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A translated address, which no interface of the machine has: only the name of the system leads to it."""
+    real = socket.getaddrinfo
+
+    def looked_up(host: str, *args: Any, **options: Any) -> Any:
+        return real("1.1.1.1" if host in ("fleet.example", "alias.example") else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+
+    async def post(host: str, allowed: str = "") -> str:
+        networks = (ipaddress.ip_network(allowed),) if allowed else ()
+        http = WebhookClient(networks, ("https://fleet.example:7443",))
+        try:
+            async with asyncio.timeout(0.5):
+                return (await http.post(f"http://{host}:9/", {}, b"{}"))[1]
+        except TimeoutError:
+            return "tried"
+        finally:
+            await http.close()
+
+    for host in ("fleet.example", "alias.example", "1.1.1.1"):
+        assert "is an address of this system" in asyncio.run(post(host)), host
+        assert "is an address of this system" not in asyncio.run(post(host, "1.1.1.1/32"))
+
+
+def test_slow_lookups_have_a_deadline_and_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "LOOKUP_S", 0.05)
+    slow = threading.Event()
+    real = socket.getaddrinfo
+
+    def looked_up(host: str, *args: Any, **options: Any) -> Any:
+        if host.endswith(".slow"):
+            slow.wait(30)
+        return real("127.0.0.1", *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+
+    async def scenario() -> None:
+        names = lookups.NameLookups(())
+        found = await asyncio.gather(
+            *(names.resolve(f"{number}.slow", 80) for number in range(3 * lookups.THREADS)), return_exceptions=True
+        )
+        assert {type(one) for one in found} == {TimeoutError}
+        async with asyncio.timeout(5):
+            assert await asyncio.get_running_loop().getaddrinfo("other", 80), "with the threads of everybody else"
+        slow.set()
+        async with asyncio.timeout(5):
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    assert await names.resolve("quick", 80)
+                    break
+        names.close()
+
+    asyncio.run(scenario())
 
 
 # ── that it arrives ────────────────────────────────────────────────────────────────────────────────
