@@ -72,6 +72,8 @@ class Run:
         self._history = Recorder(self._path)
         self._runs = 0
         self.dead_letters = 0
+        self._ends: dict[str, Settled] = {}
+        """Of accepted async calls, as they stood last."""
         self._began_s = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -168,23 +170,22 @@ class Run:
             for event in events
             if isinstance(event, Answered) and event.status == 202 and event.call in asynchronous
         ]
-        found = []
         for request in accepted:
+            if (known := self._ends.get(request)) is not None and known.status in TERMINAL:
+                continue
             answer = bed.http.get(f"/api/v1/invocations/{request}")
             body: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
             result = body.get("result")
             run = result.get("run", 0) if isinstance(result, dict) else 0
-            found.append(
-                Settled(
-                    at_s=now_s(),
-                    request=request,
-                    status=body.get("status", ""),
-                    run=run,
-                    code=(body.get("error") or {}).get("code", ""),
-                    dead_letter=bool(body.get("dead_letter")),
-                )
+            self._ends[request] = Settled(
+                at_s=now_s(),
+                request=request,
+                status=body.get("status", ""),
+                run=run,
+                code=(body.get("error") or {}).get("code", ""),
+                dead_letter=bool(body.get("dead_letter")),
             )
-        return found
+        return list(self._ends.values())
 
     def _keep_logs(self, bed: ChaosBed) -> None:
         for part in bed.parts:

@@ -136,7 +136,7 @@ class Client:
         ticket, gateway = self._ticket(), self._any()
         asked = self._invoke("stream", ticket, gateway)
         got: list[str] = []
-        status, whole, error, version = 0, False, "", 0
+        status, billed, error, version, request = 0, False, "", 0, asked.request
         headers = {**self._admin, "x-request-id": asked.request}
         event = ""
         try:
@@ -144,17 +144,19 @@ class Client:
                 "POST", "/fn/count", json={"ticket": ticket, "items": ITEMS}, headers=headers
             ) as response:
                 status, version = response.status_code, int(response.headers.get("fs-version") or 0)
+                request = response.headers.get("x-request-id", request)
                 for line in response.iter_lines():
                     if line.startswith("event: "):
                         event = line[7:]
                     elif line.startswith("data: ") and event in ("", "message"):
                         got.append(json.loads(line[6:]))
                     elif line.startswith("data: "):
-                        whole, error = whole or event == BILL_EVENT, line[6:] if event == "error" else error
+                        billed, error = billed or event == BILL_EVENT, line[6:] if event == "error" else error
                     elif not line:
                         event = ""
         except (httpx.HTTPError, ValueError) as failure:
             error = repr(failure)
+        whole = billed and not error
         if status == 200:
             expected = [f"{ticket}-{number}" for number in range(ITEMS)]
             self._history.write(
@@ -163,7 +165,7 @@ class Client:
         self._told[f"stream {status if whole or status != 200 else 'cut'}"] += 1
         # The bill of a stream that was cut says what became of it; only a whole one is an answer.
         answer = Answered(
-            at_s=now_s(), call=asked.call, status=status if whole or status != 200 else 0, request=asked.request,
+            at_s=now_s(), call=asked.call, status=status if whole or status != 200 else 0, request=request,
             version=version,
         )  # fmt: skip
         self._history.write(answer)
