@@ -57,6 +57,8 @@ OUTCOMES_KEPT = 1000
 """Maximum of start outcomes waiting for the calibrator: without a scheduler, only the last of them matter."""
 TRACES_HELD = 20_000
 """Maximum of timelines held while Redis is unavailable; timelines only inform people."""
+PHASES_KEPT = 400
+"""Phases kept of a trace, some tens of KB: a handler may call a million functions in one call, each of them a phase."""
 CONFIRM_S = 0.5
 DISK_MS = 1_400
 """Timeout for Redis to sync its log, which it does once a second; below the client's own timeout."""
@@ -266,7 +268,7 @@ class LedgerWriter:
                 only_new = not trace.timeline.phases
                 kept_s = self.trace_kept_s(trace.row)
                 if kept_s:
-                    pipe.set(keys.trace(trace.row.id), msgspec.json.encode(trace), ex=kept_s, nx=only_new)
+                    pipe.set(keys.trace(trace.row.id), msgspec.json.encode(bounded(trace)), ex=kept_s, nx=only_new)
             if outcomes:
                 pipe.rpush(keys.OUTCOMES, *map(msgspec.json.encode, outcomes))
                 pipe.ltrim(keys.OUTCOMES, -OUTCOMES_KEPT, -1)
@@ -311,6 +313,16 @@ class LedgerWriter:
         if self._unreadable is not None:
             self._unreadable.replace("open call", problems)
         return found
+
+
+def bounded(trace: InvocationTrace) -> InvocationTrace:
+    """The trace without the middle of its timeline, if it has more phases than are kept."""
+    phases = trace.timeline.phases
+    if len(phases) <= PHASES_KEPT:
+        return trace
+    half = PHASES_KEPT // 2
+    kept = Timeline(origin_unix_ns=trace.timeline.origin_unix_ns, phases=[*phases[:half], *phases[-half:]])
+    return msgspec.structs.replace(trace, timeline=kept)
 
 
 def _lost_row(call: OpenInvocation) -> InvocationRow:

@@ -52,6 +52,7 @@
 | fs:invocations:adopted | string | run id of the Redis that was compared with the object store | scheduler |
 | fs:invocation:events:{invocation} | stream, capped | events of its answer, ids claim-number: field `e` | gateway |
 | fs:idempotency:{digest} | string, expiring | Claim: who runs the call with that key, or its answer | gateway |
+| fs:idempotency:bytes:{hour} | string, expiring | bytes of answers put into Redis in that hour | gateway |
 | fs:idempotency:kept | sorted set | object of an answer → unix ms until which it is kept | gateway |
 | fs:webhooks:secrets | hash | project → secret that its webhooks are signed with | controller |
 | fs:schedules | hash | function → ScheduleMark: up to when its schedule was looked at | scheduler |
@@ -219,3 +220,8 @@ def invocations_due(name: FunctionName) -> str:
 
 def idempotency(digest: str) -> str:
     return f"fs:idempotency:{digest}"
+
+
+def idempotency_bytes(hour: int) -> str:
+    """`hour`: since 1970."""
+    return f"fs:idempotency:bytes:{hour}"

@@ -18,6 +18,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Refused
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.process.tasks import in_parallel
+from fleetstart.runtime.contract.sizes import MIB
 
 from ...state.invocation_records import Answer
 from ...state.redis_client import Script
@@ -27,6 +28,9 @@ from .silence import RUNNING_MS
 
 KEPT_S = 86_400
 INLINE_BYTES = 16 * 1024
+INLINE_HOUR_BYTES = 16 * MIB
+"""Bytes of responses that Redis takes in an hour, 384 MiB of a day. Others go to the object store, small ones too."""
+HOUR_S = 3_600
 FOLDER = "idempotency/"
 DELETES = 16
 """Deletions of expired responses under way."""
@@ -113,14 +117,27 @@ class IdempotencyKeys:
 
     async def settle(self, digest: str, raw: bytes, claim: KeyClaim, body: bytes) -> None:
         """Stores the response for `KEPT_S`. Errors: StoreFailed."""
-        if claim.answer is not None and len(body) <= INLINE_BYTES:
-            claim = msgspec.structs.replace(claim, body=body)
+        inline = msgspec.structs.replace(claim, body=body)
+        if claim.answer is not None and await self._has_room(len(msgspec.json.encode(inline))):
+            claim = inline
         elif claim.answer is not None:
             key = answer_key(digest, claim.owner)
             until_unix_ms = time.time_ns() // 1_000_000 + KEPT_S * 1000
             await self._client.zadd(keys.IDEMPOTENCY_KEPT, {key: until_unix_ms})
             await self._store.create(key, pack(claim.answer, body))
+            claim = msgspec.structs.replace(claim, answer=msgspec.structs.replace(claim.answer, headers=[]))
         await self._set(digest, raw, msgspec.json.encode(claim), KEPT_S * 1000)
+
+    async def _has_room(self, size_bytes: int) -> bool:
+        """Whether Redis takes a response of this size in this hour; then it is counted."""
+        if size_bytes > INLINE_BYTES:
+            return False
+        taken = keys.idempotency_bytes(int(time.time()) // HOUR_S)
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.incrby(taken, size_bytes)
+            pipe.expire(taken, 2 * HOUR_S)
+            total_bytes, _ = await pipe.execute()
+        return int(total_bytes) <= INLINE_HOUR_BYTES
 
     async def answer(self, digest: str, claim: KeyClaim) -> tuple[Answer, bytes] | None:
         """Reads the response; None if the store does not have it any more. Errors: StoreFailed."""

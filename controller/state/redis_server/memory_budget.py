@@ -29,7 +29,7 @@ FAMILIES = (
         advice="they are kept for a shorter time by themselves; give Redis more memory to keep them for a day",
     ),
     Family(
-        name="logs", prefixes=("fs:logs:",), share=0.25,
+        name="logs", prefixes=("fs:logs:", "fs:log_bytes:"), share=0.25,
         advice="functions that log much have the newest lines only; log less, or give Redis more memory",
     ),
     Family(

@@ -14,7 +14,7 @@ import pytest
 from fleetstart.controller.billing import journal_overflow, ledger_writer
 from fleetstart.controller.billing.journal import Journal, rows_in
 from fleetstart.controller.billing.journal_overflow import JournalOverflow
-from fleetstart.controller.billing.ledger_writer import LedgerWriter
+from fleetstart.controller.billing.ledger_writer import PHASES_KEPT, LedgerWriter, bounded
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
@@ -129,3 +129,11 @@ def test_the_overflow_has_a_size_and_counts_what_it_loses(tmp_path: Path, monkey
     assert [one.id for one in overflow.oldest()][:2] == ["call-0", "call-1"]
     overflow.close()
     assert len(list(Journal(tmp_path, "next").recover())) == kept, "the next controller has them"
+
+
+def test_a_trace_keeps_the_ends_of_a_long_timeline() -> None:
+    timeline = Timeline()
+    for number in range(3 * PHASES_KEPT):
+        timeline.add("call", number, number + 1)
+    kept = bounded(InvocationTrace(row=row("many"), timeline=timeline)).timeline.phases
+    assert (len(kept), kept[0], kept[-1]) == (PHASES_KEPT, timeline.phases[0], timeline.phases[-1])
