@@ -45,6 +45,8 @@ VERSIONS_KEPT = 200
 """Versions kept of a function, those in service among them: a deploy each working hour of a month."""
 VERSION_BYTES_KEPT = 8 * MIB
 """Bytes of their records: of a large spec, a hundred."""
+FUNCTIONS_AT_ONCE = 250
+"""Functions whose versions are read in one turn of the loop: some milliseconds."""
 NO_VERSION = Version(0)
 """Stands for no version: numbers begin with 1."""
 
@@ -211,21 +213,26 @@ class Registry:
         """All versions of all functions, by name and number. Errors: Unavailable, if `strict`, for unreadable ones."""
         names = await cast(Awaitable[list[bytes]], self._state.client.hkeys(keys.FUNCTIONS))
         functions = sorted(FunctionName(name.decode()) for name in names)
-        async with self._state.client.pipeline(transaction=False) as pipe:
-            for function in functions:
-                pipe.hvals(keys.versions(function))
-            answers = await pipe.execute()
         found: list[VersionRecord] = []
-        for function, raw_records in zip(functions, answers, strict=True):
-            records = []
-            for raw in raw_records:
-                try:
-                    records.append(self._decoder.decode(raw))
-                except UnreadableRecord as error:
-                    if strict:
-                        raise unreadable(f"a version of {function}, which may need anything,", error) from error
-            found += sorted(records, key=lambda record: record.version)
+        for begin in range(0, len(functions), FUNCTIONS_AT_ONCE):
+            some = functions[begin : begin + FUNCTIONS_AT_ONCE]
+            async with self._state.client.pipeline(transaction=False) as pipe:
+                for function in some:
+                    pipe.hvals(keys.versions(function))
+                answers = await pipe.execute()
+            for function, raw_records in zip(some, answers, strict=True):
+                found += self._decoded(function, raw_records, strict=strict)
         return found
+
+    def _decoded(self, function: FunctionName, raw_records: list[bytes], *, strict: bool) -> list[VersionRecord]:
+        records = []
+        for raw in raw_records:
+            try:
+                records.append(self._decoder.decode(raw))
+            except UnreadableRecord as error:
+                if strict:
+                    raise unreadable(f"a version of {function}, which may need anything,", error) from error
+        return sorted(records, key=lambda record: record.version)
 
     async def _require_weights(self, spec: FunctionSpec) -> tuple[int, LayerLayout | None]:
         """Returns the memory that the weights take on a node, and their layer layout if they can be cut into stages."""

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 PRIOR_NS = 10_000_000_000
 """Interval at which the estimates of nodes without starts are made anew from those of the others."""
+NODES_AT_ONCE = 20
+"""Nodes that get new estimates of that kind in one turn of the loop, some milliseconds: until then, older ones do."""
 FLEET_NS = 5_000_000_000
 """Age of estimates over all versions: to make them takes milliseconds where versions are many."""
 
@@ -41,6 +43,7 @@ class LiveCluster:
         self._measures: dict[NodeId, NodeMeasures | None] = {}
         self._prior = NodeMeasures()
         self._prior_ns: int | None = None
+        self._with_older_prior: list[NodeId] = []
         self._faults: dict[NodeId, str] = {}
 
     def refreshed(self, now_ns: int, now_unix_ns: int) -> Cluster:
@@ -94,8 +97,9 @@ class LiveCluster:
             prior = node_prior(list(measures.values()))
             if prior != self._prior:
                 self._prior = prior
-                stale |= {node for node, used in self._measures.items() if used is None}
-        return stale
+                self._with_older_prior = [node for node, used in self._measures.items() if used is None]
+        some, self._with_older_prior = self._with_older_prior[:NODES_AT_ONCE], self._with_older_prior[NODES_AT_ONCE:]
+        return stale.union(some)
 
     def _relaid(self) -> set[NodeId]:
         """The nodes with orders of versions that are new, or that hold checkpoints whose layouts are."""
@@ -109,7 +113,8 @@ class LiveCluster:
                 self._versions.discard(key)
             elif key not in self._versions:  # orders may have come before it
                 self._versions.add(key)
-                layout_in(self.layouts, record)
+                if record.spec.weights is not None:
+                    layout_in(self.layouts, record)
                 stale.update(order.node for order in self.view.orders_of(key).values())
         new = self.layouts.keys() - known
         if not new:

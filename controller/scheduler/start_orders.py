@@ -47,6 +47,7 @@ class IdSource:
 
 
 NO_OTHERS = FleetMeasures()
+NO_WEIGHTS = checkpoint_layout(None, 0)
 NEW_IDS = IdSource(worker=new_worker_id, pipeline=new_pipeline_id, secret=lambda: secrets.token_urlsafe(24))
 
 
@@ -109,7 +110,7 @@ def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
 def layout_in(layouts: dict[CheckpointId, CheckpointLayout], record: VersionRecord) -> CheckpointLayout:
     checkpoint = record.spec.weights
     if checkpoint is None:
-        return checkpoint_layout(None, 0)
+        return NO_WEIGHTS
     if checkpoint not in layouts:
         layouts[checkpoint] = checkpoint_layout(record.layout, record.segment_bytes)
     return layouts[checkpoint]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.planner import node_state
 from fleetstart.controller.planner.estimates import NodeMeasures
-from fleetstart.controller.scheduler.live_cluster import LiveCluster
+from fleetstart.controller.scheduler.live_cluster import NODES_AT_ONCE, LiveCluster
 from fleetstart.controller.state.records import VersionKey, VersionRecord
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.function.spec import LLMSettings
@@ -122,3 +122,21 @@ def test_a_plan_that_was_not_written_takes_no_room() -> None:
     assert len(first.orders) == 1
     again = cluster.reconciler.step(cluster.view, now_ns=now_ns, now_unix_ns=now_unix_ns)
     assert len(again.orders) == 1, "Redis did not take the first, and there is room for one"
+
+
+def test_new_estimates_for_all_nodes_are_taken_some_nodes_at_a_time() -> None:
+    cluster = Cluster(nodes=5 * NODES_AT_ONCE)
+    live = LiveCluster(cluster.view)
+    view = cluster.view
+    before = {state.node: state for state in live.refreshed(cluster.clock.monotonic_ns(), 0)}
+    view.node_measures[NodeId("n0")] = NodeMeasures(store_bytes_per_s=MovingAverage(7e6, 1))
+    cluster.clock.advance(60)
+    turns: list[int] = []
+    while len(turns) < 10:
+        after = {state.node: state for state in live.refreshed(cluster.clock.monotonic_ns(), 0)}
+        turns.append(sum(after[node] is not before[node] for node in before))
+        before = after
+    assert turns[0] <= NODES_AT_ONCE + 1
+    assert max(turns) <= NODES_AT_ONCE + 1
+    assert sum(turns) == 5 * NODES_AT_ONCE
+    assert {state.link.bytes_per_s for state in before.values()} == {7e6}
