@@ -17,6 +17,10 @@ LEASE_POLL_S = 0.05
 three."""
 
 
+RENEWALS = 2
+"""Renewals that show a live daemon. After a step back of Redis' clock a dead one's lease lasts longer, too: once."""
+
+
 class NodeNameTaken(Exception):
     """Another live daemon runs under this node's name."""
 
@@ -44,10 +48,11 @@ async def _is_alive(state: NodeState, former: NodeReport, stop: asyncio.Event) -
     """Whether the daemon of a report runs. On another machine only its lease tells: it is renewed, or it ends."""
     if former.machine == machine_id():
         return epoch_is_alive(former.epoch)
-    left_ms = await state.lease_left_ms()
+    left_ms, renewals = await state.lease_left_ms(), 0
     while left_ms and not stop.is_set():
         await asyncio.sleep(LEASE_POLL_S)
         before_ms, left_ms = left_ms, await state.lease_left_ms()
-        if left_ms > before_ms:
+        renewals += left_ms > before_ms
+        if renewals == RENEWALS:
             return True
     return False
