@@ -64,6 +64,16 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
     }
 
 
+def error_in(code: str, status: int, body: bytes) -> ErrorInfo | None:
+    """The platform's error in a response; None if its header has no `code`."""
+    if not code:
+        return None
+    try:
+        return msgspec.json.decode(body, type=ErrorBody).error
+    except UNDECODABLE:
+        return ErrorInfo(code=code, message=f"HTTP {status}")
+
+
 class AnswerCapture:
     """An ASGI `send` that captures the response, and passes the events of a stream to `on_events` as they come."""
 
@@ -152,13 +162,7 @@ class AnswerCapture:
     def _error(self) -> ErrorInfo | None:
         if self._stream_error is not None:
             return self._stream_error.info()
-        code = self._header(ERROR_HEADER.encode())
-        if not code:
-            return None
-        try:
-            return msgspec.json.decode(bytes(self.body[:ERROR_MAX_BYTES]), type=ErrorBody).error
-        except UNDECODABLE:
-            return ErrorInfo(code=code, message=f"HTTP {self._status}")
+        return error_in(self._header(ERROR_HEADER.encode()), self._status, bytes(self.body[:ERROR_MAX_BYTES]))
 
     def _answer(self) -> Answer:
         bill, version = self._bill, self._header(b"fs-version")

@@ -20,9 +20,11 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import InvocationId
 from fleetstart.runtime.contract.process.tasks import in_parallel
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER
 
-from ..state.invocation_records import Envelope, Progress
+from ..state.invocation_records import Answer, Envelope, Progress
 from ..state.redis_client import REDIS_ERRORS
+from .gateway_call import ERROR_MAX_BYTES, error_in
 from .idempotency.store import IdempotencyKeys
 from .store import lifecycle
 from .store.invocations import InvocationStore
@@ -156,8 +158,14 @@ class RetentionSweeper:
             claim = max(claims)
             kept = await self._payloads.answer(envelope.id, claim)
             answered = msgspec.structs.replace(progress, claims=claim)
-            outcome = RunOutcome(answer=kept[0] if kept is not None else None)
+            outcome = _outcome(*kept) if kept is not None else RunOutcome()
             progress = lifecycle.ended(answered, envelope, outcome, objects[f"answer-{claim}"])
         elif envelope.origin == "sync":
             return None
         return progress if lifecycle.kept_until_unix_ms(progress, envelope) > now_unix_ms else None
+
+
+def _outcome(answer: Answer, body: bytes) -> RunOutcome:
+    """The outcome of a stored response. One of the platform, such as 503, is no answer: the call is to run again."""
+    code = dict(answer.headers).get(ERROR_HEADER, "")
+    return RunOutcome(answer=answer, error=error_in(code, answer.http_status, body[:ERROR_MAX_BYTES]))
