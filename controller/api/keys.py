@@ -87,7 +87,7 @@ class KeysApi:
             _require_another_admin(self._table, record, now)
             return msgspec.structs.replace(record, revoked_unix_ms=now)
 
-        record = await self._hash.change(name, revoked)
+        record = await self._hash.change(name, revoked, durable=True)  # nobody looks a second time
         assert record is not None
         return json_response(info(record, now))
 

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.durability import on_disk
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
@@ -21,6 +22,9 @@ from .unreadable import unreadable
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 TRIES = 20
+DISK_TRIES = 3
+DISK_MS = 1_400
+"""Timeout of one wait for Redis to sync its log, which it does once a second; below the client's own timeout."""
 
 
 class CasHash(Generic[Record]):
@@ -32,8 +36,11 @@ class CasHash(Generic[Record]):
         self._decoder = RecordDecoder(kind)
         self._swap = Script(state.client, "compare_and_set")
 
-    async def change(self, field: str, change: Callable[[Record | None], Record | None]) -> Record | None:
-        """Replaces a record by `change(record)`; None is no record. The view has the new one when this returns.
+    async def change(
+        self, field: str, change: Callable[[Record | None], Record | None], *, durable: bool = False
+    ) -> Record | None:
+        """Replaces a record by `change(record)`; None is no record. The view has the new one when this returns, and
+        Redis' disk, too, if it is `durable`.
 
         Errors: those of `change`, Unavailable (also for a record that this release cannot read), REDIS_ERRORS.
         """
@@ -43,8 +50,31 @@ class CasHash(Generic[Record]):
             data = msgspec.json.encode(new) if new is not None else b""
             if data == raw or await self._swap([self._name], [field, raw, data, keys.EVENTS_FUNCTIONS]):
                 await self._state.resync()
+                if durable:
+                    await self._reach_disk(field)
                 return new
         raise Unavailable(f"{field}: other changes kept coming first", retry_after_s=1)
+
+    async def _reach_disk(self, field: str) -> None:
+        """Waits until the change is on Redis' disk: a Redis that is killed before has it not any more.
+
+        Errors: Unavailable, REDIS_ERRORS.
+        """
+        for _ in range(DISK_TRIES):
+            async with self._state.client.pipeline(transaction=False) as pipe:
+                pipe.set(keys.durable("change"), 1, ex=DISK_MS // 1000 + 1)  # WAITAOF is for writes of its connection
+                pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
+                written, answer = await pipe.execute(raise_on_error=False)
+            if isinstance(written, Exception):
+                raise written
+            if on_disk(answer) != "not yet":
+                return
+        raise Unavailable(
+            f"{field} is changed, and not on Redis' disk after {DISK_TRIES * DISK_MS / 1000:.0f} s: a crash of Redis "
+            "may undo it",
+            hint="change it again, the same way; `fs status` tells of Redis",
+            retry_after_s=1,
+        )
 
     async def stored(self) -> dict[str, Record]:
         """All records, as Redis has them now. Errors: Unavailable for one that cannot be read, REDIS_ERRORS."""
