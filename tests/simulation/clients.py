@@ -265,7 +265,7 @@ class Clients:
 
         where = self._any()
         try:
-            await self.manage(where, lambda controller: controller.keys.change(name, revoke))
+            await self.manage(where, lambda controller: controller.keys.change(name, revoke, durable=True))
         except Exception:
             return
         controller = world.controllers[where]

@@ -58,8 +58,8 @@ class Monitor:
         """The record under which each version's number was given."""
         self._claims: dict[bytes, tuple[str, Process, int]] = {}
         """Who holds each idempotency key, and when he last said so."""
-        self.taken_over: set[str] = set()
-        """Calls that took the key of another one."""
+        self.taken_over: dict[str, Process] = {}
+        """Calls that took the key of another one, and the gateway that held it."""
         self.orders: dict[str, Ordered] = {}
         self.kept_ns: dict[str, int] = {}
         """How long each worker has stood in fs:kept, until it was looked at last."""
@@ -96,7 +96,7 @@ class Monitor:
         self._claims[key] = (claim.owner, process, now_ns)
         if before is None or before[0] == claim.owner:
             return
-        self.taken_over.add(claim.invocation)
+        self.taken_over[claim.invocation] = before[1]
         if before[1].alive and now_ns - before[2] < SILENT_NS and not self._world.clock_of_redis_stepped:
             self._world.violated(
                 f"an idempotency key stays with a gateway that lives: {claim.invocation} took it after "

@@ -109,4 +109,6 @@ def _fault(chance: random.Random, controllers: int, nodes: int, chaos_s: float) 
     elif kind == "step clock":
         size = chance.choice((-1, 1)) * chance.choice((0.2, 3.0, 60.0, 5000.0))
         target = chance.choice((target, target, "redis"))
+        if target == "redis":
+            size = max(size, -3.0)  # by as much more the leases of the dead last: an hour is no bound to wait for
     return Fault(round(chance.uniform(0.5, chaos_s), 3), kind, target, round(for_s, 3), size)

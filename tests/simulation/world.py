@@ -148,7 +148,12 @@ class World:
         context = in_process(process)
         node = context.run(SimulatedNode, self, process, name, f"epoch-{self.starts}")
         self.nodes[name] = node
-        self.loop.spawn(process, node.run())
+        self.loop.spawn(process, node.run()).add_done_callback(lambda done: self._ended(name, done))
+
+    def _ended(self, name: str, done: asyncio.Task[Any]) -> None:
+        """A process has ended by itself."""
+        if not done.cancelled():
+            self.violated(f"no process ends by itself: {name} did with {done.exception()!r}")
 
     def _started(self, name: str) -> Process:
         self.starts += 1
