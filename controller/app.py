@@ -25,6 +25,7 @@ from .http.asgi import Receive, Scope, Send
 from .http.head_errors import HeadErrors
 from .http.invoke_url import PREFIX
 from .http.request_body import header
+from .http.tls import with_hsts
 from .http_server import certificate_of, listeners_of, server_of
 from .observability.request_id_middleware import RequestIdMiddleware
 from .observability.slow_call_log import SlowCallLog
@@ -46,6 +47,7 @@ class Controller:
         self._invocations = management.invocations
         self._certificate = certificate_of(config)
         self._listeners = listeners_of(config, self._certificate)
+        self._tls_ports = frozenset(one.socket.getsockname()[1] for one in self._listeners if one.tls is not None)
         self._public = [listener.host for listener in self._listeners if not is_loopback(listener.host)]
         """Addresses that other machines reach."""
         self._loopback = is_loopback(self._listeners[0].host)
@@ -79,6 +81,8 @@ class Controller:
         self._server = server_of(config, app, self._listeners)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._tls_ports:
+            send = with_hsts(scope, send, self._tls_ports)
         if scope["type"] == "http" and scope["method"] == "HEAD":
             send = HeadErrors(send).send
         if scope["type"] == "http" and scope["path"].startswith(PREFIX) and header(scope, b"origin") is not None:

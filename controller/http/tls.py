@@ -1,5 +1,5 @@
-"""TLS of listening sockets: the context of a certificate and its key, with errors that name the file, and its renewal
-when the files change."""
+"""TLS of listening sockets: the context of a certificate and its key, with errors that name the file, its renewal when
+the files change, and the header by which browsers stay with it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import ssl
 
 from fleetstart.runtime.contract.process.environment import ConfigError
 
+from .asgi import Message, Scope, Send
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """Time between two looks at the files: a look costs two `stat` calls, and a certificate is renewed weeks ahead."""
+HSTS = (b"strict-transport-security", b"max-age=15552000")
+"""Half a year: long enough for those who come back now and then, and an end for a host that gives up TLS."""
 
 
 def server_context(certificate: str, key: str) -> ssl.SSLContext:
@@ -41,6 +45,24 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
             reason = f"{certificate} and {key} must be PEM files with a certificate and its key"
         raise ConfigError(f"TLS: {reason}") from error
     return context
+
+
+def with_hsts(scope: Scope, send: Send, ports: frozenset[int]) -> Send:
+    """`send` with Strict-Transport-Security, if the request came to one of these ports: those with TLS of our own.
+
+    Only there: on loopback there is no TLS, and behind a proxy the header is the proxy's to send. Browsers ignore it
+    for hosts that are addresses.
+    """
+    server = scope.get("server")
+    if scope["type"] != "http" or not server or server[1] not in ports:
+        return send
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), HSTS]
+        await send(message)
+
+    return sending
 
 
 def _require_readable(what: str, path: str) -> None:

@@ -38,10 +38,14 @@ def test_other_machines_get_in_with_tls_and_a_key(system: System, tmp_path: Path
     key = (system.home / "key").read_text().strip()
     shown = {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=certificate), trust_env=False) as http:
-        assert http.get("/healthz").json() == {"ok": True}
+        healthy = http.get("/healthz")
+        assert healthy.json() == {"ok": True}
+        assert healthy.headers["strict-transport-security"] == "max-age=15552000"
         assert http.get("/api/v1/status").status_code == 401
         assert http.get("/api/v1/status", headers=shown).json()["access"] == "keys"
-    assert httpx.get(f"{told['url']}/healthz", trust_env=False).status_code == 200  # this machine's, without TLS
+    local = httpx.get(f"{told['url']}/healthz", trust_env=False)  # this machine's, without TLS
+    assert local.status_code == 200
+    assert "strict-transport-security" not in local.headers
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
     system.kill(CONTROLLER)
