@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without an NVIDIA GPU the CPU build is enough and a tenth of the size. It has its own index unless yours carries it:
 # set PIP_EXTRA_INDEX_URL to that of PyTorch's CPU builds.
 TORCH_VERSION ?= 2.13.0
-BENCHES ?= gateway overload cli wakeup layers chat engine weights planner control_plane isolation coldstart
+BENCHES ?= gateway node_links overload cli wakeup layers chat engine weights planner control_plane isolation coldstart
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors

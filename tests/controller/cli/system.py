@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fleetstart.controller.cli.home import HomeLayout, ServiceRecord, read_services, start_ticks
@@ -16,9 +16,11 @@ FS = Path(sys.executable).with_name("fs")
 
 
 class System:
-    def __init__(self, home: Path, *, profiles: str = "python") -> None:
-        """The profiles are those that functions are called in: importing torch takes seconds, for nothing elsewhere."""
+    def __init__(self, home: Path, *, profiles: str = "python", inside: Sequence[str] = ()) -> None:
+        """The profiles are those that functions are called in: importing torch takes seconds, for nothing elsewhere.
+        `inside`: a command that runs another one, as `nsenter` does."""
         self.home = home
+        self.inside = inside
         self.profiles = profiles
         self.layout = HomeLayout(home)
         self.url = ""
@@ -30,7 +32,7 @@ class System:
         plain = plain_environment()
         own = {"FS_HOME": str(self.home), "FS_POOL_MEMORY": "32MiB", "FS_PROFILES": self.profiles}
         result = subprocess.run(
-            [FS, *arguments],
+            [*self.inside, FS, *arguments],
             env={**plain, **own, **(env or {})},
             input=stdin,
             capture_output=True,

@@ -16,6 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.identity.certificates import BACKDATED, LIFE, requested_key
+from fleetstart.prefetcher.config import read_config
+from fleetstart.prefetcher.daemon_parts import open_node_certificate
+from fleetstart.prefetcher.network import node_identity as node_identity_module
 from fleetstart.prefetcher.network.node_identity import (
     NodeCertificate,
     NodeRemoved,
@@ -24,6 +27,7 @@ from fleetstart.prefetcher.network.node_identity import (
     renewal_due_s,
 )
 from fleetstart.runtime.contract.identity import read_identity, write_identity
+from fleetstart.runtime.contract.process.environment import ConfigError
 from tests.identities import JOIN, NOW, authority, node_identity
 
 AUTHORITY = authority()
@@ -151,3 +155,21 @@ def test_a_node_waits_for_the_file_that_its_controller_writes(server: Server, tm
     certificate = opened(path, server.url, needed=True)
     assert certificate is not None
     assert certificate.identity.key == written.key
+
+
+def test_a_node_that_others_reach_does_not_start_without_a_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_identity_module, "APPEARS_S", 0.01)
+    settings = {"FS_HOME": str(tmp_path), "FS_REDIS_URL": "unix:///nowhere", "FS_STORE": str(tmp_path)}
+    reached = {**settings, "FS_NODE_ADDRESS": "10.79.0.1"}
+
+    async def start(env: dict[str, str]) -> NodeCertificate | None:
+        return await open_node_certificate(read_config(env), asyncio.Event())
+
+    with pytest.raises(ConfigError, match=r"FS_NODE_ADDRESS=10\.79\.0\.1 .* no certificate: join the system"):
+        asyncio.run(start(reached))
+    assert asyncio.run(start(settings)) is None
+    assert asyncio.run(start({**reached, "FS_LINKS": "plain"})) is None
+    with pytest.raises(ConfigError, match="FS_LINKS='off' must be tls or plain"):
+        read_config({**reached, "FS_LINKS": "off"})
