@@ -176,10 +176,11 @@ def _show(folder: str, path: str) -> None:
     root.attach(tree, path, folder=True)
 
 
-def drop_privileges(user: int = 0) -> None:
+def drop_privileges(user: int = 0, *, node_network: bool = False) -> None:
     """Drops capabilities and new privileges, installs the seccomp filter, sets limits; for plain processes, too.
 
-    `user`: the user and group id that the process takes, 0 if it keeps its own.
+    `user`: the user and group id that the process takes, 0 if it keeps its own. `node_network`: whether it has the
+    node's network, where abstract unix sockets of others would be open to it, and hand over their descriptors.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_files = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(OPEN_FILES_MAX, hard)
@@ -189,8 +190,9 @@ def drop_privileges(user: int = 0) -> None:
         _change_user(user)
     linux.drop_capabilities()
     linux.forbid_new_privileges()
+    local_sockets = not node_network or linux.scope_abstract_sockets()
     if seccomp.supported():
-        seccomp.install()
+        seccomp.install(local_sockets=local_sockets)
     linux.die_with_parent(signal.SIGKILL)
 
 

@@ -70,7 +70,8 @@ class NodeEnvironment:
                 _own_log(message.user)
         else:
             os.chdir(bundle_dir)
-        namespaces.drop_privileges(message.user if self.confined else 0)
+        node_network = message.spec.network is True or not self.confined
+        namespaces.drop_privileges(message.user if self.confined else 0, node_network=node_network)
         return bundle_dir
 
     def volume_folder(self, volume: MountedVolume) -> str:

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from ..contract.node import exit_codes
 from ..contract.node.messages import Fork, LauncherReady
-from ..isolation import linux, namespaces, root
+from ..isolation import linux, namespaces, root, seccomp
 from ..isolation.namespaces import Isolation
 from .launcher import CONTROL_FD, LaunchedWorker, arrange_descriptors, begin, has_ended, join_groups, refuse, serve
 from .profiles import PRELOADS, warm_up, worker_environment
@@ -128,6 +128,8 @@ def main(arguments: list[str] | None = None) -> None:
     _reduce_environment()
     library_path = os.environ.get("LD_LIBRARY_PATH", "")
     sock = begin(options.fd)
+    if seccomp.supported():
+        seccomp.forbid_rings()
     granted, inside_user_namespace = namespaces.probe(library_path, options.root, options.user)
     if granted.refused and options.isolation == "required":
         refuse(sock, granted.refused)

@@ -289,7 +289,7 @@ class Functions:
 
     def assigned(self, source: str, entry: str = "f", *, network: bool = False, **settings: Any) -> Worker:
         worker = self.server.fork(network=network).pooled()
-        worker.assign(self.bundle(source), f"handler:{entry}", **settings)
+        worker.assign(self.bundle(source), f"handler:{entry}", network=network, **settings)
         return worker
 
     def ready(self, source: str, entry: str = "f", **settings: Any) -> Worker:
