@@ -84,6 +84,7 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
         )
 
     isolation = ["--isolation", "best-effort" if config.best_effort else "required"]
+    isolation += ["--share", str(config.state_dir)]
     isolation += ["--root", str(worker_root(config)), "--user", str(next(iter(config.worker_uids), 0))]
     light = [pool for pool in config.profiles if is_unsandboxed(pool)]
     servers = {profile: server("forkserver", "--profile", profile, *isolation) for profile in light}

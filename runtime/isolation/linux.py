@@ -21,6 +21,7 @@ CLONE_NEWPID = 0x2000_0000
 CLONE_NEWNET = 0x4000_0000
 _CLONE_FLAGS = {name: flag for name, flag in globals().items() if name.startswith("CLONE_")}
 
+MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
 MS_NOEXEC = 8

@@ -9,9 +9,9 @@ loopback of its own; the built root in place of the node's, a fresh /proc withou
 /run.
 
 *At the assignment* (`confine`, `drop_privileges`), before the first line of user code: a private /tmp and /dev/shm; the
-function's bundle, read-only, at /tmp/function, the layer with its packages, its volumes; the node's tree is
-unmounted. Then a user id that no other function has, no capabilities, no new privileges, a seccomp filter (`seccomp`)
-and resource limits.
+function's bundle, read-only, at /tmp/function, the layer with its packages, its volumes; the folder of the node that
+these are taken from is covered for good. Then a user id that no other function has, no capabilities, no new
+privileges, a seccomp filter (`seccomp`) and resource limits.
 
 An ordinary user gets the namespaces inside a user namespace, and workers keep that user's id there: other ids cannot be
 had without rights. So do workers of a Python that only its owner may read.
@@ -98,14 +98,16 @@ def fork_into_namespaces() -> int:
         os.close(own)
 
 
-def enter_namespaces(plan: root.Root, at: str, *, network: bool) -> None:
+def enter_namespaces(plan: root.Root, at: str, shared: Iterable[str], *, network: bool) -> None:
     """Enters the other namespaces, in the new child, with the root that was built on `at`.
 
-    The node's own tree is at NODE_DIR until the worker is confined. With `network`, it stays in the node's network.
+    Of the node's own tree the `shared` folders are at NODE_DIR until the worker is confined: its code, packages and
+    volumes will be in them. With `network`, it stays in the node's network.
     """
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
     linux.unshare(flags if network else flags | linux.CLONE_NEWNET)
     resolver = _text_of("/etc/resolv.conf") if network else ""
+    trees = {path: linux.open_tree(path) for path in (*shared, "/dev/tty") if os.path.exists(path)}
     linux.pivot_root(at, at + NODE_DIR)
     os.chdir("/")
     root.cover("/run", "size=256k,mode=755", root.inside(plan, "/run"))
@@ -115,6 +117,11 @@ def enter_namespaces(plan: root.Root, at: str, *, network: bool) -> None:
     linux.mount("proc", "/proc", "proc", _PRIVATE | linux.MS_NOEXEC)
     _mask_proc()
     linux.set_mount_attributes("/proc", linux.MOUNT_ATTR_RDONLY, recursive=True)
+    # Unmounting waits for all processors: here, ahead of a call, and not when the worker is assigned.
+    linux.detach(NODE_DIR)
+    linux.mount("tmpfs", NODE_DIR, "tmpfs", _PRIVATE, "size=64k,mode=700")
+    for path, tree in trees.items():
+        root.attach(tree, NODE_DIR + path, folder=path != "/dev/tty")
     if not network:
         linux.loopback_up()
 
@@ -165,7 +172,7 @@ def confine(
     for file, text in root.name_files(name, user or os.getuid()).items():
         Path("/run", file).write_text(text)
     linux.set_mount_attributes("/run", linux.MOUNT_ATTR_RDONLY, recursive=False)
-    linux.detach(NODE_DIR)
+    linux.mount("tmpfs", NODE_DIR, "tmpfs", _PRIVATE | linux.MS_RDONLY, "size=4k,mode=755")
     os.chdir(FUNCTION_DIR)
 
 
@@ -292,7 +299,7 @@ def _try_all_as_user(library_path: str, at: str) -> str:
 
 def _try_inside(plan: root.Root, at: str, user: int) -> str:
     package = os.path.dirname(os.path.abspath(__file__))
-    enter_namespaces(plan, at, network=False)
+    enter_namespaces(plan, at, (package,), network=False)
     socket.sethostname("probe")
     confine(package, name="probe", user=user, writable_bytes=1 << 20)
     if not stat.S_ISDIR(os.stat("/proc/1").st_mode):

@@ -16,6 +16,7 @@ Pages of weights are shared, and used again for other weights when no worker has
 from __future__ import annotations
 
 import errno
+import functools
 import platform
 import struct
 from collections.abc import Mapping, Sequence
@@ -258,6 +259,18 @@ def _search(runs: Sequence[tuple[int, list[Instruction]]]) -> list[Instruction]:
     return [(_JGE, 0, 1, runs[middle][0]), (_JUMP, 0, 0, len(low)), *low, *high]
 
 
+@functools.cache
+def _own_program(local_sockets: bool) -> bytes:
+    return program(platform.machine(), local_sockets=local_sockets)
+
+
+def prepare() -> None:
+    """Builds the filters, which takes a millisecond that no start shall pay."""
+    for local_sockets in (True, False):
+        _own_program(local_sockets)
+
+
 def install(extra: tuple[int, ...] = (), *, local_sockets: bool = True) -> None:
     """Installs the filter in this thread and all that it starts, irrevocably. Needs no_new_privs or CAP_SYS_ADMIN."""
-    linux.set_seccomp_filter(program(platform.machine(), extra, local_sockets=local_sockets))
+    made = program(platform.machine(), extra, local_sockets=local_sockets) if extra else _own_program(local_sockets)
+    linux.set_seccomp_filter(made)

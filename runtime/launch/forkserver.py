@@ -28,8 +28,10 @@ from .profiles import PRELOADS, warm_up, worker_environment
 class ForkLauncher:
     """Launcher that forks workers from this process."""
 
-    def __init__(self, granted: Isolation, plan: root.Root, at: str) -> None:
-        """`plan`: of the root of its workers, which is built on `at`, if they have namespaces."""
+    def __init__(self, granted: Isolation, plan: root.Root, at: str, shared: tuple[str, ...]) -> None:
+        """`plan`: of the root of its workers, which is built on `at`, if they have namespaces; `shared`: folders of the
+        node in which their code, packages and volumes are."""
+        self._shared = shared
         self._granted = granted
         self._plan = plan
         self._at = at
@@ -81,7 +83,7 @@ class ForkLauncher:
         gc.enable()
         join_groups(request.cgroup_procs)
         if self._granted.namespaces:
-            namespaces.enter_namespaces(self._plan, self._at, network=request.network)
+            namespaces.enter_namespaces(self._plan, self._at, self._shared, network=request.network)
             socket.sethostname(request.worker)
         _reseed()
         linux.die_with_parent(signal.SIGKILL)
@@ -116,6 +118,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--root", required=True, metavar="DIR", help="empty folder, on which the workers' root is built for them alone"
     )
     parser.add_argument(
+        "--share", action="append", default=[], metavar="DIR", help="folder with code, packages, volumes of functions"
+    )
+    parser.add_argument(
         "--user", type=int, default=0, help="a user id that workers may be told to take; 0: they keep the daemon's"
     )
     parser.add_argument(
@@ -130,6 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     sock = begin(options.fd)
     if seccomp.supported():
         seccomp.forbid_rings()
+        seccomp.prepare()
     granted, inside_user_namespace = namespaces.probe(library_path, options.root, options.user)
     if granted.refused and options.isolation == "required":
         refuse(sock, granted.refused)
@@ -147,7 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
     gc.freeze()
     serve(
         sock,
-        ForkLauncher(granted, plan, options.root),
+        ForkLauncher(granted, plan, options.root, tuple(options.share)),
         LauncherReady(options.profile, granted.describe(), granted.refused),
     )
 

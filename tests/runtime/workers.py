@@ -88,6 +88,7 @@ class ForkServerProcess:
         ours, theirs = pair()
         self._root = tempfile.TemporaryDirectory(prefix="fs-root-")
         arguments = ["--profile", profile, "--fd", str(theirs.fileno()), "--root", self._root.name, "--user", str(USER)]
+        arguments += ["--share", tempfile.gettempdir()]
         if isolation:
             arguments += ["--isolation", isolation]
         for folder in hide:

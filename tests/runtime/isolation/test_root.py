@@ -96,7 +96,7 @@ LOOK = """
     def kernel(): return {name: tried(f"/proc/{name}") for name in ("kallsyms", "keys", "interrupts", "modules")}
     def needed(): return bool(tried("/proc/cpuinfo") and tried("/proc/meminfo") and os.cpu_count())
     def node(): return os.listdir("/.node")
-    def sources(): return [line.split()[3] for line in open("/proc/self/mountinfo")]
+    def mounted(): return [line.split()[4] for line in open("/proc/self/mountinfo")]
     def user(): return [os.getresuid(), os.getresgid(), os.getgroups()]
     def names(): return [pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name, os.path.expanduser("~")]
     def users(): return [one.pw_name for one in pwd.getpwall()]
@@ -125,7 +125,7 @@ def needs_namespaces(python_server: ForkServerProcess) -> None:
 class TestInside:
     def test_nothing_of_the_nodes_own_tree_is_there(self, functions: Functions) -> None:
         worker = functions.ready(LOOK)
-        seen = worker.post(["top", "etc", "var", "shadow", "node", "sys", "remount", "sources"]).json()
+        seen = worker.post(["top", "etc", "var", "shadow", "node", "sys", "remount", "mounted"]).json()
         top = {*(path.split("/")[1] for path in root.SYSTEM + root.OWN_FOLDERS), "sys", "dev", "tmp", ".node"}
         python = {path.split("/")[1] for path in root.interpreter_paths("")}
         assert set(seen["top"]) <= top | python
@@ -138,6 +138,8 @@ class TestInside:
         assert seen["node"] == []
         assert {path.split("/")[2] for path in seen["sys"]} <= {"devices", "bus", "class", "module"}
         assert set(seen["remount"]) == {-1}
+        covered = [path for path in seen["mounted"] if path.startswith("/.node")]
+        assert len(covered) <= 4, "of the node's mounts only the folder with code and packages is left, and covered"
 
     def test_proc_shows_what_libraries_need_and_not_the_machine(self, functions: Functions) -> None:
         seen = functions.ready(LOOK).post(["kernel", "needed", "own"]).json()
