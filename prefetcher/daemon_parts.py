@@ -26,6 +26,9 @@ from .segments.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
 
+SHARED = ("bundles", "layers", "volumes")
+"""Folders of the node's state that have what functions see of it."""
+
 
 async def open_node_certificate(config: Config, stop: asyncio.Event) -> NodeCertificate | None:
     """The node's certificate; None if it has none and needs none, or is stopping. Errors: NodeRemoved; ConfigError if
@@ -84,7 +87,8 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
         )
 
     isolation = ["--isolation", "best-effort" if config.best_effort else "required"]
-    isolation += ["--share", str(config.state_dir)]
+    for name in SHARED:
+        isolation += ["--share", str(config.state_dir / name)]
     isolation += ["--root", str(worker_root(config)), "--user", str(next(iter(config.worker_uids), 0))]
     light = [pool for pool in config.profiles if is_unsandboxed(pool)]
     servers = {profile: server("forkserver", "--profile", profile, *isolation) for profile in light}

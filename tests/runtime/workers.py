@@ -86,7 +86,7 @@ class ForkServerProcess:
     ) -> None:
         """`isolation`: its option, the default if empty."""
         ours, theirs = pair()
-        self._root = tempfile.TemporaryDirectory(prefix="fs-root-")
+        self._root = tempfile.TemporaryDirectory(prefix="fs-root-", dir="/var/tmp")  # not in what is shared
         arguments = ["--profile", profile, "--fd", str(theirs.fileno()), "--root", self._root.name, "--user", str(USER)]
         arguments += ["--share", tempfile.gettempdir()]
         if isolation:
