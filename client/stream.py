@@ -1,7 +1,9 @@
-"""Streams: the items or events of an answer, as they come."""
+"""Streams: the items or events of an answer, as they come; one with a key goes on after its connection broke."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, Self, TypeVar
 
@@ -11,7 +13,8 @@ from fleetstart.runtime.contract.call_format import EVENTS, NO_ITEM, Bill, Event
 from fleetstart.runtime.contract.sse import ServerSentEvent
 
 from .request import CallRequest
-from .transport import AsyncTransport, Transport, broken_off
+from .resumption import Resumption
+from .transport import AsyncTransport, Transport
 
 T = TypeVar("T")
 
@@ -20,7 +23,8 @@ class Stream(Generic[T]):
     """Streaming answer of one call, which is sent when the first item is asked for.
 
     Iterating gives the items of a generator, the blocks of a body of bytes, or the one value of any other answer. Leave
-    the loop, or the `with` block, and the call is cancelled.
+    the loop, or the `with` block, and the call is cancelled; a call with an `idempotency_key` goes on instead, and its
+    stream is gone on with when the connection breaks or a gateway dies.
     """
 
     def __init__(self, transport: Transport, call: CallRequest, returns: Any) -> None:
@@ -60,24 +64,28 @@ class Stream(Generic[T]):
     def _read(self) -> Iterator[tuple[Any, ServerSentEvent | None]]:
         if self._response is not None:
             raise RuntimeError(f"the stream of {self._call.name} has been read: call stream() again")
-        response = self._response = self._transport.send(self._call, stream=True)
-        kind = response.headers.get("content-type", "")
-        try:
-            if response.is_error:
-                raise_for(self._call.name, response.status_code, response.headers, response.read())
-            if kind.startswith(EVENTS):
-                for block in response.iter_bytes():
-                    yield from self._reader.feed(block)
-                yield from self._reader.end()
-            elif _has_blocks(kind, self._returns):
-                for block in response.iter_bytes():
-                    yield block, None
-            else:
-                yield decode_value(self._call.name, kind, response.read(), self._returns), None
-        except httpx.TransportError as error:
-            raise broken_off(error, self._call.name) from error
-        finally:
-            response.close()
+        resumption = Resumption(self._call, self._reader, self._transport.policy)
+        while True:
+            response = self._response = self._transport.send(resumption.request(), stream=True)
+            kind = response.headers.get("content-type", "")
+            try:
+                if response.is_error:
+                    raise_for(self._call.name, response.status_code, response.headers, response.read())
+                if kind.startswith(EVENTS):
+                    for block in response.iter_bytes():
+                        yield from self._reader.feed(block)
+                    yield from self._reader.end()
+                elif _has_blocks(kind, self._returns):
+                    for block in response.iter_bytes():
+                        yield block, None
+                else:
+                    yield decode_value(self._call.name, kind, response.read(), self._returns), None
+                return
+            except httpx.TransportError as error:
+                pause_s = resumption.after_break(error, is_stream=kind.startswith(EVENTS))
+            finally:
+                response.close()
+            time.sleep(pause_s)
 
 
 class AsyncStream(Generic[T]):
@@ -120,26 +128,30 @@ class AsyncStream(Generic[T]):
     async def _read(self) -> AsyncIterator[tuple[Any, ServerSentEvent | None]]:
         if self._response is not None:
             raise RuntimeError(f"the stream of {self._call.name} has been read: call stream() again")
-        response = self._response = await self._transport.send(self._call, stream=True)
-        kind = response.headers.get("content-type", "")
-        try:
-            if response.is_error:
-                raise_for(self._call.name, response.status_code, response.headers, await response.aread())
-            if kind.startswith(EVENTS):
-                async for block in response.aiter_bytes():
-                    for read in self._reader.feed(block):
+        resumption = Resumption(self._call, self._reader, self._transport.policy)
+        while True:
+            response = self._response = await self._transport.send(resumption.request(), stream=True)
+            kind = response.headers.get("content-type", "")
+            try:
+                if response.is_error:
+                    raise_for(self._call.name, response.status_code, response.headers, await response.aread())
+                if kind.startswith(EVENTS):
+                    async for block in response.aiter_bytes():
+                        for read in self._reader.feed(block):
+                            yield read
+                    for read in self._reader.end():
                         yield read
-                for read in self._reader.end():
-                    yield read
-            elif _has_blocks(kind, self._returns):
-                async for block in response.aiter_bytes():
-                    yield block, None
-            else:
-                yield decode_value(self._call.name, kind, await response.aread(), self._returns), None
-        except httpx.TransportError as error:
-            raise broken_off(error, self._call.name) from error
-        finally:
-            await response.aclose()
+                elif _has_blocks(kind, self._returns):
+                    async for block in response.aiter_bytes():
+                        yield block, None
+                else:
+                    yield decode_value(self._call.name, kind, await response.aread(), self._returns), None
+                return
+            except httpx.TransportError as error:
+                pause_s = resumption.after_break(error, is_stream=kind.startswith(EVENTS))
+            finally:
+                await response.aclose()
+            await asyncio.sleep(pause_s)
 
 
 def _has_blocks(kind: str, returns: Any) -> bool:

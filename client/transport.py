@@ -97,13 +97,13 @@ class Transport:
 
     def __init__(self, address: Address, policy: RetryPolicy) -> None:
         self._url = address.url
-        self._policy = policy
+        self.policy = policy
         self._reached = False
         self.http = httpx.Client(**_settings(address))
 
     def send(self, call: CallRequest, *, stream: bool = False) -> httpx.Response:
         """Sends a call until there is an answer. Errors: Unreachable, DeadlineExceeded."""
-        attempts = Attempts(self._url, call, self._policy)
+        attempts = Attempts(self._url, call, self.policy)
         while True:
             request = self.http.build_request(
                 call.method, call.target, content=call.content, headers=attempts.headers(), timeout=attempts.timeout()
@@ -126,13 +126,13 @@ class AsyncTransport:
 
     def __init__(self, address: Address, policy: RetryPolicy) -> None:
         self._url = address.url
-        self._policy = policy
+        self.policy = policy
         self._reached = False
         self.http = httpx.AsyncClient(**_settings(address))
 
     async def send(self, call: CallRequest, *, stream: bool = False) -> httpx.Response:
         """Sends a call until there is an answer. Errors: Unreachable, DeadlineExceeded."""
-        attempts = Attempts(self._url, call, self._policy)
+        attempts = Attempts(self._url, call, self.policy)
         while True:
             request = self.http.build_request(
                 call.method, call.target, content=call.content, headers=attempts.headers(), timeout=attempts.timeout()

@@ -13,7 +13,7 @@ from .api.traces import History
 from .async_invocations.cron_schedules import CronScheduler
 from .async_invocations.event_stream import EventStream
 from .async_invocations.idempotency.middleware import IdempotentCall
-from .async_invocations.idempotency.store import IdempotencyKeys
+from .async_invocations.idempotency.store import CallPlaces, IdempotencyKeys
 from .async_invocations.middleware import AsyncMiddleware
 from .async_invocations.presenter import InvocationPresenter
 from .async_invocations.replay_recorder import ReplayRecorder
@@ -85,7 +85,7 @@ def build_async_invocations(
     layer = AsyncMiddleware(
         gateway,
         submitter,
-        IdempotentCall(gateway, claims),
+        IdempotentCall(gateway, claims, CallPlaces(client)),
         replay_recorder,
         invocations,
         payloads,

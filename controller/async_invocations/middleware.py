@@ -148,7 +148,9 @@ class AsyncMiddleware:
                 invoker.project, options.key, mark, request_id, accept=accept, answer=answer, send=send
             )
         else:
-            await self._idempotent.run(scope, body, send, invoker.project, options.key, mark, request_id, answer=answer)
+            await self._idempotent.run(
+                scope, body, send, invoker.project, options.key, mark, request_id, last=options.last, answer=answer
+            )
 
     async def _answer_accepted(
         self, send: Send, invocation: InvocationId, wait_s: int, extra: RawHeaders | None = None

@@ -11,6 +11,7 @@ from fleetstart.runtime.contract.function.public_addresses import Network
 
 from ..http.asgi import RawHeaders
 from ..http.headers import HOP_BY_HOP
+from .idempotency.numbered_events import parse_last_id
 from .webhooks.signing import check_url
 
 WATCHED = frozenset((b"prefer", b"idempotency-key", b"fs-webhook"))
@@ -42,6 +43,8 @@ class RequestOptions:
     respond_async: bool = False
     wait_s: int = 0
     key: str = ""
+    last: int = 0
+    """Number of the last event that the client of a keyed stream has."""
     webhook: str = ""
     ttl_s: int = TTL_S
     queue_s: int = QUEUE_S
@@ -73,6 +76,7 @@ def read_options(headers: RawHeaders, allowed: Sequence[Network]) -> RequestOpti
         respond_async=respond_async,
         wait_s=wait_s,
         key=check_key(found[b"idempotency-key"]) if b"idempotency-key" in found else "",
+        last=_last_event(found) if b"idempotency-key" in found and not respond_async else 0,
         webhook=webhook,
         ttl_s=_seconds(found, b"fs-ttl-s", TTL_S, TTL_MAX_S),
         queue_s=_seconds(found, b"fs-queue-timeout-s", QUEUE_S, QUEUE_MAX_S),
@@ -117,6 +121,14 @@ def kept_headers(headers: RawHeaders) -> list[tuple[str, str]]:
     pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
     dropped = HOP_BY_HOP | _OURS | _SECRETS
     return [(name, value) for name, value in pairs if name not in dropped]
+
+
+def _last_event(found: dict[bytes, str]) -> int:
+    text = found.get(b"last-event-id", "0")
+    last = parse_last_id(text)
+    if last is None:
+        raise InvalidInput(f"Last-Event-ID {text[:40]!r} is invalid", hint="leave it out to read from the start")
+    return last
 
 
 def _seconds(found: dict[bytes, str], name: bytes, default: int, most: int) -> int:

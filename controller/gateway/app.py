@@ -22,11 +22,12 @@ from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
 
 from ..billing.budget_watch import BudgetWatch
 from ..billing.ledger_writer import LedgerWriter
-from ..http.asgi import Receive, Scope, Send
+from ..http.asgi import Receive, Scope, Send, respond_error
 from ..http.body_budget import BodyBudget
 from ..http.client import open_session
 from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import Target, parse_target
+from ..http.keyed_call import KEYED_CALL, KeyedCall
 from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
 from ..http.scope import CALL_ORIGIN, GIVEN_REQUEST_ID, PROGRESS, REPEAT_KEY, CallOrigin
 from ..scheduler.project_limits import used_up
@@ -80,7 +81,10 @@ class Gateway:
         )
         self._session = session if session is not None else open_session()
         slots = SlotAcquirer(
-            report_now=report_now, queue_full=self._admission.queue_full, queue_timeout=self._admission.queue_timeout
+            report_now=report_now,
+            queue_full=self._admission.queue_full,
+            queue_timeout=self._admission.queue_timeout,
+            status_of=self._router.status_of,
         )
         self._dispatcher = Dispatcher(self._session, links, slots, final_status=self._router.final_status)
         self._websockets = WebSocketProxy(
@@ -136,6 +140,9 @@ class Gateway:
         request_id = valid_request_id(header(scope, b"x-request-id")) or new_invocation_id()
         try:
             target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
+            keyed: KeyedCall | None = scope.get(KEYED_CALL)
+            if keyed is not None and keyed.version is not None:
+                target = target._replace(version=keyed.version)
             backend = await self._router.find(target, request_id)
             limits = self._admission.admit(backend, scope)
         except FleetError as refusal:
@@ -168,6 +175,7 @@ class Gateway:
                 chain=origin.chain if origin is not None else (),
                 repeat_key=scope.get(REPEAT_KEY, ""),
                 request_id=scope.get(GIVEN_REQUEST_ID, ""),
+                keyed=keyed,
             )
             # While the body came, a backend without calls may have been forgotten.
             backend = self._router.open(backend.key, backend.record)
@@ -198,7 +206,11 @@ class Gateway:
             await self._fail(record, error, send)
         except asyncio.CancelledError:
             if not disconnect.seen:
-                await self._fail(record, _drain_timeout(record), send)
+                if record.call.keyed is not None:
+                    record.hand_over()
+                    await _refuse_handed_over(record, send)
+                else:
+                    await self._fail(record, _drain_timeout(record), send)
                 raise
             record.set_outcome(CLIENT_CLOSED_REQUEST, "client_gone")
             record.release(waive=False)
@@ -238,6 +250,20 @@ def _drain_timeout(record: CallRecord) -> Unavailable:
         f"function {record.backend.key.name}: the controller shuts down, and the call outlived the drain time",
         hint="call again; FS_DRAIN_S sets how long calls may go on after SIGTERM",
     )
+
+
+async def _refuse_handed_over(record: CallRecord, send: Send) -> None:
+    """Answers a keyed call that goes on at its worker; a stream that has begun is cut, for its client to come back."""
+    if not record.begun:
+        await respond_error(
+            send,
+            Unavailable(
+                f"function {record.backend.key.name}: the controller shuts down, and the call goes on",
+                hint="send it again with the same Idempotency-Key",
+                retry_after_s=1,
+            ),
+            record.call.id,
+        )
 
 
 class DisconnectWatch:

@@ -144,6 +144,11 @@ class Router:
                     del self._backends[key]
                     self._wait_predictor.forget(key)
 
+    def status_of(self, name: FunctionName, worker: WorkerId) -> WorkerStatus | None:
+        """The status of a function's worker that has an endpoint; None if none is known."""
+        status = self._view.statuses_of(name).get(worker)
+        return status if status is not None and status.endpoint and status.state not in FINAL else None
+
     async def final_status(self, worker: WorkerId) -> WorkerStatus | None:
         """The final status of a worker, from its node; None if it does not come soon."""
         known = self._view.ended.get(worker)

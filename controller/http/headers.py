@@ -17,6 +17,7 @@ from fleetstart.runtime.contract.worker_headers import (
     LINK_HEADER,
     PROGRESS_HEADER,
     ROOT_PATH_HEADER,
+    STREAM_HEADER,
     TOKEN_HEADER,
 )
 
@@ -37,6 +38,7 @@ OWN_REQUEST = frozenset(
         ATTEMPT_HEADER,
         PROGRESS_HEADER,
         ROOT_PATH_HEADER,
+        STREAM_HEADER,
         *FORWARDED,
         GRANT_HEADER,
         LINK_HEADER,
@@ -51,7 +53,7 @@ OWN_REQUEST = frozenset(
 """Replaced or consumed by the gateway on the way in."""
 OWN_RESPONSE = frozenset(
     ("x-request-id", "fs-version", "fs-start", "fs-attempts", "fs-billed-ms", "fs-cost", "date", "server",
-     TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER, CONTINUE_HEADER, ENTERED_HEADER)
+     TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER, CONTINUE_HEADER, STREAM_HEADER, ENTERED_HEADER)
 )  # fmt: skip
 """Written by the platform alone: a handler's are dropped."""
 WHOLE_ORIGIN = frozenset(

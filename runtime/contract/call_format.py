@@ -120,6 +120,14 @@ class EventReader:
         self._returns = returns
         self._parser = EventParser()
         self.bill: Bill | None = None
+        self.read = 0
+        """Number of events that were read."""
+        self.last_id = ""
+        """Id of the last event that was read: what `Last-Event-ID` continues after."""
+
+    def restart(self) -> None:
+        """Drops an event that has not ended: the stream is sent again after the last one that has."""
+        self._parser = EventParser()
 
     def feed(self, block: bytes) -> list[tuple[Any, ServerSentEvent]]:
         """Takes a block of the stream; returns the items in it, each with its event.
@@ -133,6 +141,8 @@ class EventReader:
         return self._read(event) if event else []
 
     def _read(self, event: ServerSentEvent) -> list[tuple[Any, ServerSentEvent]]:
+        self.read += 1
+        self.last_id = event.id
         if event.name == "error":
             raise decode_error(500, event.data)
         if event.name == BILL_EVENT:

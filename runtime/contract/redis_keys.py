@@ -53,6 +53,7 @@
 | fs:invocation:events:{invocation} | stream, capped | events of its answer, ids claim-number: field `e` | gateway |
 | fs:idempotency:{digest} | string, expiring | Claim: who runs the call with that key, or its answer | gateway |
 | fs:idempotency:bytes:{hour} | string, expiring | bytes of answers put into Redis in that hour | gateway |
+| fs:idempotency:place:{digest} | string, expiring | CallPlace: which worker runs the call with that key | gateway |
 | fs:idempotency:kept | sorted set | object of an answer → unix ms until which it is kept | gateway |
 | fs:webhooks:secrets | hash | project → secret that its webhooks are signed with | controller |
 | fs:schedules | hash | function → ScheduleMark: up to when its schedule was looked at | scheduler |
@@ -225,3 +226,7 @@ def idempotency(digest: str) -> str:
 def idempotency_bytes(hour: int) -> str:
     """`hour`: since 1970."""
     return f"fs:idempotency:bytes:{hour}"
+
+
+def call_place(digest: str) -> str:
+    return f"fs:idempotency:place:{digest}"

@@ -15,6 +15,7 @@ class ServerSentEvent:
 
     name: str
     data: str
+    id: str = ""
 
 
 class EventParser:
@@ -28,6 +29,7 @@ class EventParser:
         self._rest = b""
         self._name = "message"
         self._data: list[str] = []
+        self._id = ""
 
     def feed(self, block: bytes) -> list[ServerSentEvent]:
         """Takes one block; returns the events that it completes."""
@@ -43,8 +45,8 @@ class EventParser:
 
     def _line(self, line: str) -> ServerSentEvent | None:
         if not line:
-            event = ServerSentEvent(self._name, "\n".join(self._data)) if self._data else None
-            self._name, self._data = "message", []
+            event = ServerSentEvent(self._name, "\n".join(self._data), self._id) if self._data else None
+            self._name, self._data, self._id = "message", [], ""
             return event
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
@@ -52,6 +54,8 @@ class EventParser:
             self._data.append(value)
         elif field == "event":
             self._name = value
+        elif field == "id":
+            self._id = value
         return None
 
 

@@ -23,6 +23,10 @@ ERROR_HEADER = "fs-error"
 CONTINUE_HEADER = "fs-continue"
 """Stream resumption. On a request: the number of bytes at the end of its body that are resume marks of an answer that a
 lost worker began; 0 for a new call. On a response: the stream carries resume marks."""
+STREAM_HEADER = "fs-stream"
+"""Calls that outlive their gateway. On a request: `keep`, it goes on without its connection, and its answer is kept;
+`attach`, no call, but the kept answer of the call with this id. On a response: `gone`, it is not
+kept any more; `unknown`, there was no such call: it can be sent again."""
 PROGRESS_HEADER = "fs-progress"
 """Progress events. On a request: report progress, whatever the caller accepts. On a response: it is a stream of
 `progress` events and then either the items of a stream, or the answer: an `answer` event with an AnswerHead, and its

@@ -50,6 +50,7 @@ from .call_gate import CallGate, Meter, redact_errors
 from .egress_socket import open_egress_socket
 from .entered_calls import EnteredCallWriter
 from .function_start import StartContext, StartedApp, start
+from .kept_answers import KeptAnswers
 from .server import WorkerServer
 
 USAGE_EVERY_S = 1.0
@@ -230,9 +231,8 @@ class AssignedWorker:
             entering=self._entered.write if self._entered is not None else lambda number, request: None,
             links=self._links,
         )
-        listener = self._listener = WorkerServer(
-            redact_errors(gate, Redactor(self._assign.secrets.values())), lifespan=started.lifespan
-        )
+        app = KeptAnswers(redact_errors(gate, Redactor(self._assign.secrets.values())), token=self._assign.token)
+        listener = self._listener = WorkerServer(app, lifespan=started.lifespan)
         try:
             await listener.start(listening)
         except RuntimeError as error:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -26,6 +26,8 @@ from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline
+from fleetstart.runtime.worker.kept_answers import KeptAnswers
+from fleetstart.runtime.worker_io.asgi import App
 from tests.controller.worker_app import WorkerApp
 from tests.forked_main import ForkedMain
 from tests.servers import AppServer, RedisServer, end, listening_socket, spawn, wait_until
@@ -139,7 +141,8 @@ class HandNode:
 
     def ready(self, order: WorkerOrder, *, start: str = "warm", timeline: Timeline | None = None) -> WorkerApp:
         app = self.apps[order.worker] = WorkerApp("token-" + order.worker, order.spec.concurrency)
-        server = self.servers[order.worker] = AppServer(app, log_level="critical").start()
+        kept: Any = KeptAnswers(cast(App, app), token=app.token)
+        server = self.servers[order.worker] = AppServer(kept, log_level="critical").start()
         self.say(order, "ready", endpoint=f"127.0.0.1:{server.port}", token=app.token, start=start,
                  timeline=timeline or Timeline())  # fmt: skip
         return app

@@ -75,6 +75,9 @@ class WorkerApp:
         if path == "/marked":
             await self._marked(scope["query_string"].decode(), body, int(headers[CONTINUE_HEADER]), send)
             return
+        if path == "/paced":
+            await self._paced(int(scope["query_string"]), send)
+            return
         if path == "/chunks":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
             for piece in (b"one ", b"two"):
@@ -149,6 +152,15 @@ class WorkerApp:
                 raise ConnectionAbortedError
             event = b"data: %d\n\n%s%d\n\n" % (number, MARK, number)
             await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def _paced(self, count: int, send: Any) -> None:
+        """Counts, a number each 20 ms."""
+        kind = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        for number in range(count):
+            await send({"type": "http.response.body", "body": b"data: %d\n\n" % number, "more_body": True})
+            await asyncio.sleep(0.02)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _until_released(self, receive: Any, request_id: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fleetstart.controller.cli.root import VERBS
 from fleetstart.runtime.contract import errors
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, rows, sections
 
 FOLDER = ROOT / "docs" / "monitoring"
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
@@ -78,6 +78,11 @@ def test_error_codes_and_commands_in_rules_exist() -> None:
         for verb in re.findall(r"\bfs (\w+)", rule["annotations"]["action"]):
             assert verb in VERBS
         assert {"summary", "action"} == set(rule["annotations"])
+
+
+def test_every_alarm_has_its_row_on_the_page_of_operations() -> None:
+    page = sections("docs/operations.md")["Alarms"]
+    assert [row[0] for row in rows(page)][1:] == [f"`{rule['alert']}`" for rule in rules()]
 
 
 def test_panels_have_their_own_ids_and_do_not_overlap() -> None:

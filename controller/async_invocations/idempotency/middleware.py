@@ -1,8 +1,10 @@
 """Idempotent calls: the first call with a key runs, all later ones get its response.
 
 While the first one runs, the others wait for it, up to `WAIT_S`. A call with a key continues if its client disconnects.
-Stored are responses of the handler that are neither a failure (5xx) nor a retryable rejection, up to `ANSWER_BYTES`;
-streams are stored when complete. After anything else the key is free again.
+It goes on at its worker when its gateway dies: the next call with the key gets its answer from there, of a stream the
+events after the `Last-Event-ID` that its client has (`numbered_events`). Stored are responses of the handler that are
+neither a failure (5xx) nor a retryable rejection, up to `ANSWER_BYTES`; streams are stored when complete. After
+anything else the key is free again.
 """
 
 from __future__ import annotations
@@ -16,22 +18,30 @@ from typing import Protocol
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.errors import FleetError, WorkerLost
+from fleetstart.runtime.contract.ids import InvocationId, Version, WorkerId
+from fleetstart.runtime.contract.process.tasks import end_tasks
 
 from ...http.asgi import Message, RawHeaders, Receive, Scope, Send
+from ...http.keyed_call import KEYED_CALL, KeyedCall
 from ...http.scope import REPEAT_KEY
+from ...state.invocation_records import Answer
 from ...state.redis_client import REDIS_ERRORS
+from .numbered_events import AfterEvent, NumberedEvents, events_after, is_event_stream
 from .response_recorder import ANSWER_BYTES, ResponseRecorder, replay_receive, send_answer
-from .silence import RENEW_S, SILENT_MS, SilenceWatch
+from .silence import KEPT_SILENT_MS, KEPT_WATCHED_S, RENEW_S, SILENT_MS, SilenceWatch
 from .store import (
     KEPT_S,
+    PLACE_KEPT_S,
     AnswerNotKept,
+    CallPlace,
+    CallPlaces,
     IdempotencyKeys,
     KeyBusy,
     KeyClaim,
     KeyLost,
     KeyMismatch,
+    StreamLost,
     digest_of,
     new_claim,
     worth_keeping,
@@ -58,11 +68,12 @@ class AnswerAccepted(Protocol):
 
 
 class IdempotentCall:
-    def __init__(self, gateway: App, claims: IdempotencyKeys) -> None:
+    def __init__(self, gateway: App, claims: IdempotencyKeys, places: CallPlaces) -> None:
         self._gateway = gateway
         self._claims = claims
         self._unsettled: set[asyncio.Task[None]] = set()
         """Responses that were sent and are not stored yet."""
+        self._places = places
 
     async def run(
         self,
@@ -74,13 +85,22 @@ class IdempotentCall:
         fingerprint: str,
         request_id: InvocationId,
         *,
+        last: int = 0,
         answer: AnswerAccepted,
     ) -> None:
-        """Serves a synchronous call. Errors: KeyMismatch, KeyBusy, AnswerNotKept, StoreFailed, REDIS_ERRORS."""
+        """Serves a synchronous call, of a stream the events after the number `last`.
+
+        Errors: KeyMismatch, KeyBusy, AnswerNotKept, StreamLost, StoreFailed, REDIS_ERRORS.
+        """
         digest = digest_of(project, key)
-        claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer)
+        claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer, last)
         if raw:
-            await self._first(scope, body, send, digest, claim, raw)
+            try:
+                place = await self._place(digest, claim, last)
+            except BaseException:
+                await self._free(digest, raw)
+                raise
+            await self._first(scope, body, send, digest, claim, raw, place, last)
 
     async def accept(
         self,
@@ -101,14 +121,31 @@ class IdempotentCall:
         try:
             accepted = await accept(claim.invocation)
         except BaseException:
-            with contextlib.suppress(*REDIS_ERRORS):
-                await self._claims.free(digest, raw)
+            await self._free(digest, raw)
             raise
         settled = msgspec.structs.replace(claim, state="async", invocation=accepted)
         await self._claims.settle(digest, raw, settled, b"")
         await answer(accepted, replayed=False)
 
-    async def _claim(self, digest: str, send: Send, ours: KeyClaim, answer: AnswerAccepted) -> tuple[KeyClaim, bytes]:
+    async def _free(self, digest: str, raw: bytes) -> None:
+        with contextlib.suppress(*REDIS_ERRORS):
+            await self._claims.free(digest, raw)
+
+    async def _place(self, digest: str, claim: KeyClaim, last: int) -> CallPlace | None:
+        """Where the call runs that another gateway had begun. Errors: KeyMismatch, StreamLost."""
+        place = await self._places.read(digest)
+        if place is not None and place.fingerprint != claim.fingerprint:
+            raise _mismatch()
+        if last and (place is None or last < place.base):
+            raise StreamLost(
+                f"the stream after event {last} is not kept any more",
+                hint="call without Last-Event-ID to run it again from its beginning",
+            )
+        return place
+
+    async def _claim(
+        self, digest: str, send: Send, ours: KeyClaim, answer: AnswerAccepted, last: int = 0
+    ) -> tuple[KeyClaim, bytes]:
         """Claims the key; returns the claim and its bytes. No bytes: the call was answered like an earlier one."""
         ends, looks = time.monotonic() + WAIT_S, 0
         standing, left_ms = b"", None
@@ -119,14 +156,11 @@ class IdempotentCall:
             if claim.owner == ours.owner:
                 return claim, raw
             if claim.fingerprint != ours.fingerprint:
-                raise KeyMismatch(
-                    "this Idempotency-Key was used for a different call: function, path, method or body differ",
-                    hint=f"use a key of its own for each call; keys are kept for {KEPT_S // 3600} h",
-                )
+                raise _mismatch()
             if claim.state == "done":
                 kept = await self._claims.answer(digest, claim)
                 if kept is not None:
-                    await send_answer(send, *kept, _replayed(claim))
+                    await send_answer(send, kept[0], _after(*kept, last), _replayed(claim))
                     return claim, b""
             elif claim.state == "async":
                 if await answer(claim.invocation, replayed=True):
@@ -140,9 +174,14 @@ class IdempotentCall:
             if claim.state != "running":
                 standing = raw  # what it was answered with is gone: it may be run again
                 continue
-            if watch.silent(left, time.monotonic()):
+            now_s = time.monotonic()
+            place = (
+                await self._places.read(digest) if watch.silent(left, now_s, KEPT_SILENT_MS, KEPT_WATCHED_S) else None
+            )
+            if place is not None or watch.silent(left, now_s):
                 log.warning("an idempotency key is taken from a silent gateway", extra={"invocation": claim.invocation})
-                ours = msgspec.structs.replace(ours, retaken=True)
+                same = place.invocation if place is not None else ours.invocation
+                ours = msgspec.structs.replace(ours, retaken=True, invocation=same)
                 standing, left_ms = raw, left
                 continue
             if time.monotonic() > ends:
@@ -154,26 +193,65 @@ class IdempotentCall:
             await asyncio.sleep(LOOK_S[min(looks, len(LOOK_S) - 1)])
             looks += 1
 
-    async def _first(self, scope: Scope, body: bytes, send: Send, digest: str, claim: KeyClaim, raw: bytes) -> None:
+    async def _first(
+        self,
+        scope: Scope,
+        body: bytes,
+        send: Send,
+        digest: str,
+        claim: KeyClaim,
+        raw: bytes,
+        place: CallPlace | None,
+        last: int,
+    ) -> None:
+        """Runs the call, or goes on with it at the worker that runs it."""
         recorder: ResponseRecorder
+        if place is not None:
+            claim = msgspec.structs.replace(claim, invocation=place.invocation)
 
         async def on_end() -> None:
+            await end_tasks([keeper])  # before the key is free: a renewal under way would make the claim again
             await self._settle(recorder, digest, claim, raw)
 
-        recorder = ResponseRecorder(_telling(send) if claim.retaken else send, ANSWER_BYTES, on_end)
+        async def sent_to(worker: WorkerId, version: Version, left_s: float) -> None:
+            here = CallPlace(
+                fingerprint=claim.fingerprint,
+                invocation=claim.invocation,
+                version=version,
+                worker=worker,
+                base=events.count,
+            )
+            try:
+                await self._places.write(digest, here, kept_s=left_s + PLACE_KEPT_S)
+            except REDIS_ERRORS as error:
+                log.warning("a call cannot be taken over", extra={"invocation": claim.invocation, "error": str(error)})
+
+        runs_again = claim.retaken and place is None
+        client = AfterEvent(_telling(send) if runs_again else send, last)
+        recorder = ResponseRecorder(client, ANSWER_BYTES, on_end)
+        events = NumberedEvents(recorder, count=place.base if place is not None else 0)
+        recorder.too_large = bool(events.count)  # its beginning is missing
+        keyed = KeyedCall(
+            sent_to=sent_to,
+            worker=place.worker if place is not None else None,
+            version=place.version if place is not None else None,
+            resumed=last > 0,
+            partial=bool(events.count),
+        )
         gone = asyncio.Event()
-        keeper = asyncio.get_running_loop().create_task(self._renew(digest, raw, gone))
+        keeper = asyncio.get_running_loop().create_task(self._renew(digest, claim, raw, gone))
         headers = [
             (name, value) for name, value in scope["headers"] if name not in (b"x-request-id", b"content-length")
         ]
         headers += [(b"x-request-id", claim.invocation.encode()), (b"content-length", b"%d" % len(body))]
         try:
-            await self._gateway({**scope, "headers": headers, REPEAT_KEY: digest}, replay_receive(body, gone), recorder)
+            await self._gateway(
+                {**scope, "headers": headers, REPEAT_KEY: digest, KEYED_CALL: keyed}, replay_receive(body, gone), events
+            )
         finally:
-            keeper.cancel()
+            await end_tasks([keeper])
             if not recorder.whole and not gone.is_set():
-                with contextlib.suppress(*REDIS_ERRORS):
-                    await self._claims.free(digest, raw)
+                await self._free(digest, raw)
         if gone.is_set() and not recorder.status:
             raise KeyLost(
                 f"this gateway stood still for more than {SILENT_MS // 1000} s, and another call with this "
@@ -181,11 +259,14 @@ class IdempotentCall:
                 hint="send it again with the same key: it gets the other call's answer",
             )
 
-    async def _renew(self, digest: str, raw: bytes, gone: asyncio.Event) -> None:
-        """Renews the claim; sets `gone`, which cancels the call, when another call has taken it."""
+    async def _renew(self, digest: str, claim: KeyClaim, raw: bytes, gone: asyncio.Event) -> None:
+        """Renews the claim; sets `gone`, which cancels the call, when another call has taken it. One that goes on with
+        this call at its worker disturbs nothing: both read the same answer, and their rows are one."""
         while True:
             with contextlib.suppress(*REDIS_ERRORS):
                 other = await self._claims.renew(digest, raw)
+                if other is not None and other.invocation == claim.invocation:
+                    return
                 if other is not None:
                     log.warning(
                         "a call is cancelled: another call has taken its idempotency key",
@@ -209,6 +290,8 @@ class IdempotentCall:
     async def _store(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
         """Errors: REDIS_ERRORS, StoreFailed."""
         if not worth_keeping(recorder.status, ran=recorder.ran):
+            if recorder.ran or recorder.status == WorkerLost.status:  # else it may run at a worker
+                await self._places.remove(digest)
             await self._claims.free(digest, raw)
         elif recorder.too_large:
             await self._claims.settle(digest, raw, msgspec.structs.replace(claim, state="unkept"), b"")
@@ -229,6 +312,19 @@ class IdempotentCall:
             except (*REDIS_ERRORS, FleetError):
                 continue
         log.warning("an answer could not be kept", extra={"invocation": claim.invocation})
+
+
+def _mismatch() -> KeyMismatch:
+    return KeyMismatch(
+        "this Idempotency-Key was used for a different call: function, path, method or body differ",
+        hint=f"use a key of its own for each call; keys are kept for {KEPT_S // 3600} h",
+    )
+
+
+def _after(answer: Answer, body: bytes, last: int) -> bytes:
+    """The body of a stored answer; of a stream, the events after the number `last`."""
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    return events_after(body, last) if last and is_event_stream(headers) else body
 
 
 def _replayed(claim: KeyClaim) -> RawHeaders:

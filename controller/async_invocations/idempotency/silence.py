@@ -14,6 +14,9 @@ RUNNING_MS = 3_600_000
 """Life of a claim from its last renewal, should nobody ask for its key."""
 SILENT_MS = 10_000
 WATCHED_S = 5.0
+KEPT_SILENT_MS = 4_000
+KEPT_WATCHED_S = 2.0
+"""The same for a call whose answer its worker keeps: it does not run again, so a wrong guess does no harm."""
 GAP_S = 1.0
 """Time between two looks beyond which the watch begins again: the watcher, or its Redis, stood still."""
 
@@ -26,8 +29,8 @@ class SilenceWatch:
         self._looked_s = 0.0
         self._since_s = 0.0
 
-    def silent(self, left_ms: int, now_s: float) -> bool:
+    def silent(self, left_ms: int, now_s: float, silent_ms: int = SILENT_MS, watched_s: float = WATCHED_S) -> bool:
         if left_ms > self._left_ms or now_s - self._looked_s > GAP_S:
             self._since_s = now_s
         self._left_ms, self._looked_s = left_ms, now_s
-        return RUNNING_MS - left_ms >= SILENT_MS and now_s - self._since_s >= WATCHED_S
+        return RUNNING_MS - left_ms >= silent_ms and now_s - self._since_s >= watched_s

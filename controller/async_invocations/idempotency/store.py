@@ -16,8 +16,9 @@ import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Refused
-from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.ids import InvocationId, Version, WorkerId
 from fleetstart.runtime.contract.process.tasks import in_parallel
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 from fleetstart.runtime.contract.sizes import MIB
 
 from ...state.invocation_records import Answer
@@ -31,6 +32,8 @@ INLINE_BYTES = 16 * 1024
 INLINE_HOUR_BYTES = 16 * MIB
 """Bytes of responses that Redis takes in an hour, 384 MiB of a day. Others go to the object store, small ones too."""
 HOUR_S = 3_600
+PLACE_KEPT_S = 60.0
+"""How long the place of a call is kept beyond its deadline, in case that its gateway dies shortly before."""
 FOLDER = "idempotency/"
 DELETES = 16
 """Deletions of expired responses under way."""
@@ -66,6 +69,13 @@ class KeyLost(Refused):
     retryable = True
 
 
+class StreamLost(Refused):
+    """The stream after `Last-Event-ID` is kept nowhere any more."""
+
+    code = "events_gone"
+    status = 410
+
+
 class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str
     owner: str
@@ -85,6 +95,38 @@ class Standing(NamedTuple):
     claim: KeyClaim
     raw: bytes
     left_ms: int
+
+
+class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a keyed call runs, for the gateway that goes on with it."""
+
+    fingerprint: str
+    invocation: InvocationId
+    version: Version
+    worker: WorkerId
+    base: int = 0
+    """Number of events of its stream that an earlier worker had sent: this one has those after them."""
+
+
+class CallPlaces:
+    """Places of keyed calls: written when one is sent to a worker, removed when its key is free again."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._decoder = RecordDecoder(CallPlace)
+
+    async def read(self, digest: str) -> CallPlace | None:
+        raw = cast(bytes | None, await self._client.get(keys.call_place(digest)))
+        try:
+            return self._decoder.decode(raw) if raw else None
+        except UnreadableRecord:
+            return None
+
+    async def write(self, digest: str, place: CallPlace, *, kept_s: float) -> None:
+        await self._client.set(keys.call_place(digest), msgspec.json.encode(place), ex=max(1, round(kept_s)))
+
+    async def remove(self, digest: str) -> None:
+        await self._client.delete(keys.call_place(digest))
 
 
 class IdempotencyKeys:

@@ -80,6 +80,16 @@ class EventSplitter:
         del self._rest[:ended]
         return [event for event in events if event.strip(b"\r\n")]
 
+    @property
+    def held_bytes(self) -> int:
+        """Size of an event that has not ended."""
+        return len(self._rest)
+
+    def give_up(self) -> bytes:
+        """Returns what it holds of an event that has not ended, as it came."""
+        rest, self._rest = bytes(self._rest), bytearray()
+        return rest
+
     def end(self) -> list[bytes]:
         """Returns the last event if the stream ended without its terminator."""
         rest, self._rest = bytes(self._rest).strip(b"\r\n"), bytearray()

@@ -18,6 +18,7 @@ from ...billing.budget_watch import BudgetWatch
 from ...http.asgi import Scope
 from ...http.body_budget import BodyBudget
 from ...http.headers import queue_timeout_s, timeout_s
+from ...http.keyed_call import KEYED_CALL, KeyedCall
 from ...http.request_body import declared_bytes, header, too_large
 from ...state.traffic import limits_of, scale_of
 from ...state.view import View
@@ -77,7 +78,9 @@ class AdmissionControl:
         body_bytes = declared_bytes(scope)
         self.check(backend, body_bytes, granted.max_body_bytes)
         now_ns = time.monotonic_ns()
-        if not backend.has_free_slot(now_ns):
+        keyed: KeyedCall | None = scope.get(KEYED_CALL)
+        runs_already = keyed is not None and keyed.worker is not None
+        if not runs_already and not backend.has_free_slot(now_ns):
             self._check_wait(backend, granted, now_ns)
         self.bodies.require_room(body_bytes)
         limits = self._gateway_limits(backend)

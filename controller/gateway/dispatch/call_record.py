@@ -238,6 +238,12 @@ class CallRecord:
             self.finished = True
             self._recorder.ledger.ended(self.trace(time.monotonic_ns()), self.start_outcome())
 
+    def hand_over(self) -> None:
+        """Leaves the call, which goes on at its worker, and its row to the gateway that goes on with it."""
+        self._end_grant()
+        self.release(waive=True)
+        self.finished = True
+
     def close(self) -> None:
         """Closes the record, however the call ended."""
         self._end_grant()

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.errors import FleetError, WorkerLost
+from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
@@ -27,12 +27,14 @@ from fleetstart.runtime.contract.worker_headers import (
     ERROR_HEADER,
     REQUEST_HEADER,
     ROOT_PATH_HEADER,
+    STREAM_HEADER,
     TOKEN_HEADER,
 )
 
 from ...http.asgi import Send
 from ...http.client import CONNECTED
 from ...http.headers import response_headers
+from ...http.keyed_call import KeyedCall
 from ..node_links import NodeLinks, NodeNotVouched
 from .call_record import CallRecord
 from .call_response import bill_headers, platform_headers
@@ -46,6 +48,9 @@ SILENT_BACKOFF_NS = 2_000_000_000
 """Backoff of a worker whose host is silent: by then another one may be ready, or the host back."""
 LARGE_BODY_BYTES = 1 << 20
 """Bodies beyond are written in pieces, so that other calls get their turn meanwhile."""
+ATTACH_S = 3.0
+"""How long a gateway that has just started may take to learn of the worker that runs a stream."""
+ATTACH_POLL_S = 0.02
 BUFFERED_BYTES = 1 << 20
 """Responses up to this are read before they are sent: the bill is exact, and none breaks off."""
 
@@ -61,10 +66,25 @@ class SlotAcquirer:
         report_now: Callable[[], None],
         queue_full: Callable[[VersionBackend], FleetError],
         queue_timeout: Callable[[VersionBackend, Call], FleetError],
+        status_of: Callable[[FunctionName, WorkerId], WorkerStatus | None],
     ) -> None:
         self._report_now = report_now
         self._queue_full = queue_full
         self._queue_timeout = queue_timeout
+        self._status_of = status_of
+
+    async def attach(self, record: CallRecord, keyed: KeyedCall) -> Attempt:
+        """Starts an attempt on the worker that runs the call already. Errors: WorkerLost."""
+        backend = record.backend
+        ends_s = time.monotonic() + ATTACH_S
+        assert keyed.worker is not None
+        while (status := self._status_of(backend.key.name, keyed.worker)) is None:
+            if time.monotonic() > ends_s:
+                raise lost_twice(record)
+            await asyncio.sleep(ATTACH_POLL_S)
+        attempt = backend.attach(record.call, status, time.monotonic_ns())
+        record.start_attempt(attempt)
+        return attempt
 
     async def acquire(self, record: CallRecord, *, again: bool) -> Attempt:
         """Starts an attempt, at once or from the queue; `again` for a retry, which goes first.
@@ -111,6 +131,10 @@ class Dispatcher:
         stream = StreamRelay(record, send, final_status=self._final_status)
         lost = LostWorkers()
         again = False
+        if record.call.keyed is not None and record.call.keyed.worker is not None:
+            again = not await self._attach(record, record.call.keyed, stream, lost, send)
+            if not again:
+                return
         while True:
             attempt = await self._slots.acquire(record, again=again)
             try:
@@ -128,12 +152,35 @@ class Dispatcher:
                 await self._lost(record, attempt, lost, silent=False)
             again = True
 
+    async def _attach(
+        self, record: CallRecord, keyed: KeyedCall, stream: StreamRelay, lost: LostWorkers, send: Send
+    ) -> bool:
+        """Goes on with a call where it runs; False if a worker is to continue its stream, or to run it after all.
+
+        Errors: WorkerLost.
+        """
+        attempt = await self._slots.attach(record, keyed)
+        try:
+            await self._attempt(record, attempt, stream, send)
+            return True
+        except (UpstreamBusy, UpstreamUnreachable, UpstreamDisconnected, HostSilent) as error:
+            record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
+            if not record.begun and (keyed.resumed or not isinstance(error, UpstreamBusy)):
+                raise lost_twice(record) from error
+            if isinstance(error, UpstreamBusy):
+                return False  # it was never run: its gateway was lost before the worker had it
+            await self._lost(record, attempt, lost, silent=isinstance(error, HostSilent))
+            return False
+
     async def _attempt(self, record: CallRecord, attempt: Attempt, stream: StreamRelay, send: Send) -> None:
         """Errors: UpstreamError, or ResponseTruncated if something was sent that cannot go on."""
         liveness = HostLiveness(attempt.worker.status.endpoint)
+        noting = self._note(record, attempt)
         try:
             try:
                 response = await liveness.wait(self._request(record, attempt, stream.resume_state()))
+                if noting is not None:
+                    await noting
                 record.backend.note_entered(attempt.worker, response.headers.get(ENTERED_HEADER, ""))
             except HostSilent:
                 if CONNECTED.get():
@@ -144,6 +191,9 @@ class Dispatcher:
                 if response.status == 503 and (BUSY_HEADER in headers or DRAINING_HEADER in headers):
                     await liveness.wait(_read(response))
                     raise UpstreamBusy
+                if _attaches(record) and STREAM_HEADER in headers:
+                    await liveness.wait(_read(response))
+                    raise UpstreamBusy if headers[STREAM_HEADER] == "unknown" else UpstreamUnreachable
                 if not record.begun and _fits_buffer(record.call, response):
                     await self._send_buffered(record, attempt, response, await liveness.wait(_read(response)), send)
                 else:
@@ -152,6 +202,17 @@ class Dispatcher:
                 response.release()
         finally:
             liveness.close()
+            if noting is not None:
+                noting.cancel()
+
+    def _note(self, record: CallRecord, attempt: Attempt) -> asyncio.Task[None] | None:
+        """Notes where a keyed call runs from now on, while the worker gets it; None if there is nothing to note."""
+        call = record.call
+        if call.keyed is None or _attaches(record):
+            return None
+        left_s = (call.deadline_ns - time.monotonic_ns()) / 1e9
+        noted = _noted(call.keyed, attempt.worker.id, record.backend.key.version, left_s)
+        return asyncio.get_running_loop().create_task(noted)
 
     async def _request(self, record: CallRecord, attempt: Attempt, resume_state: bytes) -> aiohttp.ClientResponse:
         """Sends the request; returns when the response's head has come.
@@ -170,6 +231,8 @@ class Dispatcher:
             (ROOT_PATH_HEADER, call.root),
             *record.call_headers(),
         ]
+        if call.keyed is not None:
+            headers.append((STREAM_HEADER, "attach" if _attaches(record) else "keep"))
         content = call.body + resume_state
         body: bytes | io.BytesIO | None = content or None
         if len(content) > LARGE_BODY_BYTES:
@@ -208,6 +271,24 @@ class Dispatcher:
         )
         if failure is not None:
             raise failure
+
+
+async def _noted(keyed: KeyedCall, worker: WorkerId, version: Version, left_s: float) -> None:
+    await keyed.sent_to(worker, version, left_s)
+
+
+def _attaches(record: CallRecord) -> bool:
+    """Whether the attempt under way reads the answer of a call that runs already."""
+    keyed = record.call.keyed
+    return keyed is not None and keyed.worker is not None and record.attempts == 1
+
+
+def lost_twice(record: CallRecord) -> WorkerLost:
+    """The error for a call whose gateway and worker are both lost."""
+    return WorkerLost(
+        f"function {record.backend.key.name}: the call's gateway was lost, and the worker that kept its answer",
+        hint="it may have run; to run it again, call again without Last-Event-ID",
+    )
 
 
 def _fits_buffer(call: Call, response: aiohttp.ClientResponse) -> bool:

@@ -104,6 +104,8 @@ class StreamRelay:
         events = raw_type.startswith(_EVENT_STREAM) and "Content-Encoding" not in response.headers
         if events and CONTINUE_HEADER in response.headers:
             self._markers = ResumeMarkers()
+            if record.call.keyed is not None and record.call.keyed.partial:
+                self._markers.give_up()
         headers = response_headers(response.raw_headers, root=record.call.root, keep_length=not events)
         headers += platform_headers(record)
         headers.append((b"server-timing", record.timeline.server_timing().encode()))

@@ -42,7 +42,7 @@ class ResumeMarkers:
         rest = bytes(self._held)
         self._held.clear()
         if rest:
-            self._give_up()
+            self.give_up()
         return rest
 
     def encode(self) -> bytes:
@@ -64,10 +64,11 @@ class ResumeMarkers:
     def _keep(self, mark: bytes) -> None:
         self._kept_bytes += len(mark) + 1
         if self._kept_bytes > KEPT_BYTES:
-            self._give_up()
+            self.give_up()
         if self.whole:
             self._kept.append(mark)
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Stops keeping markers: they do not cover all that the client has."""
         self.whole = False
         self._kept.clear()

@@ -19,6 +19,7 @@ from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ...billing.apportionment import Meter
+from ...http.keyed_call import KeyedCall
 from ...state.records import VersionKey, VersionRecord
 from .queue import CallQueue, ServiceTime
 from .recent_calls import RecentCalls
@@ -57,6 +58,8 @@ class Call:
     """The call for which a function made this one; empty for a client's."""
     chain: tuple[FunctionName, ...] = ()
     """The functions above it, the caller last; none for a client's."""
+    keyed: KeyedCall | None = None
+    """Of a call with an idempotency key: another gateway can go on with it."""
     repeat_key: str = ""
     """What is the same if the call runs again; empty if it is not known to be a repetition."""
     request_id: str = ""
@@ -187,6 +190,13 @@ class VersionBackend:
             return None
         best = self._best(now_ns)
         return self._assign(call, best, now_ns) if best is not None else None
+
+    def attach(self, call: Call, status: WorkerStatus, now_ns: int) -> Attempt:
+        """An attempt on the worker that runs the call already, for another gateway that is gone: it takes no slot."""
+        worker = self.workers.get(status.worker) or self._draining.get(status.worker)
+        if worker is None:
+            worker = self._draining[status.worker] = Worker(status, 0)
+        return self._assign(call, worker, now_ns)
 
     def enqueue(self, call: Call) -> QueuedCall | None:
         """Queues the call; None if the queue is full."""

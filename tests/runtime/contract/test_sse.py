@@ -13,7 +13,7 @@ def test_events_end_at_empty_lines() -> None:
     text = b"data: a\ndata:b\n\n: comment\r\nevent: fs\r\nid: 3\r\ndata: {}\r\n\r\n\n\ndata: last"
     assert list(parse_events([text])) == [
         ServerSentEvent("message", "a\nb"),
-        ServerSentEvent("fs", "{}"),
+        ServerSentEvent("fs", "{}", "3"),
         ServerSentEvent("message", "last"),
     ]
 

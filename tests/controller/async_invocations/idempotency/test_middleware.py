@@ -138,8 +138,9 @@ def test_a_pause_of_redis_or_of_the_gateway_begins_no_second_run(
             time.sleep(2)
             assert runs(node) == 1
             app.release.set()
-            assert first.result(20).status_code == 200
+            answered = first.result(20)
             done.set()
+            assert answered.status_code == 200
             told = [answer for answer in repeats.result(20) if answer.status_code == 200]
         assert {answer.content for answer in told} <= {first.result().content}
         assert runs(node) == 1

@@ -1,0 +1,172 @@
+"""Streams with an idempotency key: gone on with at another gateway after the last event that the client has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from fleetstart.client import Client
+from tests.controller.conftest import ControllerProcess, HandNode
+from tests.servers import wait_until
+
+
+@pytest.fixture
+def second(redis_url: str, controller: ControllerProcess) -> Iterator[ControllerProcess]:
+    other = ControllerProcess(controller.home.parent / "home2", redis_url, FS_STORE=str(controller.home / "store"))
+    try:
+        yield other.start()
+    finally:
+        other.close()
+
+
+@dataclass
+class Events:
+    """Blocks of a stream as they come."""
+
+    lines: Iterator[str]
+    seen: list[str] = field(default_factory=list)
+
+    def until(self, data: str) -> None:
+        for line in self.lines:
+            self.seen.append(line)
+            if line == f"data: {data}":
+                return
+        raise AssertionError(f"{data} did not come: {self.seen}")
+
+    def rest(self) -> list[str]:
+        return [line for line in self.lines if line]
+
+
+@contextmanager
+def stream(
+    controller: ControllerProcess, path: str, key: str, *, last: int = 0, body: bytes = b""
+) -> Iterator[tuple[httpx.Response, Events]]:
+    headers = {"idempotency-key": key, **({"last-event-id": str(last)} if last else {})}
+    with controller.http.stream("POST", f"/fn/{path}", headers=headers, content=body) as answer:
+        yield answer, Events(answer.iter_lines())
+
+
+def ids(lines: list[str]) -> list[int]:
+    return [int(line.removeprefix("id: ")) for line in lines if line.startswith("id: ")]
+
+
+def test_a_killed_gateways_stream_goes_on_at_another_one_and_is_billed_once(
+    controller: ControllerProcess, second: ControllerProcess, node: HandNode
+) -> None:
+    controller.deploy("hello")
+    with stream(controller, "hello/gate", "k1") as (answer, events):
+        events.until("first")
+        invocation = answer.headers["x-request-id"]
+        controller.kill()
+        with pytest.raises(httpx.TransportError):
+            events.rest()
+    app = next(iter(node.apps.values()))
+    assert app.running == 1, "the worker goes on"
+    with stream(second, "hello/gate", "k1", last=1) as (answer, events):
+        assert answer.headers["x-request-id"] == invocation
+        app.release.set()
+        rest = events.rest()
+    assert "data: first" not in rest
+    assert rest[:2] == ["id: 2", "data: second"]
+    assert (ids(rest), rest[3]) == ([2, 3], "event: fleetstart")
+    assert app.calls == [invocation], "it has run once"
+    for last, left in ((0, [1, 2, 3]), (2, [3]), (3, [])):
+        with stream(second, "hello/gate", "k1", last=last) as (answer, events):
+            assert answer.headers["idempotent-replayed"] == "true"
+            assert ids(events.rest()) == left
+    controller.start()
+    rows = wait_until(lambda: second.rows("hello"), what="its row")
+    assert [(row["id"], row["status"]) for row in rows] == [(invocation, 200)]
+
+
+def test_a_stream_that_only_lost_its_client_is_answered_from_where_the_client_was(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    controller.deploy("hello")
+    with stream(controller, "hello/gate", "k1") as (_, events):
+        events.until("first")
+    next(iter(node.apps.values())).release.set()
+    with stream(controller, "hello/gate", "k1", last=1) as (_, events):
+        assert ids(events.rest()) == [2, 3]
+
+
+def test_a_stream_whose_worker_is_lost_with_its_gateway_says_so_and_runs_again_from_its_start_alone(
+    controller: ControllerProcess, second: ControllerProcess, node: HandNode
+) -> None:
+    controller.deploy("hello")
+    with stream(controller, "hello/gate", "k1") as (_, events):
+        events.until("first")
+        controller.kill()
+    worker = next(iter(node.apps))
+    node.end_server(worker)
+    with stream(second, "hello/gate", "k1", last=1) as (answer, events):
+        assert answer.status_code == 502
+        assert "the worker that kept it" in "".join(events.rest())
+    with stream(second, "hello/gate", "k1", last=1) as (answer, events):
+        assert (answer.status_code, "events_gone" in "".join(events.rest())) == (410, True)
+    with stream(second, "hello/gate", "k1", last=1, body=b"other") as (answer, _):
+        assert answer.status_code == 410
+
+
+def test_numbers_go_on_where_a_model_stream_moves_to_another_worker(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    controller.deploy("hello")
+    with stream(controller, "hello/marked?each=5", "k1", body=b"count") as (_, events):
+        first = events.rest()
+    assert ids(first) == list(range(1, 13)), "ten numbers, [DONE] and the bill"
+    data = [line for line in first if line.startswith("data: ")]
+    assert data[:11] == [*(f"data: {number}" for number in range(10)), "data: [DONE]"]
+    assert not [line for line in first if "fs-mark" in line]
+    with stream(controller, "hello/marked?each=5", "k1", last=7, body=b"count") as (_, events):
+        assert events.rest() == first[first.index("id: 8") :]
+
+
+def test_a_client_cannot_attach_to_a_call_of_another(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello", concurrency=2)
+    refused = controller.http.post("/fn/hello/gate", headers={"idempotency-key": "k", "last-event-id": "1-2"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_input")
+    with stream(controller, "hello/gate", "k1") as (answer, events):
+        events.until("first")
+        headers = {"fs-stream": "attach", "x-request-id": answer.headers["x-request-id"]}
+        stranger = controller.http.post("/fn/hello/echo", headers=headers)
+        assert stranger.json()["path"] == "/echo"
+        next(iter(node.apps.values())).release.set()
+
+
+STREAMS = 60
+KILLS = 6
+
+
+def test_sixty_streams_are_whole_over_kills_of_two_controllers(
+    controller: ControllerProcess, second: ControllerProcess, node: HandNode
+) -> None:
+    """The client goes on with each by itself. Each is the golden text, has run once and has one row."""
+    controller.deploy("hello", concurrency=STREAMS, scale={"max": 1})
+    assert controller.http.get("/fn/hello").status_code == 200
+    golden = list(range(100))
+    with Client(controller.url, "") as one, Client(second.url, "") as other, ThreadPoolExecutor(STREAMS) as pool:
+
+        def read(number: int) -> list[int]:
+            function = (one, other)[number % 2].function("hello", path="/paced?100", method="POST")
+            return list(function.with_options(idempotency_key=f"stream-{number}").stream())
+
+        pending = [pool.submit(read, number) for number in range(STREAMS)]
+        app = next(iter(node.apps.values()))
+        wait_until(lambda: app.running > STREAMS // 2, 20, what="streams under way")
+        for number in range(KILLS):
+            victim = (controller, second)[number % 2]
+            victim.kill()
+            victim.start()
+        texts = [stream.result(100) for stream in pending]
+    assert texts == [golden] * STREAMS
+    assert len(app.calls) == STREAMS + 1, "none has run twice"
+    wait_until(lambda: len(second.rows("hello")) > STREAMS, 20, what="all rows")
+    rows = second.rows("hello")
+    assert sorted(row["id"] for row in rows) == sorted(app.calls)
+    assert {row["status"] for row in rows} == {200}
