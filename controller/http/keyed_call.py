@@ -17,8 +17,7 @@ KEYED_CALL = "fs.keyed"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedCall:
     sent_to: Callable[[WorkerId, Version, float], Awaitable[None]]
-    """To be called when it is sent to a worker, with the seconds that it has left, and awaited before anything of the
-    answer is sent on."""
+    """To be awaited before it is sent to a worker, with the seconds that it has left."""
     worker: WorkerId | None = None
     """The worker that runs it already; None for a call that has not run."""
     version: Version | None = None

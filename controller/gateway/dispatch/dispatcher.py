@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 
 from fleetstart.runtime.contract.errors import FleetError, WorkerLost
-from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
+from fleetstart.runtime.contract.ids import FunctionName, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
@@ -175,12 +175,10 @@ class Dispatcher:
     async def _attempt(self, record: CallRecord, attempt: Attempt, stream: StreamRelay, send: Send) -> None:
         """Errors: UpstreamError, or ResponseTruncated if something was sent that cannot go on."""
         liveness = HostLiveness(attempt.worker.status.endpoint)
-        noting = self._note(record, attempt)
+        await self._note(record, attempt)
         try:
             try:
                 response = await liveness.wait(self._request(record, attempt, stream.resume_state()))
-                if noting is not None:
-                    await noting
                 record.backend.note_entered(attempt.worker, response.headers.get(ENTERED_HEADER, ""))
             except HostSilent:
                 if CONNECTED.get():
@@ -202,17 +200,13 @@ class Dispatcher:
                 response.release()
         finally:
             liveness.close()
-            if noting is not None:
-                noting.cancel()
 
-    def _note(self, record: CallRecord, attempt: Attempt) -> asyncio.Task[None] | None:
-        """Notes where a keyed call runs from now on, while the worker gets it; None if there is nothing to note."""
+    async def _note(self, record: CallRecord, attempt: Attempt) -> None:
+        """Notes which worker gets a keyed call, before it gets it: no gateway that goes on with it runs it twice."""
         call = record.call
-        if call.keyed is None or _attaches(record):
-            return None
-        left_s = (call.deadline_ns - time.monotonic_ns()) / 1e9
-        noted = _noted(call.keyed, attempt.worker.id, record.backend.key.version, left_s)
-        return asyncio.get_running_loop().create_task(noted)
+        if call.keyed is not None and not _attaches(record):
+            left_s = (call.deadline_ns - time.monotonic_ns()) / 1e9
+            await call.keyed.sent_to(attempt.worker.id, record.backend.key.version, left_s)
 
     async def _request(self, record: CallRecord, attempt: Attempt, resume_state: bytes) -> aiohttp.ClientResponse:
         """Sends the request; returns when the response's head has come.
@@ -271,10 +265,6 @@ class Dispatcher:
         )
         if failure is not None:
             raise failure
-
-
-async def _noted(keyed: KeyedCall, worker: WorkerId, version: Version, left_s: float) -> None:
-    await keyed.sent_to(worker, version, left_s)
 
 
 def _attaches(record: CallRecord) -> bool:
