@@ -137,6 +137,15 @@ def key_digest(public: ec.EllipticCurvePublicKey) -> str:
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
+def digest_of(key: str) -> str:
+    """Digest of the public half of a private key (PEM); empty if it is none."""
+    try:
+        public = load_pem_private_key(key.encode(), None).public_key()
+    except ValueError:
+        return ""
+    return key_digest(public) if isinstance(public, ec.EllipticCurvePublicKey) else ""
+
+
 def expiry_unix_ms(certificate: str) -> int:
     ends = x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
     return round(ends.timestamp() * 1000)

@@ -31,6 +31,11 @@ KEY_NAME = "certificate-authority"
 """Name that the encrypted key is bound to, beside no project: no secret of a function can have it."""
 
 
+SAME_S = 60.0
+"""Age up to which a certificate is given again: who repeats a request, seen on its way, makes nothing and learns
+nothing."""
+
+
 class NodeIdentities:
     """The authority and its nodes. Errors: REDIS_ERRORS, SecretCipherError."""
 
@@ -44,7 +49,10 @@ class NodeIdentities:
         """The authority, made at the first call."""
         from .certificates import Authority, new_authority
 
-        record = await self._authorities.change(CURRENT, lambda known: known or self._record(*new_authority(_now())))
+        record = (await self._authorities.stored()).get(CURRENT)
+        if record is None:
+            made = self._record(*new_authority(_now()))
+            record = await self._authorities.change(CURRENT, lambda known: known or made)
         assert record is not None
         try:
             return Authority(record.certificate, self._cipher.decrypt(record.key))
@@ -76,30 +84,31 @@ class NodeIdentities:
             key_sha256=key_digest(public),
             joined_unix_ms=_unix_ms(),
             expires_unix_ms=expiry_unix_ms(certificate),
+            certificate=certificate,
         )
         await self._nodes.change(node, lambda _: record)
         return certificate, authority.certificate
 
     async def renew(self, node: str, request: str) -> str:
-        """A new certificate for a node's key; also where the last one has expired. Errors: InvalidInput, Forbidden."""
-        from .certificates import expiry_unix_ms, key_digest, requested_key
+        """A certificate for a node's key that is new, or was made within the last minute; also where the last one has
+        expired. A stranger's request costs a check of its signature and a read. Errors: InvalidInput, Forbidden."""
+        from .certificates import LIFE, expiry_unix_ms, key_digest, requested_key
 
         public = requested_key(request)
+        digest = key_digest(public)
+        known = _held(node, await self._nodes.read(node), digest)
+        if known.certificate and known.expires_unix_ms - _unix_ms() > (LIFE.total_seconds() - SAME_S) * 1000:
+            return known.certificate
         authority = await self.authority()
-        digest, made = key_digest(public), ""
 
         def renewed(known: NodeIdentity | None) -> NodeIdentity:
-            nonlocal made
-            if known is None or known.key_sha256 != digest:
-                raise Forbidden(
-                    f"this key is not that of node {node[:80]}: it was removed, or another machine has its name now",
-                    hint="join again with a token: `fs node token` on the first machine, then fs node join URL",
-                )
-            made = authority.node_certificate(known.node, known.id, public, _now())
-            return msgspec.structs.replace(known, expires_unix_ms=expiry_unix_ms(made))
+            held = _held(node, known, digest)
+            made = authority.node_certificate(held.node, held.id, public, _now())
+            return msgspec.structs.replace(held, certificate=made, expires_unix_ms=expiry_unix_ms(made))
 
-        await self._nodes.change(node, renewed)
-        return made
+        record = await self._nodes.change(node, renewed)
+        assert record is not None
+        return record.certificate
 
     async def remove(self, node: str) -> None:
         """Vouches for a node no longer."""
@@ -124,6 +133,16 @@ class NodeIdentities:
             updated_unix_ms=now, updated_by="",
         )  # fmt: skip
         return AuthorityRecord(certificate=certificate, key=sealed)
+
+
+def _held(node: str, known: NodeIdentity | None, digest: str) -> NodeIdentity:
+    """The record of a node that holds this key. Errors: Forbidden."""
+    if known is None or known.key_sha256 != digest:
+        raise Forbidden(
+            f"this key is not that of node {node[:80]}: it was removed, or another machine has its name now",
+            hint="join again with a token: `fs node token` on the first machine, then fs node join URL",
+        )
+    return known
 
 
 def _now() -> datetime.datetime:

@@ -38,11 +38,12 @@ class OwnNode:
         await asyncio.Event().wait()
 
     async def _vouched(self) -> bool:
-        from .certificates import new_request
+        from .certificates import digest_of, new_request
 
         if not self._view.synced:
             return False
-        if read_identity(self._path) is not None and NodeId(self._node) in self._view.identities:
+        known, own = self._view.identities.get(NodeId(self._node)), read_identity(self._path)
+        if known is not None and own is not None and digest_of(own.key) == known.key_sha256:
             return True
         with contextlib.suppress(*REDIS_ERRORS):
             try:

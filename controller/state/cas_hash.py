@@ -76,6 +76,11 @@ class CasHash(Generic[Record]):
             retry_after_s=1,
         )
 
+    async def read(self, field: str) -> Record | None:
+        """One record, as Redis has it now. Errors: as of `stored`."""
+        raw = await cast(Awaitable[bytes | None], self._state.client.hget(self._name, field)) or b""
+        return self._decoded(field, raw)
+
     async def stored(self) -> dict[str, Record]:
         """All records, as Redis has them now. Errors: Unavailable for one that cannot be read, REDIS_ERRORS."""
         raw = await cast(Awaitable[dict[bytes, bytes]], self._state.client.hgetall(self._name))

@@ -25,3 +25,5 @@ class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     joined_unix_ms: int
     expires_unix_ms: int
     """End of its newest certificate."""
+    certificate: str = ""
+    """The newest certificate, PEM: a renewal that is asked for again gets the same one."""

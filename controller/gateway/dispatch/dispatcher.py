@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
@@ -43,6 +44,8 @@ from .host_liveness import HostLiveness
 from .retry_policy import CLOSED, SILENT, STREAM_DEATHS_ALLOWED, LostWorkers
 from .stream_relay import StreamRelay
 from .version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend
+
+log = logging.getLogger(__name__)
 
 SILENT_BACKOFF_NS = 2_000_000_000
 """Backoff of a worker whose host is silent: by then another one may be ready, or the host back."""
@@ -237,6 +240,8 @@ class Dispatcher:
                 call.method, url, headers=headers, data=body, allow_redirects=False, **tls
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, NodeNotVouched) as error:
+            if isinstance(error, (aiohttp.ClientSSLError, NodeNotVouched)):
+                log.warning("a worker's node is not trusted", extra={"node": status.node, "error": str(error)})
             raise UpstreamUnreachable from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise UpstreamDisconnected from error

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetstart.controller.auth.secret_encryption import SecretCipher
-from fleetstart.controller.identity.certificates import key_digest, new_request, requested_key
+from fleetstart.controller.identity import nodes
+from fleetstart.controller.identity.certificates import digest_of, key_digest, new_request, requested_key
 from fleetstart.controller.identity.nodes import NodeIdentities
 from fleetstart.controller.state.access_records import Credential, KeyRecord
 from fleetstart.controller.state.cas_hash import CasHash
@@ -37,15 +38,21 @@ class Controllers:
         await self.client.aclose()
 
 
-def test_a_node_joins_renews_and_is_removed(redis_url: str, tmp_path: Path) -> None:
+def test_a_node_joins_renews_and_is_removed(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with Controllers(redis_url, tmp_path) as controllers:
-            _, request = new_request("vm2")
+            key, request = new_request("vm2")
+            assert digest_of(key) == key_digest(requested_key(request))
             certificate, authority = await controllers.one.join("vm2", request)
             assert (await controllers.two.authority()).certificate == authority, "one authority for all controllers"
             record = controllers.states[0].view.identities[NodeId("vm2")]
             assert record.key_sha256 == key_digest(requested_key(request))
-            assert await controllers.two.renew("vm2", request) != certificate
+            assert await controllers.two.renew("vm2", request) == certificate, "made a moment ago"
+            monkeypatch.setattr(nodes, "SAME_S", -1.0)
+            renewed = await controllers.two.renew("vm2", request)
+            assert renewed != certificate
+            monkeypatch.undo()
+            assert await controllers.one.renew("vm2", request) == renewed
             with pytest.raises(Forbidden, match="this key is not that of node vm2"):
                 await controllers.one.renew("vm2", new_request("vm2")[1])
             with pytest.raises(Forbidden, match="node vm3"):
