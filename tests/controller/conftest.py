@@ -199,7 +199,9 @@ class ControllerProcess:
     def spawn(self) -> None:
         env, log = {**os.environ, **self._env}, self.home / "controller.log"
         if not self.command:
-            self.process = ForkedMain("fleetstart.controller.__main__", env=env, log=log, listen=self.socket)
+            self.process = ForkedMain(
+                "fleetstart.controller.__main__:main", env=env, out=log, err=log, listen=self.socket
+            )
             return
         with log.open("ab") as file:
             self.process = spawn(self.command, env=env, stdout=file, stderr=file, pass_fds=[self.socket.fileno()])

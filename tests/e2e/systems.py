@@ -25,14 +25,18 @@ import httpx
 import msgspec
 import redis
 
+from fleetstart.controller.cli.root import VERBS
 from fleetstart.controller.schemas.functions import FunctionInfo, SystemStatus, Usage
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, LogLine, PhaseRow
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
+from tests.forked_main import ForkedMain
 from tests.servers import plain_environment, wait_until
 
 FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")
+FORKED = frozenset(VERBS) - {"up", "down", "dev", "shell", "doctor", "node", "dashboard"}
+"""Verbs that need no process of their own making: they start none, and have no terminal."""
 CLI_TIMEOUT_S = 60
 CGROUPS = Path("/sys/fs/cgroup")
 KINDS = {
@@ -99,6 +103,8 @@ class System:
     # ── the command line ───────────────────────────────────────────────────────────────────────────
 
     def fs(self, *arguments: str, code: int | None = 0, cwd: Path | None = None) -> Ran:
+        if not self.through and arguments and arguments[0] in FORKED:
+            return self._forked_fs(*arguments, code=code, cwd=cwd)
         done = subprocess.run(
             [*self.through, *FS, *arguments],
             env=self.env,
@@ -110,6 +116,21 @@ class System:
         if code is not None:
             assert done.returncode == code, f"fs {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return Ran(done.returncode, done.stdout, done.stderr)
+
+    def _forked_fs(self, *arguments: str, code: int | None, cwd: Path | None) -> Ran:
+        with tempfile.TemporaryDirectory(prefix="fs-said-") as folder:
+            out, err = Path(folder) / "out", Path(folder) / "err"
+            process = ForkedMain(
+                "fleetstart.controller.cli.root:run", arguments, env=self.env, out=out, err=err, cwd=cwd or self.root
+            )
+            try:
+                found = process.wait(CLI_TIMEOUT_S)
+            finally:
+                process.kill()
+            ran = Ran(found, out.read_text(), err.read_text())
+        if code is not None:
+            assert ran.code == code, f"fs {' '.join(arguments)}: {ran.code}\n{ran.out}\n{ran.err}"
+        return ran
 
     def up(self) -> str:
         """Open: its home has no key until a test makes one."""
