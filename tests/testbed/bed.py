@@ -25,7 +25,7 @@ from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.bench.harness.range_server import credentials
 from tests.e2e.systems import CLI_TIMEOUT_S, FS, Ran
-from tests.servers import listening_socket, valkey_binary, wait_until
+from tests.servers import listening_socket, shared_memory, valkey_binary, wait_until
 from tests.testbed import guard
 from tests.testbed.network import Network
 from tests.testbed.parts import PYTHON, START_S, Node, Part
@@ -74,7 +74,7 @@ class Testbed:
         self.network = Network([CONTROL, STORE, *hosts, *apart, *others], prefix=PREFIX)
         self.folder = Path(tempfile.mkdtemp(prefix=guard.folder_prefix()))
         self._guard = _start_guard(self.folder, self.network)
-        self._shm_before = set(os.listdir("/dev/shm"))
+        self._shm_before = shared_memory()
         self._listeners = [listening_socket() for _ in controllers]
         self.urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in self._listeners]
         """Of the controllers, on this machine."""
@@ -215,7 +215,7 @@ class Testbed:
         """Leftovers of a bed that is down, which should be none. A killed daemon's groups are its successor's."""
         namespaces = self.network.namespaces
         found = [f"process {_words(pid)}" for pid in guard.members(self.folder, namespaces) if pid != self._guard.pid]
-        found += [f"/dev/shm/{name}" for name in sorted(set(os.listdir("/dev/shm")) - self._shm_before)]
+        found += [f"/dev/shm/{name}" for name in sorted(shared_memory() - self._shm_before)]
         found += [f"temporary file {path}" for part in self.parts for path in sorted(part.tmp.iterdir())]
         clean = {f"fleetstart-{node.pid}." for node in self.nodes if node.process and node.process.returncode == 0}
         found += [str(path) for path in guard.groups_of(self.folder) if path.name.startswith(tuple(clean))]

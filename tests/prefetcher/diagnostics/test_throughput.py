@@ -19,6 +19,7 @@ from fleetstart.prefetcher.sources.errors import SourceError
 from fleetstart.runtime.contract.node.throughput import Ceilings
 from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import S3Server, Store
+from tests.servers import shared_memory
 
 SMALL = Scope(memory_bytes=32 * MIB, disk_bytes=32 * MIB, store_least_bytes=4 * MIB, rounds=2)
 BUCKET = "s3://weights"
@@ -31,7 +32,7 @@ def s3(s3_server: S3Server, aws: None, monkeypatch: pytest.MonkeyPatch) -> S3Ser
 
 
 def test_memory_and_disk_are_measured_and_nothing_stays(tmp_path: Path) -> None:
-    shared, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+    shared, descriptors = shared_memory(), len(os.listdir("/proc/self/fd"))
     found = measure(tmp_path / "not" / "yet", str(tmp_path / "store"), SMALL)
     assert set(found.bytes_per_s) == {"prefault", "checksum", "disk", "store"}
     assert all(rate > 0 for rate in found.bytes_per_s.values())
@@ -41,7 +42,7 @@ def test_memory_and_disk_are_measured_and_nothing_stays(tmp_path: Path) -> None:
     assert "disk of FS_HOME" in found.measured["store"]
     assert found.bytes_per_s["store"] == found.bytes_per_s["disk"]
     assert list(tmp_path.iterdir()) == []
-    assert set(os.listdir("/dev/shm")) == shared
+    assert shared_memory() == shared
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

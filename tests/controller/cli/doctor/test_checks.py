@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.node.throughput import Ceilings
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.cli.checkpoints import encode
 from tests.controller.cli.system import System
-from tests.servers import wait_until
+from tests.servers import shared_memory, wait_until
 
 FEW = ("--measure-bytes", str(32 * MIB))
 SPEEDS = ["pages", "checksums", "new memory", "disk speed", "store speed", "device speed"]
@@ -41,7 +41,7 @@ def node(memory: MemoryReport) -> NodeReport:
 
 
 def test_it_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     run(["--home", str(tmp_path / "home"), "doctor", "--port", "1", "--json", *FEW])
     out, err = capsys.readouterr()
     findings: dict[str, Any] = {finding["check"]: finding for finding in json.loads(out)}
@@ -51,7 +51,7 @@ def test_it_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFi
         assert "GB/s" in findings[check]["found"]
     assert "--no-measure" in err
     assert list(tmp_path.iterdir()) == []
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
 
 
 def test_it_tells_of_sandboxes_and_how_to_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
