@@ -19,6 +19,10 @@ SEARCH_DEPTH = 6
 
 V1_CONTROLLERS = ("memory", "pids", "cpu")
 """cpu without a quota: groups share the cores evenly, whatever their number of threads."""
+WORKERS_WEIGHT = 25
+"""Share of all workers together, where any other group has 100: controller, node and Redis come first when processors
+or disks are short. They need little, and calls wait for them; workers have all that is left."""
+V1_SHARES = 1024 * WORKERS_WEIGHT // 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +81,42 @@ def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV1 | None:
         for parent in parents.values():
             remove_tree(parent)
         return None
+    if "cpu" in parents:
+        _write_weight(parents["cpu"] / "cpu.shares", V1_SHARES)
     return CgroupsV1(parents)
 
 
 def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV2 | None:
-    """Needs memory and pids. Tries our own group first, then the root, which systemd prepares for its children."""
-    wanted = {"memory", "pids"}
+    """Needs memory and pids, takes cpu and io where they are. Tries our own group first, then the root, which systemd
+    prepares for its children."""
+    needed = {"memory", "pids"}
     for hierarchy in (entry for entry in hierarchies if not entry.controllers):
         for place in dict.fromkeys((hierarchy.own, hierarchy.mount)):
-            if not wanted <= _words(place / "cgroup.controllers"):
+            available = _words(place / "cgroup.controllers")
+            if not needed <= available:
                 continue
+            wanted = needed | (available & {"cpu", "io"})
             parent = place / f"{PREFIX}{epoch}"
             try:
                 _enable(place, wanted)
                 parent.mkdir()
                 _enable(parent, wanted)
+                for controller in wanted & {"cpu", "io"}:
+                    _write_weight(parent / f"{controller}.weight", WORKERS_WEIGHT)
                 return CgroupsV2(parent)
             except OSError as error:
                 log.info("cannot use this control group", extra={"group": str(place), "error": str(error)})
                 remove_tree(parent)
     return None
+
+
+def _write_weight(path: Path, weight: int) -> None:
+    """Sets the share of a group, where the kernel has shares of that kind (io: with some schedulers of disks alone)."""
+    try:
+        if path.exists():
+            path.write_text(str(weight))
+    except OSError as error:
+        log.info("workers keep the default share", extra={"file": str(path), "error": str(error)})
 
 
 def _enable(folder: Path, controllers: set[str]) -> None:

@@ -28,6 +28,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 
 from ..processes.forked_process import ForkedProcess, has_own_network
+from ..segments.chunk_requests import ChunkRequests
 from ..segments.store import Segment
 from ..stage_links.stage_links import PipelineMembership
 from ..volumes.session import VolumeSession
@@ -78,6 +79,8 @@ class WorkerResources:
         self.entered_calls: EnteredCallRing | None = None
         """Calls that its process has entered; None before it is assigned."""
         self._sandbox: GVisorSandbox | None = None
+        self._requests: ChunkRequests | None = None
+        """What it may ask for ahead of its turn, once it asks."""
         self._close_ingress: Callable[[], None] = lambda: None
 
     async def prepare(self, order: WorkerOrder) -> str:
@@ -287,10 +290,15 @@ class WorkerResources:
             self.assigned_ns = max(self.assigned_ns, started_ns)
 
     def prioritize(self, first: int, last: int) -> None:
-        """Fetches these chunks first, because the worker waits for them. Untrusted: chunks that its weights do not
-        have are ignored."""
-        if self.segments:
-            self._services.segments.prioritize(self.segments[0], first, last)
+        """Fetches these chunks first, because the worker waits for them. Untrusted: chunks that its order does not
+        need are ignored, and those that it asked for before."""
+        if not self.segments:
+            return
+        segment = self.segments[0]
+        if self._requests is None:
+            self._requests = ChunkRequests(segment.needed(self._membership.layers))
+        for begin, end in self._requests.admit(first, last):
+            self._services.segments.prioritize(segment, begin, end)
 
     def grow(self) -> None:
         """Fetches the rest of the model in the background, if the order says so."""

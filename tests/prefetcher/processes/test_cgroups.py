@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.processes.cgroup_setup import Hierarchy, open_cgroups, read_hierarchies
+from fleetstart.prefetcher.processes.cgroup_setup import (
+    WORKERS_WEIGHT,
+    Hierarchy,
+    _write_weight,
+    open_cgroups,
+    read_hierarchies,
+)
 from fleetstart.prefetcher.processes.cgroups import PREFIX, CgroupsV1, CgroupsV2
 from fleetstart.prefetcher.processes.epoch import epoch_is_alive, new_epoch
 from fleetstart.prefetcher.processes.process_memory import private_bytes
@@ -110,6 +116,33 @@ def test_v2_makes_a_group_per_worker_with_limits(tmp_path: Path) -> None:
     assert "memory" in (hierarchy.own / "cgroup.subtree_control").read_text()
 
 
+def test_v2_shares_processors_and_disks_where_it_can(tmp_path: Path) -> None:
+    hierarchy = fake_v2(tmp_path, controllers="cpu io memory pids")
+    parent = hierarchy.own / f"{PREFIX}1.2.x"
+
+    assert open_cgroups("1.2.x", [hierarchy]) is not None
+
+    for folder in (hierarchy.own, parent):
+        assert (folder / "cgroup.subtree_control").read_text() == "+cpu +io +memory +pids"
+    assert not (parent / "cpu.weight").exists(), "this tree has no files of a kernel"
+    assert _enabled(tmp_path / "two", "memory pids") == "+memory +pids"
+
+
+def test_a_weight_is_written_where_the_kernel_has_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.weight"
+    _write_weight(path, WORKERS_WEIGHT)
+    assert not path.exists()
+    path.write_text("100")
+    _write_weight(path, WORKERS_WEIGHT)
+    assert path.read_text() == "25"
+
+
+def _enabled(root: Path, controllers: str) -> str:
+    hierarchy = fake_v2(root, controllers)
+    assert open_cgroups("1.2.x", [hierarchy]) is not None
+    return (hierarchy.own / "cgroup.subtree_control").read_text()
+
+
 def test_v2_reads_kills(tmp_path: Path) -> None:
     groups = open_cgroups("1.2.x", [fake_v2(tmp_path)])
     assert groups is not None
@@ -150,6 +183,41 @@ def v1() -> Iterator[CgroupsV1]:
         yield groups
     finally:
         groups.close()
+
+
+SPIN = "import sys; [open(path, 'w').write('0') for path in sys.argv[1:]]; print('in', flush=True)\nwhile True: pass"
+
+
+def test_v1_gives_the_platform_the_processors_before_the_workers(v1: CgroupsV1, tmp_path: Path) -> None:
+    """Threads of a function compete with one of the platform's for one processor, and leave it the larger part."""
+    group = v1.create("w-1")
+    if not any("/cpu" in path for path in group.procs):
+        pytest.skip("this machine has no cpu controller")
+    processor = min(os.sched_getaffinity(0))
+    pinned = ["taskset", "-c", str(processor), sys.executable, "-c", SPIN]
+    greedy = [spawn([*pinned, *group.procs], stdout=subprocess.PIPE) for _ in range(4)]
+    platform = spawn(pinned, stdout=subprocess.PIPE)
+    try:
+        for process in (*greedy, platform):
+            assert process.stdout is not None
+            process.stdout.readline()
+        before = [_ticks(process.pid) for process in (*greedy, platform)]
+        wait_until(lambda: _ticks(platform.pid) - before[-1] > 30, 60, what="processor time of the platform")
+        *theirs, ours = (
+            _ticks(process.pid) - begun for process, begun in zip((*greedy, platform), before, strict=True)
+        )
+        assert ours > 1.5 * sum(theirs)
+    finally:
+        for process in (*greedy, platform):
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        wait_until(group.remove)
+
+
+def _ticks(pid: int) -> int:
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
 HOG = """
