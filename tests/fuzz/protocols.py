@@ -327,10 +327,10 @@ def check_spec(data: bytes) -> bool:
 def check_chat(data: bytes) -> bool:
     try:
         call = _CHAT.read(data)
+        call.limit()
+        call.stops()
     except FleetError:
         return False
-    call.limit()
-    call.stops()
     return True
 
 
