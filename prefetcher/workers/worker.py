@@ -323,6 +323,7 @@ class Worker:
                 timeline=self.record.timeline,
                 changed_unix_ns=time.time_ns(),
                 shell=self.order.shell,
+                served=self.record.was_ready,
                 drained=self._drained,
                 entered=self._entered if state in FINAL else None,
             )

@@ -207,6 +207,7 @@ class SimulatedWorker:
                 error=error,
                 timeline=self.record.timeline,
                 changed_unix_ns=time.time_ns(),
+                served=self.record.was_ready,
                 drained=drained,
             )
         )

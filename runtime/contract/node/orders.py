@@ -109,6 +109,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Order among the statuses of its daemon; 0 if it is of an earlier release."""
     shell: bool = False
     """Whether it is a shell, as its order says."""
+    served: bool = False
+    """Whether it was ever ready: its end is no failed start, also for a scheduler that was away meanwhile."""
     drained: bool = False
     """Whether it ended in order, after it had finished every call that it had begun."""
     entered: EnteredCalls | None = None

@@ -132,6 +132,25 @@ def test_demand_orders_workers_once_and_idleness_sends_them_away() -> None:
     assert not cluster.view.orders
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_worker_that_has_served_while_no_scheduler_looked_is_no_failed_start(served: bool) -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(min=3, max=3))
+    cluster.step()
+    error = ErrorInfo(code="worker_lost", message="killed by signal 9")
+    for order in list(cluster.view.orders.values()):
+        cluster.view.put_status(
+            WorkerStatus(
+                worker=order.worker, node=order.node, function=F, version=order.version, state="failed", error=error,
+                served=served,
+            )
+        )  # fmt: skip
+    cluster.step()
+    failure = cluster.view.failures.get(VersionKey(F, Version(1)))
+    assert (failure is None) == served
+    assert len(cluster.workers()) == (3 if served else 0)
+
+
 def test_a_step_says_when_the_keep_alive_ends_and_an_old_version_has_none() -> None:
     cluster = Cluster()
     cluster.deploy(scale=Scale(keep_alive_s=60))
