@@ -37,7 +37,7 @@ class SimulatedController:
         self.process = process
         self.id = gateway_id
         self.client = Client(world.loop, world.server, world.network, process, retries=1, timeout_s=CLIENT_TIMEOUT_S)
-        config = Config(home=home, redis_url="", store="", url="http://sim")
+        config = Config(home=home, redis_url="", store="", url="http://sim", plain_links=True)
         cipher = SecretCipher(home, "")
         client, session = cast(Any, self.client), cast(Any, WorkerSession(world, process))
         clients = RedisClients(leases=client, view=client, ledger=client, calls=client, followers=client)

@@ -64,6 +64,7 @@ STRINGS = st.one_of(
     operation("set", KEYS, VALUES, xx=st.booleans(), keepttl=st.booleans()),
     operation("delete", KEYS, KEYS),
     operation("exists", KEYS, KEYS),
+    operation("incrby", KEYS, st.integers(-5, 5)),
     operation("expire", KEYS, st.just(100)),
     operation("eval", st.just("return redis.call('INCR', KEYS[1])"), st.just(1), KEYS),
     operation("eval", st.just("return {redis.call('GET', KEYS[1]), redis.call('EXISTS', KEYS[1]), 'x', 2.9, false, 3}"),

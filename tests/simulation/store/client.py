@@ -75,6 +75,9 @@ class Commands:
         flags = [name for name, wanted in (("KEEPTTL", keepttl), ("NX", nx), ("XX", xx)) if wanted]
         return self._do(["SET", key, value, *options, *flags], lambda answer: True if answer == b"OK" else answer)
 
+    def incrby(self, key: str, amount: int) -> Any:
+        return self._do(["INCRBY", key, amount])
+
     def delete(self, *names: str) -> Any:
         return self._do(["DEL", *names])
 

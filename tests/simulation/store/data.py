@@ -162,8 +162,11 @@ class Data:
         return b"OK"
 
     def _c_incr(self, args: Args) -> Reply:
+        return self._c_incrby([args[0], b"1"])
+
+    def _c_incrby(self, args: Args) -> Reply:
         text = self._find(args[0], bytes)
-        number = (_integer(text) if text is not None else 0) + 1
+        number = (_integer(text) if text is not None else 0) + int(args[1])
         self.values[args[0]] = b"%d" % number
         return number
 
@@ -382,8 +385,8 @@ class OrderedMembers(dict[bytes, None]):
 
 
 WRITES = frozenset(
-    b"DEL EXPIRE SET INCR HSET HSETNX HDEL HINCRBY SADD SREM RPUSH LPOP LTRIM ZADD ZREM ZREMRANGEBYSCORE XADD XTRIM "
-    b"XDEL".split()
+    b"DEL EXPIRE SET INCR INCRBY HSET HSETNX HDEL HINCRBY SADD SREM RPUSH LPOP LTRIM ZADD ZREM ZREMRANGEBYSCORE "
+    b"XADD XTRIM XDEL".split()
 )
 """Commands that a Redis that takes no writes refuses. PUBLISH is none."""
 
