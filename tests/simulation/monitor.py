@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fleetstart.controller.async_invocations.idempotency.silence import SILENT_MS
+from fleetstart.controller.async_invocations.idempotency.silence import KEPT_SILENT_MS, SILENT_MS
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.simulation.processes import Process
 from tests.simulation.store.server import Command
@@ -36,7 +36,7 @@ class _Claim(msgspec.Struct):
 
 
 _ORDER, _CLAIMS = msgspec.json.Decoder(Ordered), msgspec.json.Decoder(_Claim)
-SILENT_NS = (SILENT_MS - 500) * 1_000_000
+SILENT_NS = (min(SILENT_MS, KEPT_SILENT_MS) - 500) * 1_000_000
 """Silence after which a key may be taken over, as it is stated; whoever takes it has measured it."""
 
 

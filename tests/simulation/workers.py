@@ -20,7 +20,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFaile
 from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
-from fleetstart.runtime.contract.worker_headers import BUSY_HEADER, DRAINING_HEADER, REQUEST_HEADER
+from fleetstart.runtime.contract.worker_headers import BUSY_HEADER, DRAINING_HEADER, REQUEST_HEADER, STREAM_HEADER
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.processes import CURRENT, Process
@@ -76,6 +76,8 @@ class SimulatedWorker:
         self._events: asyncio.Queue[str] = asyncio.Queue()
         self._calls: set[asyncio.Task[None]] = set()
         self._requests: set[asyncio.Future[Any]] = set()
+        self._kept: dict[str, list[asyncio.Future[Any]] | Response] = {}
+        """Answers of keyed calls, or those who wait for them, by the id of the call."""
         self._begun = 0
         self._busy_ns = 0
         self._busy_since_ns = 0
@@ -160,15 +162,30 @@ class SimulatedWorker:
 
     def accept(self, request: asyncio.Future[Any], headers: dict[str, str], body: bytes) -> None:
         """A request has arrived."""
-        if self.state != "ready":
+        kept = self._kept.get(headers[REQUEST_HEADER])
+        if headers.get(STREAM_HEADER) == "attach":
+            self._attach(request, kept)
+        elif self.state != "ready":
             self._world.answer(self.process, request, Response(503, {DRAINING_HEADER: "1"}, b""))
         elif len(self._calls) >= self.order.spec.concurrency:
             self._world.answer(self.process, request, Response(503, {BUSY_HEADER: "1"}, b""))
         else:
             self._requests.add(request)
+            if STREAM_HEADER in headers:
+                self._kept[headers[REQUEST_HEADER]] = [request]
             call = asyncio.create_task(self._call(request, headers, body))
             self._calls.add(call)
             call.add_done_callback(self._called)
+
+    def _attach(self, request: asyncio.Future[Any], kept: list[asyncio.Future[Any]] | Response | None) -> None:
+        """Gives the answer of a call that another gateway has sent."""
+        if kept is None:
+            self._world.answer(self.process, request, Response(409, {STREAM_HEADER: "unknown"}, b""))
+        elif isinstance(kept, Response):
+            self._world.answer(self.process, request, kept)
+        else:
+            self._requests.add(request)
+            kept.append(request)
 
     async def _call(self, request: asyncio.Future[Any], headers: dict[str, str], body: bytes) -> None:
         if not self._busy_since_ns:
@@ -180,8 +197,13 @@ class SimulatedWorker:
         self._begun += 1
         await asyncio.sleep(self._world.run_s())
         run.ended_ns = time.monotonic_ns()
-        self._requests.discard(request)
-        self._world.answer(self.process, request, Response(200, {}, b"%d" % number))
+        answer = Response(200, {}, b"%d" % number)
+        kept = self._kept.get(headers[REQUEST_HEADER])
+        for reader in kept if isinstance(kept, list) else [request]:
+            self._requests.discard(reader)
+            self._world.answer(self.process, reader, answer)
+        if kept is not None:
+            self._kept[headers[REQUEST_HEADER]] = answer
 
     def _called(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
