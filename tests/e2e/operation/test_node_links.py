@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
 
 from fleetstart.runtime.contract.identity import client_context, node_host, read_identity
 from fleetstart.runtime.contract.node.orders import WorkerStatus
@@ -28,6 +29,33 @@ from fleetstart.runtime import Scale, function
 def answer(size: int) -> Iterator[str]:
     for _ in range(size):
         yield "Z" * 1000
+"""
+OTHERS = """
+from fleetstart.runtime import Scale, call, function
+
+
+async def echo(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"up"})
+        return
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (message := await receive())["type"] == "websocket.receive":
+        await send({"type": "websocket.send", "text": message["text"]})
+
+
+socket = function(echo, name="socket", concurrency=4, region=["node-0"])
+
+
+@function(name="callee", region=["node-1"])
+def callee(text: str) -> str:
+    return text[::-1]
+
+
+@function(name="caller", calls=["callee"], region=["node-0"])
+def caller(text: str) -> str:
+    return call("callee", text=text)
 """
 CALL_S = 30.0
 
@@ -87,6 +115,21 @@ def test_calls_and_streams_go_through_tls(bed: Testbed) -> None:
         assert call(bed, node.name) == 1000
         assert worker(bed, node.name).endpoint.startswith(node.address), "others reach the node, not the worker"
     assert call(bed, "node-1", size=2000) == 2_000_000
+
+
+def test_websockets_and_calls_between_functions_go_through_tls(bed: Testbed) -> None:
+    handler = bed.folder / "others" / "handler.py"
+    handler.parent.mkdir()
+    handler.write_text(OTHERS)
+    for name in ("socket", "callee", "caller"):
+        bed.fs("deploy", f"{handler}:{name}", "--name", name)
+    with connect(bed.url.replace("http", "ws") + "/fn/socket/", proxy=None) as link:
+        for text in ("one", "two" * 10_000):
+            link.send(text)
+            assert link.recv(CALL_S) == text
+    answer = bed.http.post("/fn/caller", json={"text": "abc"}, timeout=CALL_S)
+    assert answer.status_code == 200, answer.text
+    assert "cba" in answer.text
 
 
 def test_a_token_is_of_no_use_without_a_certificate(bed: Testbed) -> None:
