@@ -242,7 +242,7 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
         Endpoint("POST", "/api/v1/nodes/join", "node", NodesApi.join,
                  "What a node needs to join: its certificate, Redis with its password, and the store; a token is good "
                  "once", audit="node.join", kind="node", unlimited=True, body=NodeJoin, answer=JoinTerms),
-        Endpoint("POST", "/api/v1/nodes/renew", "open", NodesApi.renew,
+        Endpoint("POST", "/api/v1/certificates", "open", NodesApi.renew,
                  "Renew a node's certificate: the request is signed by the key that it has joined with",
                  body=Renewal, answer=Renewed),
         Endpoint("PUT", f"{NODE}/drain", "admin", NodesApi.drain, "Send a node's workers away, and start none there",

@@ -137,7 +137,7 @@ async def open_certificate(
 
 def _ask(server: str, request: dict[str, str]) -> str:
     """Errors: NodeRemoved; httpx.HTTPError, ValueError, KeyError."""
-    answer = httpx.post(f"{server.rstrip('/')}/api/v1/nodes/renew", json=request, timeout=REQUEST_S)
+    answer = httpx.post(f"{server.rstrip('/')}/api/v1/certificates", json=request, timeout=REQUEST_S)
     if answer.status_code == REMOVED:
         error = answer.json()["error"]
         raise NodeRemoved(f"{error['message']}; {error.get('hint', '')}")
