@@ -149,7 +149,7 @@ class Run:
             try:
                 wait_until(lambda done=done: _quietly(done), SETTLED_S, what=what)  # type: ignore[misc]
             except AssertionError as error:
-                findings.append(Finding("settles", str(error)))
+                findings.append(Finding("settles", f"{error}; {_left_open(bed.redis())}"))
         self.say(f"settled in {time.monotonic() - began_s:.1f} s")
         for each in self._settled(bed):
             self._history.write(each)
@@ -226,6 +226,16 @@ def _open(client: redis.Redis) -> int:
         count: Any = client.hlen(keys.OPEN)
         late: Any = client.xlen(keys.LEDGER_LATE)
     return int(count) + int(late)
+
+
+def _left_open(client: redis.Redis) -> str:
+    """What is open still, and the gateways that there are: for the finding."""
+    with client:
+        calls: Any = client.hvals(keys.OPEN)
+        late: Any = client.xlen(keys.LEDGER_LATE)
+        gateways = [key.decode() for key in client.scan_iter(f"{keys.GATEWAY_PREFIX}*")]
+    texts = [call.decode(errors="replace") for call in calls[:10]]
+    return f"{len(calls)} open, {late} late; gateways {', '.join(gateways)}; {' '.join(texts)}"
 
 
 def _ready(url: str) -> bool:

@@ -142,6 +142,15 @@ def test_a_key_may_run_again_after_an_answer_that_is_not_kept() -> None:
     assert refused_by(history, rows) == set()
 
 
+def test_a_run_that_was_told_to_be_lost_may_come_after_the_next() -> None:
+    history = good(1, kind="keyed")
+    lost = changed(history[1], at_s=5.0, run=3, request="rlost")
+    rows = [*rows_of(history), Row(id="rlost", status=502, version=1, cost=COST)]
+    assert refused_by([*history, lost], rows) == set()
+    rows[-1] = msgspec.structs.replace(rows[-1], status=200)
+    assert refused_by([*history, lost], rows) == {"one_run_a_key"}
+
+
 def test_a_key_may_run_again_if_its_gateway_was_stopped_for_longer_than_the_claim() -> None:
     history = good(1, kind="keyed")
     history[2] = changed(history[2], status=0, run=0)
