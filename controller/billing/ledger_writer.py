@@ -37,7 +37,7 @@ from fleetstart.runtime.contract.record_decoder import RecordDecoder, Unreadable
 from fleetstart.runtime.contract.timeline import Timeline
 
 from ..state.records import StartOutcome
-from ..state.redis_client import REDIS_ERRORS
+from ..state.redis_client import REDIS_ERRORS, Script
 from ..state.unreadable import UnreadableRecords
 from .journal import Journal
 from .journal_overflow import JournalOverflow
@@ -86,6 +86,8 @@ class LedgerWriter:
         self._overflow = overflow
         self._script = append_script()
         self._sha = ""
+        self._open_script = Script(client, "open_calls")
+        self._open_sha = ""
         self._open: dict[InvocationId, OpenInvocation] = {}
         self._ended: dict[InvocationId, InvocationTrace] = {}
         self._outcomes: deque[StartOutcome] = deque(maxlen=OUTCOMES_KEPT)
@@ -256,12 +258,14 @@ class LedgerWriter:
         self, opened: list[OpenInvocation], ended: list[InvocationTrace], outcomes: list[StartOutcome]
     ) -> None:
         if not self._sha:
+            self._open_sha = await self._open_script.load()
             self._sha = await self._client.script_load(self._script)
         if not self._redis_run:
             self._redis_run = str((await self._client.info("server"))["run_id"])
         async with self._client.pipeline(transaction=False) as pipe:
             if opened:
-                pipe.hset(keys.OPEN, mapping={call.id: msgspec.json.encode(call) for call in opened})
+                named = [part for call in opened for part in (call.id, msgspec.json.encode(call))]
+                pipe.evalsha(self._open_sha, 2, keys.OPEN, keys.LEDGER_IDS, *named)
             for trace in ended:
                 self._append(pipe, trace.row)
                 # Of a row from a journal only the row is left: its trace may have been written before.

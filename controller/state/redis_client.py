@@ -82,9 +82,14 @@ class Script:
         self._text = files("fleetstart.controller").joinpath("state", "lua", f"{name}.lua").read_text()
         self._sha = ""
 
+    async def load(self) -> str:
+        """Loads the script; returns its digest, for pipelines."""
+        self._sha = await self._client.script_load(self._text)
+        return self._sha
+
     async def __call__(self, script_keys: list[str], args: list[str | bytes | int]) -> Any:
         if not self._sha:
-            self._sha = await self._client.script_load(self._text)
+            await self.load()
         try:
             return await self._client.evalsha(self._sha, len(script_keys), *script_keys, *args)
         except NoScriptError:
