@@ -36,14 +36,14 @@ CLASSIFY := examples/classify/weights/model.safetensors
 demo: models
 	@$(BIN)/python examples/demo.py
 
-# Three and four at a time, as most tests wait for something now and then; the longest come first. The test beds, which
+# Four at a time, as most tests wait for something now and then; the longest come first. The test beds, which
 # leave three quarters of the cores idle, run beside the other systems. PYTEST_ARGS=... picks some.
 test: dev models
 	@$(PYTHON) tests/programs.py
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	@$(BIN)/python -m pytest --quiet -m 'not e2e' -n 3 --dist worksteal
+	@$(BIN)/python -m pytest --quiet -m 'not e2e' -n 4 --dist worksteal
 	@$(BIN)/python -m pytest --quiet -m e2e -n 4 --dist loadscope --no-loadscope-reorder
 endif
 

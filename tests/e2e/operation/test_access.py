@@ -45,7 +45,7 @@ def plain() -> dict[str, bool]:
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    with running() as system:
+    with running(env={"FS_PROFILES": "python"}) as system:
         yield system
 
 
