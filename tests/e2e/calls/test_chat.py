@@ -9,13 +9,15 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import openai
 import pytest
 
+from fleetstart.client import Client
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, cost_nusd, dollars
-from tests.e2e.systems import System
+from tests.e2e.systems import System, running
 from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +33,10 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def chat(system: System) -> System:
     """The example as it is in the repository, deployed."""
+    return with_example(system)
+
+
+def with_example(system: System) -> System:
     if not (EXAMPLE / "weights" / "model.safetensors").exists():
         if os.environ.get("CI"):
             pytest.fail("examples/chat/weights is not there: `make models` makes it")
@@ -178,6 +184,48 @@ def test_a_stream_within_a_schema_goes_on_after_its_worker_was_killed(chat: Syst
                 (victim,) = chat.worker_processes("chat")
                 chat.kill(victim)
     assert "".join(pieces) == wanted
+
+
+@pytest.fixture
+def own_chat() -> Iterator[System]:
+    """One whose controller may be killed."""
+    with running(env={"FS_PROFILES": "torch"}) as system:
+        yield with_example(system)
+
+
+def test_streams_with_a_key_give_all_golden_answers_though_their_controller_is_killed(own_chat: System) -> None:
+    """The Python client goes on with them by itself. Each ran once, and has one row."""
+    chat = own_chat
+    cases = [case for case in CASES if case["kind"] == "chat"]
+    with Client(chat.url, "") as client, ThreadPoolExecutor(len(cases)) as pool:
+        completions = client.function("chat", path="/v1/chat/completions", timeout_s=100)
+        begun = Semaphore(0)
+
+        def read(number: int, case: dict[str, Any]) -> str:
+            stream = completions.with_options(idempotency_key=f"golden-{number}").stream(
+                messages=[{"role": "user", "content": case["prompt"]}],
+                temperature=0,
+                max_completion_tokens=LIMIT_TOKENS,
+                stream=True,
+            )
+            text = ""
+            for chunk in stream:
+                begun.release()
+                text += chunk["choices"][0]["delta"].get("content") or "" if chunk["choices"] else ""
+            return text
+
+        before = {row.id for row in chat.invocations()}
+        reading = [pool.submit(read, number, case) for number, case in enumerate(cases)]
+        assert begun.acquire(timeout=60)
+        chat.kill(chat.one("controller"))
+        texts = [one.result(100) for one in reading]
+    assert texts == [expected(case) for case in cases]
+
+    def rows() -> list[InvocationRow]:
+        return [row for row in chat.invocations() if row.id not in before]
+
+    wait_until(lambda: len(rows()) >= len(cases) and chat.open_invocations() == 0, 20, what="their rows")
+    assert [row.status for row in rows()] == [200] * len(cases)
 
 
 def test_a_stream_closes_with_the_bill(chat: System) -> None:
