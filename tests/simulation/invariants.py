@@ -73,7 +73,7 @@ def unsettled(world: Any) -> list[str]:
     ended = 0
     for name in world.clients.told.accepted:
         progress = progress_of(world, name)
-        ended += progress is None or progress.ended
+        ended += progress is not None and progress.ended
     if ended < len(world.clients.told.accepted):
         found.append(f"{len(world.clients.told.accepted) - ended} async calls that have not ended")
     return found + _workers(world)
