@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
 
 from fleetstart.client import Client
 from tests.controller.conftest import ControllerProcess, HandNode
-from tests.servers import wait_until
+from tests.servers import end, wait_until
 
 
 @pytest.fixture
@@ -170,3 +172,47 @@ def test_sixty_streams_are_whole_over_kills_of_two_controllers(
     rows = second.rows("hello")
     assert sorted(row["id"] for row in rows) == sorted(app.calls)
     assert {row["status"] for row in rows} == {200}
+
+
+def test_a_rolling_restart_fails_no_call_and_no_stream(redis_url: str, tmp_path: Path, node: HandNode) -> None:
+    """Calls go on while one controller after the other is stopped and started; streams outlive the time to drain."""
+    env = {"FS_STORE": str(tmp_path / "store"), "FS_DRAIN_S": "1"}
+    pair = [ControllerProcess(tmp_path / f"home{number}", redis_url, **env) for number in range(2)]
+    try:
+        for controller in pair:
+            controller.start()
+        pair[0].deploy("hello", concurrency=64, scale={"max": 1})
+        done = threading.Event()
+        with Client(pair[0].url, "") as one, Client(pair[1].url, "") as other, ThreadPoolExecutor(8) as pool:
+            clients = (one, other)
+
+            def call(number: int) -> int:
+                """Plain calls, one after the other; returns their number."""
+                echo = clients[number % 2].function("hello", path="/echo", timeout_s=60)
+                calls = 0
+                while not done.is_set():
+                    assert echo.call({"number": calls})["path"] == "/echo"
+                    calls += 1
+                return calls
+
+            def read(number: int) -> list[int]:
+                paced = clients[number % 2].function("hello", path="/paced?300", method="POST", timeout_s=60)
+                return list(paced.with_options(idempotency_key=f"rolling-{number}").stream())
+
+            assert pair[0].http.get("/fn/hello").status_code == 200
+            calling = [pool.submit(call, number) for number in range(4)]
+            reading = [pool.submit(read, number) for number in range(4)]
+            app = next(iter(node.apps.values()))
+            wait_until(lambda: app.running >= 4, 20, what="streams under way")
+            for controller in pair:
+                assert controller.process is not None
+                end(controller.process, grace_s=20)
+                controller.start()
+            texts = [stream.result(60) for stream in reading]
+            done.set()
+            assert min(one.result(60) for one in calling) > 0
+        assert texts == [list(range(300))] * 4
+        assert {row["status"] for row in pair[0].rows("hello")} == {200}
+    finally:
+        for controller in pair:
+            controller.close()
