@@ -97,8 +97,13 @@ def one_row_a_run(index: _Index) -> Iterator[str]:
     for name, count in counts.items():
         if count > 1:
             yield f"invocation {name} has {count} rows"
-    for name in sorted({run.request for run in index.runs} - counts.keys()):
-        yield f"invocation {name} ran and has no row"
+    answers = {asked.ticket: (asked, answer) for asked, answer in index.answers}
+    for run in index.runs:
+        if run.request in counts:
+            continue
+        told = answers.get(run.ticket)
+        if told is None or told[1].status != 0 or not _opening_may_be_lost(index, *told):
+            yield f"invocation {run.request} ran and has no row"
 
 
 def each_answer_billed_once(index: _Index) -> Iterator[str]:
@@ -267,6 +272,10 @@ RULES: tuple[Callable[[_Index], Iterator[str]], ...] = (
     no_accepted_call_lost,
     no_token_wrong,
 )
+
+
+def _opening_may_be_lost(index: _Index, asked: Invoked, answer: Answered) -> bool:
+    return index.excuses.opening_may_be_lost(asked.gateway, asked.at_s, answer.at_s)
 
 
 def _began(index: _Index, answer: Answered) -> float:

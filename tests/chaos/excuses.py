@@ -1,6 +1,7 @@
 """Excuses: what the platform says that a fault may undo. Pure.
 
-Two promises have a limit in docs: a gateway that is silent for 10 s loses the claims of its idempotency keys
+Three promises have a limit in docs: a call leaves no row if its gateway is killed while Redis takes no writes
+(docs/billing.md), a gateway that is silent for 10 s loses the claims of its idempotency keys
 (docs/http.md), and one that cannot read Redis keeps the keys and versions that it knew (docs/security.md).
 """
 
@@ -29,6 +30,17 @@ class Excuses:
         """Whether a gateway was killed, or silent for so long that it counted as dead, between two runs."""
         return any(
             _silences(fault) and fault.at_s <= to_s and fault.healed_s + AFTER_S >= from_s for fault in self._faults
+        )
+
+    def opening_may_be_lost(self, gateway: str, from_s: float, to_s: float) -> bool:
+        """Whether the gateway was killed during a call of which Redis, that took no writes, could not know."""
+        killed = any(
+            fault.kind == "kill" and gateway in fault.targets and from_s <= fault.at_s <= to_s + AFTER_S
+            for fault in self._faults
+        )
+        return killed and any(
+            {REDIS, REDIS_HOST} & set(fault.targets) and fault.at_s <= to_s and fault.healed_s >= from_s
+            for fault in self._faults
         )
 
     def informed_since(self, gateway: str, known_s: float, until_s: float) -> float:

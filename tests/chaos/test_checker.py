@@ -95,6 +95,18 @@ def test_a_run_without_a_row_is_found() -> None:
     assert refused_by(good(1)[:2], []) == {"one_row_a_run"}
 
 
+def test_a_run_has_no_row_only_if_its_gateway_was_killed_while_redis_took_no_writes() -> None:
+    history = good(1)
+    history[2] = changed(history[2], status=0, run=0)
+    killed = Fault(at_s=0.15, healed_s=1, kind="kill", targets=["gateway-0"])
+    full = Fault(at_s=-2, healed_s=1, kind="full disk", targets=["redis"])
+    assert refused_by([killed, full, *history], []) == set()
+    for faults in ([killed], [full], [full, changed(killed, targets=["gateway-1"])]):
+        assert refused_by([*faults, *history], []) == {"one_row_a_run"}
+    history[2] = changed(history[2], status=200)
+    assert "one_row_a_run" in refused_by([killed, full, *history], [])
+
+
 @pytest.mark.parametrize("change", [{"status": 502}, {"version": 2}, {"cost": "0.5"}])
 def test_a_row_that_says_something_else_than_the_answer_is_found(change: dict[str, object]) -> None:
     history = good(1)
