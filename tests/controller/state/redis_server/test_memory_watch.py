@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from fleetstart.controller.billing.ledger_writer import LedgerWriter
+from fleetstart.controller.cli.local.backends import redis_warnings
 from fleetstart.controller.cli.root import run
 from fleetstart.controller.schemas.functions import SystemStatus
 from fleetstart.controller.state.redis_client import connect
@@ -90,6 +91,7 @@ def test_what_is_set_wrongly_is_told(tmp_path: Path) -> None:
         eviction, no_log = settings_problems(facts)
         assert eviction.startswith("maxmemory-policy is allkeys-lru: when it is full it drops keys of any kind")
         assert no_log.startswith("appendonly is no: after its crash")
+        assert redis_warnings(server.url) == [eviction, no_log], "`fs doctor` tells them"
     finally:
         server.close()
 
