@@ -89,7 +89,7 @@ soak: dev models
 
 # Runs seeds of the simulation (docs/contributing.md#simulation): `make simulate SEEDS=1000 FROM=5000`.
 simulate: dev
-	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),200) --from $(or $(FROM),0) $(SIMULATE_ARGS)
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),200) --from $(or $(FROM),0) $(if $(SECONDS),--seconds $(SECONDS)) $(SIMULATE_ARGS)
 
 # Python itself is not compiled with the sanitizers, so their runtime is preloaded, and leaks, of which it reports its
 # own, are not looked for. The base interpreter runs the tests: its path then holds no editable install, which would come first.

@@ -264,11 +264,14 @@ def test_scripts_are_gone_after_a_restart_and_so_is_what_was_not_on_the_disk() -
     model = Model()
     sha = model.script_load("return redis.call('HSET', KEYS[1], 'f', '1')")
     model.evalsha(sha, 1, "a")
+    model.set("lease", "x", px=5_000)
     model.server.hold_log()
     model.hset("a", "g", "2")
+    model.delete("lease")
     assert model.execute_command("WAITAOF", 1, 0, 100) == [0, 0]
     model.server.restart()
     assert model.hgetall("a") == {b"f": b"1"}
+    assert model.pttl("lease") == 5_000, "what it has again ends when it would have ended"
     with pytest.raises(ResponseError):
         model.evalsha(sha, 1, "a")
 

@@ -42,7 +42,7 @@ class Server:
         self.refuses_writes = False
         """As a replica does, or a Redis that cannot write its log or has no memory left."""
         self.run_id = "run-1"
-        self._on_disk: dict[bytes, Any] | None = None
+        self._on_disk: tuple[dict[bytes, Any], dict[bytes, int]] | None = None
         """What its log has on the disk, while that is not all; None: everything is on the disk."""
 
     @property
@@ -106,7 +106,7 @@ class Server:
     def hold_log(self) -> None:
         """From now on its log does not reach the disk: a kill loses what is written until then."""
         if self._on_disk is None:
-            self._on_disk = copy.deepcopy(self._data.values)
+            self._on_disk = copy.deepcopy((self._data.values, self._data.expires_ms))
 
     def release_log(self) -> None:
         self._on_disk = None
@@ -116,12 +116,7 @@ class Server:
         self._scripts.flush()
         self.run_id = f"run-{int(self.run_id[4:]) + 1}"
         if self._on_disk is not None:
-            lost = self._on_disk
-            self._data.values.clear()
-            self._data.values.update(lost)
-            for key in list(self._data.expires_ms):
-                if key not in lost:
-                    del self._data.expires_ms[key]
+            self._data.values, self._data.expires_ms = self._on_disk
             self._on_disk = None
         self.break_connections()
 
