@@ -37,7 +37,9 @@ FleetError
 
 Codes of the parts: subclasses beside what raises them. `error_from` knows those whose module is imported.
 
+AnswerGone                       502  worker_lost              the worker has no such answer, or not from its start on
 AnswerNotKept                    409  idempotency_not_kept     the first response was too large to store
+BackupInvalid                    500  backup_invalid           no backup, a damaged one, or one of a later release
 ConnectionCut                    503  unreachable              of `fs`: the connection broke during a call
 EventsGone                       410  events_gone              the events after `Last-Event-ID` have left the log
 HandlerResponse                  500  handler_response         of a caller: the handler's own answer of 400 or more
@@ -51,7 +53,9 @@ KeyMismatch                      409  idempotency_mismatch     the key was used 
 ModelNotFound                    404  model_not_found          a request for another model
 NotAnswered                      410  not_answered             the async call ended without a response
 OriginRejected                   403  origin_refused           the page's origin is not in the function's `cors`
+RecordsUnreadable                500  records_unreadable       records that are broken, or of a later release
 SecretCipherError                500  vault_closed             the master key is missing or another one
+StreamLost                       410  events_gone              the stream after `Last-Event-ID` is kept nowhere
 TooManyFollowers                 429  too_many_followers       too many log or event streams are open
 Unreachable                      503  unreachable              of `fs`: no server answered at the URL
 WebSocketRejected                500  socket_refused           a WebSocket that its app did not accept

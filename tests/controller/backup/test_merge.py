@@ -33,9 +33,10 @@ def test_a_key_that_either_knows_as_revoked_stays_revoked(revoked_in_backup: boo
     assert msgspec.json.decode(merged(known, backup)[keys.KEYS]["app"], type=KeyRecord).revoked_unix_ms == 9
 
 
+rotated = st.tuples(st.sampled_from([5, 9]), st.sampled_from([0, 20, 30]))
 records = st.builds(
-    key, st.just("app"), at=st.sampled_from([1, 5, 9]), revoked=st.sampled_from([0, 7, 8]),
-    ends=st.sampled_from([0, 20, 30])
+    lambda times, revoked: key("app", at=times[0], ends=times[1], revoked=revoked),
+    st.just((1, 0)) | rotated, st.sampled_from([0, 7, 8]),
 )  # fmt: skip
 
 

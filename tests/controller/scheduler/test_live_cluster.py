@@ -138,5 +138,5 @@ def test_new_estimates_for_all_nodes_are_taken_some_nodes_at_a_time() -> None:
         before = after
     assert turns[0] <= NODES_AT_ONCE + 1
     assert max(turns) <= NODES_AT_ONCE + 1
-    assert sum(turns) == 5 * NODES_AT_ONCE
+    assert sum(turns) - 5 * NODES_AT_ONCE in (0, 1), "each once, and the node whose own estimate is new perhaps twice"
     assert {state.link.bytes_per_s for state in before.values()} == {7e6}
