@@ -1,8 +1,7 @@
-"""What one worker may ask for ahead of its turn: the chunks that its order needs, each once. Pure.
+"""What one worker may ask for ahead of its turn: the chunks of its weights, each once. Pure.
 
 The fill of a segment is shared by all workers of a checkpoint, and a worker's word is its user's code's. So it can
-neither ask for chunks that it has no use for, which may lack memory and would fail the segment for all, nor move the
-same chunks to the front again and again, nor keep the daemon busy with requests.
+neither move the same chunks to the front again and again, nor keep the daemon busy with requests.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ LOOKS_A_CHUNK = 4
 
 
 class ChunkRequests:
-    """The requests of one worker. `needed`: the chunks of its order, which are being fetched."""
+    """The requests of one worker. `needed`: the chunks that it may need."""
 
     def __init__(self, needed: Collection[int]) -> None:
         self._waiting = set(needed)

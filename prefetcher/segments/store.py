@@ -162,7 +162,10 @@ class SegmentStore:
     def prioritize(self, segment: Segment, first: int, last: int) -> None:
         """Fetches chunks first to last before all others, because a worker waits for them.
 
-        If there is no memory for them, the segment fails and its workers learn it; chunks already present stay.
+        If there is no memory for them, the segment fails and its worker learns it; chunks already present stay. Where
+        several workers use the segment, one must not fail it for all.
+
+        Errors: Unavailable if there is no memory, and other workers use the segment.
         """
         if segment.fetch is None or segment.control is None or segment.error is not None:
             return
@@ -170,6 +173,8 @@ class SegmentStore:
         try:
             self._want(segment, chunks)
         except FleetError as error:
+            if len(segment.pins) > 1:
+                raise
             segment.fetch.fail(error)
             return
         segment.fetch.progress.prioritize(chunks)

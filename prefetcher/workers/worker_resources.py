@@ -290,13 +290,14 @@ class WorkerResources:
             self.assigned_ns = max(self.assigned_ns, started_ns)
 
     def prioritize(self, first: int, last: int) -> None:
-        """Fetches these chunks first, because the worker waits for them. Untrusted: chunks that its order does not
-        need are ignored, and those that it asked for before."""
+        """Fetches these chunks first, because the worker waits for them. Untrusted: chunks that its weights do not have
+        are ignored, and those that it asked for before. Also a stage may ask for all: it takes over the layers of one
+        that was lost. Errors: Unavailable if there is no memory for them, and others use the weights."""
         if not self.segments:
             return
         segment = self.segments[0]
         if self._requests is None:
-            self._requests = ChunkRequests(segment.needed(self._membership.layers))
+            self._requests = ChunkRequests(segment.needed(None))
         for begin, end in self._requests.admit(first, last):
             self._services.segments.prioritize(segment, begin, end)
 

@@ -1,4 +1,4 @@
-"""What a worker may ask for first: never more than its order needs, nothing twice, and not for ever."""
+"""What a worker may ask for first: never more than it may need, nothing twice, and not for ever."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ ASKED = st.lists(st.tuples(st.integers(-5, 50), st.integers(-5, 1 << 40)), max_s
 
 
 @given(NEEDED, ASKED)
-def test_only_what_the_order_needs_comes_first_and_each_chunk_once(
-    needed: set[int], asked: list[tuple[int, int]]
-) -> None:
+def test_only_what_it_may_need_comes_first_and_each_chunk_once(needed: set[int], asked: list[tuple[int, int]]) -> None:
     requests = ChunkRequests(needed)
     seen: list[int] = []
     for first, last in asked:

@@ -57,6 +57,18 @@ def test_what_cannot_grow_for_lack_of_memory_says_so_and_goes_on_as_it_is(large:
     run(FolderSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES)
 
 
+def test_a_worker_that_asks_for_more_than_there_is_memory_for_fails_no_other(large: Model, store: Store) -> None:
+    async def scenario(segments: SegmentStore) -> None:
+        segment = await filled(segments, large, ONE, (2, 3))
+        await segments.acquire(large.checkpoint, TWO, (2, 3))
+        with pytest.raises(Unavailable):
+            segments.prioritize(segment, 0, len(large.everything))
+        assert segment.error is None
+        assert right(segment, large, large.chunks(2, 3))
+
+    run(FolderSource(store.folder), scenario, memory_bytes=3 * SLAB_BYTES)
+
+
 def test_growth_makes_room_and_its_bytes_appear_where_workers_attached(store: Store, large: Model) -> None:
     unused = Model(store, layers=2, layer_chunks=SLAB_BYTES // CHUNK_BYTES)
 
