@@ -79,7 +79,7 @@ class NativeDecoder:
         if not self._whole:
             return self._step(batch, hidden)
         logits = self._logits_buffer(len(batch.logits_rows))
-        self._run(batch, None, logits, logits_rows=batch.logits_rows)
+        self._run(batch, hidden, logits, logits_rows=batch.logits_rows)
         return logits
 
     def hidden(self, batch: Batch) -> Tensor:

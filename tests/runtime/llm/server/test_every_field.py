@@ -118,8 +118,10 @@ def test_each_kind_of_part_is_refused_with_the_reason(server: Served, kind: str)
     assert REFUSED_PARTS[kind] in answer.json()["error"]["message"]
 
 
-def test_embeddings_of_a_language_model_are_refused_with_what_has_them(server: Served) -> None:
-    answer = server.http.post("/v1/embeddings", json={"input": "hi"})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == "no route POST /v1/embeddings"
-    assert 'Transformers(weights=..., task="embedding")' in answer.json()["error"]["hint"]
+def test_embeddings_have_their_own_fields(server: Served) -> None:
+    answer = server.http.post("/v1/embeddings", json={"input": ["hi", "ho"], "encoding_format": "float"})
+    assert [len(one["embedding"]) for one in answer.json()["data"]] == [64, 64]
+    refused = server.http.post("/v1/embeddings", json={"input": "hi", "dimensions": 7})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dimensions")
+    tokens = server.http.post("/v1/embeddings", json={"input": [1, 2]})
+    assert (tokens.status_code, tokens.json()["error"]["param"]) == (400, "input")
