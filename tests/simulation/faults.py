@@ -13,7 +13,7 @@ from tests.simulation.plan import Fault
 class Faults:
     def __init__(self, world: Any) -> None:
         self._world = world
-        self._stopped: dict[str, int] = {}
+        self._stopped: dict[Any, int] = {}
         self.cut_off_ns: dict[str, int] = {}
         """How long each process was cut off from Redis, or stopped."""
 
@@ -76,12 +76,12 @@ class Faults:
 
     async def _stop_process(self, process: Any, fault: Fault) -> None:
         loop, stopped = self._world.loop, self._stopped
-        stopped[process.name] = stopped.get(process.name, 0) + 1
+        stopped[process] = stopped.get(process, 0) + 1  # not by name: one that is started anew runs
         loop.stop_process(process)
         await asyncio.sleep(fault.for_s)
         self._cut(process.name, fault)
-        stopped[process.name] -= 1
-        if not stopped[process.name]:
+        stopped[process] -= 1
+        if not stopped[process]:
             loop.resume_process(process)
 
     async def _kill_worker(self, fault: Fault) -> None:
