@@ -344,6 +344,7 @@ def _lost_row(call: OpenInvocation) -> InvocationRow:
         parent=call.parent,
         caller=call.caller,
         request_id=call.request_id,
+        tags=call.tags,
         memory_bytes=0,
         cost_nusd=0,
         attempts=0,

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     "gateway",
+    "node_links",
     "overload",
     "cli",
     "wakeup",

@@ -72,6 +72,7 @@ class CallRecorder:
                 parent=call.parent,
                 caller=call.caller,
                 request_id=call.request_id,
+                tags=backend.spec.tags,
             )
         )
         return CallRecord(self, backend, call)

@@ -123,6 +123,8 @@ class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
     parent: InvocationId = InvocationId("")
     caller: FunctionName = FunctionName("")
     request_id: str = ""
+    tags: dict[str, str] = {}
+    """For its row, which another gateway writes if this one dies."""
 
 
 CALLED_KEPT = 50

@@ -152,6 +152,7 @@ def test_a_command_finds_what_a_worker_finds(system: System) -> None:
     assert system.info("looks").workers == []
     found, worker = json.loads(ran["stdout"]), system.ok("looks")
     assert found.pop("environment") == worker.pop("environment") | {"TOKEN": "t0ken"}
+    assert 0 not in [*found.pop("user"), *worker.pop("user")], "ids of the function, perhaps not the same ones"
     assert found == worker
     assert worker["folder"] == "/tmp/function"
     wait_until(lambda: any("shell ready" in line.text for line in system.logs("looks")), what="a line in the log")
