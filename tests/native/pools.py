@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from fleetstart.native import Region, SlabPool
@@ -12,6 +13,7 @@ ZEROS = bytes(SLAB)
 
 
 def pool_of(pages: Pages, capacity: int = CAPACITY, name: str = "pool") -> SlabPool:
+    gc.collect()  # regions that a former test's exception holds are pages of the few that are reserved
     return SlabPool(name, pages=pages, slab_bytes=SLAB, capacity=capacity)
 
 
