@@ -16,10 +16,11 @@ def shared_fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
-def fleet(shared_fleet: Fleet) -> Fleet:
+def fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
     """Three hosts with slow links. Tests leave the links whole and no function; a node may be dead."""
     shared_fleet.run_hosts(3)
-    return shared_fleet
+    yield shared_fleet
+    shared_fleet.remove_left()
 
 
 @pytest.fixture

@@ -37,6 +37,8 @@ MBIT = 40
 """Rate of each host's link: a third of a model comes in about a second, the rest of it in two."""
 SHORT, LONG = 40, 400
 """Tokens: some that come while the pipeline is one, and some that go on until it is one worker."""
+LONGEST = 1600
+"""Tokens that one worker alone still writes when a host was cut off after the first ones."""
 LAYERS = 6
 SHAPE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
@@ -205,6 +207,13 @@ class Fleet:
         for function in functions:
             self.bed.fs("rm", function.name, "--yes")
         wait_until(lambda: not self.bed.workers(), SETTLED_S, what="end of the function's workers")
+
+    def remove_left(self) -> None:
+        """Removes what a failed test left, so that the next one finds what it expects."""
+        if left := [info.name for info in self.bed.status().functions]:
+            for name in left:
+                self.bed.fs("rm", name, "--yes")
+            wait_until(lambda: not self.bed.workers(), SETTLED_S, what="end of the workers that a test left")
 
     def call(
         self, function: Function, tokens: int, prompt: str = PROMPT, deadline_s: float = 30.0, **settings: Any

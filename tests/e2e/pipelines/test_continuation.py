@@ -12,7 +12,7 @@ import pytest
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER
-from tests.e2e.pipelines.fleet import LONG, PROMPT, Call, Fleet, Function
+from tests.e2e.pipelines.fleet import LONG, LONGEST, PROMPT, Call, Fleet, Function
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.bed
@@ -114,12 +114,13 @@ def test_the_host_of_a_worker_is_cut_off_in_mid_stream(fleet: Fleet, whole: bool
     if whole:
         fleet.call(function, 5).join()
         fleet.settled(function)
-    call = fleet.call(function, LONG, deadline_s=40)
+    tokens = LONGEST if whole else LONG
+    call = fleet.call(function, tokens, deadline_s=40)
     call.wait_for(5)
     order = serving(fleet, function)
     fleet.bed.cut(order.node)
     try:
-        assert call.join().text == function.answer(LONG), call
+        assert call.join().text == function.answer(tokens), call
     finally:
         fleet.bed.mend(order.node)
     check_moved(fleet, call, 1)
