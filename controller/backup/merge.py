@@ -1,4 +1,4 @@
-"""What a Redis holds after a restore: the state of the backup, and of what never goes back the later of both. Pure.
+"""Merge of a backup into a Redis: the state of the backup, and of what never goes back the later of both. Pure.
 
 Functions, projects, secrets, volumes and budgets become those of the backup. Revocations of either side hold, numbers
 of versions and of volumes are the larger ones, and no row and no segment of the ledger is lost. So it does not matter

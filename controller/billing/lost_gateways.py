@@ -1,4 +1,4 @@
-"""Which gateways are lost, so that their open calls are closed by others. Pure.
+"""Detection of lost gateways, so that their open calls are closed by others. Pure.
 
 A lease that is absent at one look proves little: after an outage of Redis all of them are, and those of gateways whose
 loop stood still. So a gateway is lost when its lease was absent at each look for `LOST_NS`, while the looking gateway's

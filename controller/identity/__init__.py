@@ -1,1 +1,1 @@
-"""Who is who on links between machines: the certificate authority of this system, and the nodes that it vouches for."""
+"""Identities on links between machines: the certificate authority of this system, and the nodes that it vouches for."""

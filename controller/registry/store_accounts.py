@@ -1,4 +1,4 @@
-"""What each project has put into the object store, and its quota there.
+"""Accounts of what each project has put into the object store, and its quota there.
 
 An object belongs to the project whose key sent it first; equal objects are stored once and counted once. It is counted
 before it is sent, by the length that the request declares, so that parallel uploads do not pass the quota together.

@@ -1,4 +1,4 @@
-"""Which unpacked bundles leave a node's disk. Pure.
+"""Eviction of unpacked bundles from a node's disk. Pure.
 
 Those that no worker uses, the longest unused first: all that were unused for `UNUSED_S`, and as many more as the limit
 asks for. Each can be fetched again.

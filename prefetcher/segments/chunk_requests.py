@@ -1,4 +1,4 @@
-"""What one worker may ask for ahead of its turn: the chunks of its weights, each once. Pure.
+"""Admission of what one worker asks for ahead of its turn: the chunks of its weights, each once. Pure.
 
 The fill of a segment is shared by all workers of a checkpoint, and a worker's word is its user's code's. So it can
 neither move the same chunks to the front again and again, nor keep the daemon busy with requests.

@@ -29,7 +29,7 @@ _DOMAIN = "node.fleetstart.internal"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What one end of a link proves itself with, as PEM. It holds a private key: never log it."""
+    """Certificate, key and authority of one end of a link, as PEM. It holds a private key: never log it."""
 
     certificate: str
     key: str

@@ -1,4 +1,5 @@
-"""Whether the gateway that holds a claim is silent, so that another may take its key and run the call again. Pure.
+"""Silence of gateways: whether the holder of a claim is silent, so that another may take the key and run the call
+again. Pure.
 
 A claim does not end with a clock: Redis may have stood still, and its clock gone on, while the call runs. Who waits for
 it sees its renewals instead, as its time left in Redis jumps up. The gateway is silent when there was no renewal for

@@ -1,4 +1,4 @@
-"""What Redis' answer to WAITAOF means: whether the writes before it are on its disk. Pure.
+"""Reading of Redis' answer to WAITAOF: tells whether the writes before it are on its disk. Pure.
 
 A Redis without an append-only file keeps nothing over a crash, and one before 7.2 cannot say what it keeps: waiting
 would change neither, and `fs status` and `fs doctor` tell of both. Any other error is an error: a server that refuses
