@@ -55,7 +55,6 @@ NotAnswered                      410  not_answered             the async call en
 OriginRejected                   403  origin_refused           the page's origin is not in the function's `cors`
 RecordsUnreadable                500  records_unreadable       records that are broken, or of a later release
 SecretCipherError                500  vault_closed             the master key is missing or another one
-StreamLost                       410  events_gone              the stream after `Last-Event-ID` is kept nowhere
 TooManyFollowers                 429  too_many_followers       too many log or event streams are open
 Unreachable                      503  unreachable              of `fs`: no server answered at the URL
 WebSocketRejected                500  socket_refused           a WebSocket that its app did not accept

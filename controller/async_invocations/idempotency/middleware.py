@@ -27,6 +27,7 @@ from ...http.keyed_call import KEYED_CALL, KeyedCall
 from ...http.scope import REPEAT_KEY
 from ...state.invocation_records import Answer
 from ...state.redis_client import REDIS_ERRORS
+from ..store.event_log import EventsGone
 from .numbered_events import AfterEvent, NumberedEvents, events_after, is_event_stream
 from .response_recorder import ANSWER_BYTES, ResponseRecorder, replay_receive, send_answer
 from .silence import KEPT_SILENT_MS, KEPT_WATCHED_S, RENEW_S, SILENT_MS, SilenceWatch
@@ -41,7 +42,6 @@ from .store import (
     KeyClaim,
     KeyLost,
     KeyMismatch,
-    StreamLost,
     digest_of,
     new_claim,
     worth_keeping,
@@ -90,7 +90,7 @@ class IdempotentCall:
     ) -> None:
         """Serves a synchronous call, of a stream the events after the number `last`.
 
-        Errors: KeyMismatch, KeyBusy, AnswerNotKept, StreamLost, StoreFailed, REDIS_ERRORS.
+        Errors: KeyMismatch, KeyBusy, AnswerNotKept, EventsGone, StoreFailed, REDIS_ERRORS.
         """
         digest = digest_of(project, key)
         claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer, last)
@@ -132,12 +132,12 @@ class IdempotentCall:
             await self._claims.free(digest, raw)
 
     async def _place(self, digest: str, claim: KeyClaim, last: int) -> CallPlace | None:
-        """Where the call runs that another gateway had begun. Errors: KeyMismatch, StreamLost."""
+        """The place of a call that another gateway had begun. Errors: KeyMismatch, EventsGone."""
         place = await self._places.read(digest)
         if place is not None and place.fingerprint != claim.fingerprint:
             raise _mismatch()
         if last and (place is None or last < place.base):
-            raise StreamLost(
+            raise EventsGone(
                 f"the stream after event {last} is not kept any more",
                 hint="call without Last-Event-ID to run it again from its beginning",
             )

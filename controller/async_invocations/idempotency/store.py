@@ -69,13 +69,6 @@ class KeyLost(Refused):
     retryable = True
 
 
-class StreamLost(Refused):
-    """The stream after `Last-Event-ID` is kept nowhere any more."""
-
-    code = "events_gone"
-    status = 410
-
-
 class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str
     owner: str
