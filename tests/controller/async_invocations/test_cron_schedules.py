@@ -20,7 +20,7 @@ from fleetstart.controller.async_invocations.cron_schedules import (
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from tests.controller.async_invocations.conftest import Client
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.scheduler.test_autoscaler import spec as plain_spec
@@ -139,14 +139,22 @@ def test_a_schedule_fires_as_an_async_invocation_and_is_listed(
     assert "cron expression" in bad.json()["error"]["message"]
 
 
-def test_nobody_can_take_the_id_of_a_moment(controller: ControllerProcess, node: HandNode) -> None:
+def test_nobody_can_take_the_id_of_a_moment(
+    controller: ControllerProcess, node: HandNode, redis_server: RedisServer
+) -> None:
     controller.deploy("mine")
-    taken = "cron-nightly-20301123T020000Z"
+    taken = InvocationId("cron-nightly-20301123T020000Z")
+    ids = set()
     for prefer in ({"prefer": "respond-async"}, {"idempotency-key": "k"}, {}):
         answer = controller.http.post("/fn/mine/echo", content=b"x", headers={"x-request-id": taken, **prefer})
         assert answer.status_code in (200, 202)
-        assert answer.headers["x-request-id"] != taken
-    assert controller.http.get(f"/api/v1/invocations/{taken}").status_code == 404
+        ids.add(answer.headers["x-request-id"])
+    assert taken not in ids
+    # The calls are found by the id that their caller gave, as soon as they are booked, and keep their own.
+    found = wait_until(lambda: (a := controller.http.get(f"/api/v1/invocations/{taken}")).status_code == 200 and a)
+    assert found.json()["row"]["id"] in ids
+    with redis_server.client() as client:
+        assert not client.exists(keys.invocation(taken), keys.trace(taken))
 
 
 def test_the_id_of_a_moment_is_always_the_same() -> None:
