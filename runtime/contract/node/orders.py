@@ -26,6 +26,7 @@ from ..ids import FunctionName, NodeId, Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
 from .entered_calls import EnteredCalls
+from .peers import Peer, Pull
 from .sealed_secrets import Sealed
 
 
@@ -60,6 +61,11 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The secrets that its function declares, which only its node can decrypt."""
     mounts: Mounts | None = None
     """The volumes that its function names, in the versions that its worker gets."""
+    sources: tuple[Peer, ...] = ()
+    """Peers that hold chunks of its checkpoint; what none of them delivers comes from the node's disk and the store."""
+    pulls: tuple[Pull, ...] = ()
+    """Its part of a multicast plan, in order; empty: each chunk comes from whichever source is expected to deliver it
+    soonest."""
     shell: bool = False
     """Whether it is a shell worker, which serves a terminal (`node.shell`) and no calls. The controller that serves the
     session writes and takes back its order; schedulers leave it alone."""

@@ -11,6 +11,7 @@ import msgspec
 
 from ..function.layer import packages_for
 from ..ids import CheckpointId, LayerId, NodeId, WorkerId
+from .peers import Transport
 from .speed import Speed
 
 
@@ -85,6 +86,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     public_key: str = ""
     """Public key that secrets for its workers are sealed with; new with each epoch."""
     weights_memory: MemoryReport = MemoryReport()
+    peer_address: str = ""
+    """host:port where other nodes read its chunks; empty if it serves none."""
+    peer_host: str = ""
+    """Name in its certificate that its readers expect; empty: it serves without TLS."""
+    peer_transports: tuple[Transport, ...] = ()
+    """Transports by which it serves, the best first."""
     bytes_per_s: dict[str, float] = {}
     """Measured bandwidth of each source of weights: "store", "disk"; and of "layers", with the time to write them."""
     measured: dict[str, float] = {}

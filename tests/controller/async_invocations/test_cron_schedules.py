@@ -151,8 +151,9 @@ def test_nobody_can_take_the_id_of_a_moment(
         ids.add(answer.headers["x-request-id"])
     assert taken not in ids
     # The calls are found by the id that their caller gave, as soon as they are booked, and keep their own.
-    found = wait_until(lambda: (a := controller.http.get(f"/api/v1/invocations/{taken}")).status_code == 200 and a)
-    assert found.json()["row"]["id"] in ids
+    url = f"/api/v1/invocations/{taken}"
+    found = wait_until(lambda: [answer for answer in [controller.http.get(url)] if answer.status_code == 200])
+    assert found[0].json()["row"]["id"] in ids
     with redis_server.client() as client:
         assert not client.exists(keys.invocation(taken), keys.trace(taken))
 
