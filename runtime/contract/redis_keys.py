@@ -14,6 +14,9 @@
 | fs:node:{node} | string, expiring | NodeReport: the node's lease | node |
 | fs:desired:{node} | hash | worker → WorkerOrder | scheduler; a shell's: the controller that serves it |
 | fs:observed:{node} | hash | worker → WorkerStatus | node |
+| fs:copies:{node} | hash | checkpoint → CopyOrder | scheduler |
+| fs:peer_key:{node} | string | SealedPeerKey: what the node's grants are signed with, sealed for it | scheduler |
+| fs:peer_keys | hash | node → PeerKeyRecord: the same, encrypted, for controllers | scheduler |
 | fs:gateway:{gateway} | string, expiring | GatewayReport: the gateway's lease | gateway |
 | fs:leader | string, expiring | gateway id that schedules | scheduler |
 | fs:fence | string | fencing token, one more at each change of scheduler | scheduler |
@@ -66,8 +69,9 @@
 | fs:volumes | hash | full name → VolumeRecord: its versions | controller, node |
 | fs:audit | stream | AuditEvent, in the field `event`; the oldest go to the object store | controller |
 
-Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:observed WorkerStatus,
-fs:events:gateways GatewayReport, fs:events:functions a function's name, fs:events:invocations "STATUS INVOCATION".
+Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:copies:{node} CopyOrder, fs:events:observed
+WorkerStatus, fs:events:gateways GatewayReport, fs:events:functions a function's name, fs:events:invocations "STATUS
+INVOCATION".
 """
 
 from __future__ import annotations
@@ -82,6 +86,7 @@ NODES = "fs:nodes"
 NODES_DRAINING = "fs:nodes:draining"
 NODES_IDENTITIES = "fs:nodes:identities"
 AUTHORITY = "fs:authority"
+PEER_KEYS = "fs:peer_keys"
 LEADER = "fs:leader"
 FENCE = "fs:fence"
 FAILING = "fs:failing"
@@ -147,6 +152,18 @@ def observed(node: NodeId) -> str:
 
 def events_desired(node: NodeId) -> str:
     return f"fs:events:desired:{node}"
+
+
+def copies(node: NodeId) -> str:
+    return f"fs:copies:{node}"
+
+
+def events_copies(node: NodeId) -> str:
+    return f"fs:events:copies:{node}"
+
+
+def peer_key(node: NodeId) -> str:
+    return f"fs:peer_key:{node}"
 
 
 def gateway(gateway: str) -> str:

@@ -16,10 +16,13 @@ from typing import Literal
 import msgspec
 
 from ..ids import CheckpointId, NodeId
+from .sealed_secrets import Sealed
 
 Transport = Literal["tcp", "rdma"]
 NONCE_BYTES = 32
 PEER_KEY_BYTES = 32
+PEER_KEY_NAME = "peer_key"
+"""Name under which the sealed box has the key, in hex."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,14 @@ class Pull(msgspec.Struct, frozen=True):
     """The chunk after the last."""
 
 
+class SealedPeerKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's peer key, sealed for its epoch. The controller may replace it, so a node reads it again with its
+    orders."""
+
+    epoch: str
+    sealed: Sealed
+
+
 class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Desired state: a node holds a checkpoint in host memory, whether a worker uses it or not."""
 
@@ -72,6 +83,11 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[Peer, ...] = ()
     pulls: tuple[Pull, ...] = ()
     ordered_unix_ns: int
+
+
+def peer_key_bound_to(node: NodeId, epoch: str) -> bytes:
+    """The additional data that is authenticated with the box of a node's peer key."""
+    return f"{PEER_KEY_NAME}\0{node}\0{epoch}".encode()
 
 
 def grant_secret(grant: Grant, peer_key: bytes) -> str:
