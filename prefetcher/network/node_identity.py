@@ -19,7 +19,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from fleetstart.runtime.contract.identity import Identity, read_identity, server_context, write_identity
+from fleetstart.runtime.contract.identity import (
+    Identity,
+    client_context,
+    read_identity,
+    server_context,
+    write_identity,
+)
 
 from ..concurrency.threads import in_thread
 
@@ -52,7 +58,7 @@ def renewal_due_s(certificate: str, now_unix_s: float) -> float:
 
 
 class NodeCertificate:
-    """The node's identity and the context of its listeners. Used on the daemon's loop, but for `context`."""
+    """The node's identity and the contexts of its links. Used on the daemon's loop, but for the contexts."""
 
     def __init__(self, node: str, path: Path, identity: Identity, servers: Sequence[str]) -> None:
         """`servers`: URLs of controllers. Errors: ssl.SSLError, ValueError if the identity is broken."""
@@ -61,10 +67,25 @@ class NodeCertificate:
         self._servers = servers
         self.identity = identity
         self._context = server_context(identity)
+        self._client_context = client_context(identity)
+
+    @property
+    def host(self) -> str:
+        """Host name in the certificate, which clients of the node expect; empty if it has none."""
+        names = x509.load_pem_x509_certificate(self.identity.certificate.encode()).extensions
+        try:
+            hosts = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+        except x509.ExtensionNotFound:
+            return ""
+        return str(hosts[0]) if hosts else ""
 
     def context(self) -> ssl.SSLContext:
         """The context of the newest certificate, for each new connection. Thread-safe."""
         return self._context
+
+    def client_context(self) -> ssl.SSLContext:
+        """Likewise, of a connection to another node. Thread-safe."""
+        return self._client_context
 
     async def run(self) -> None:
         """Renews the certificate whenever that is due. Errors: NodeRemoved."""
@@ -101,7 +122,7 @@ class NodeCertificate:
     def _replace(self, certificate: str) -> None:
         identity = Identity(certificate=certificate, key=self.identity.key, authority=self.identity.authority)
         try:
-            self._context = server_context(identity)
+            self._context, self._client_context = server_context(identity), client_context(identity)
         except ssl.SSLError as error:
             raise RenewalFailed(f"the new certificate cannot be used: {error}") from error
         self.identity = identity

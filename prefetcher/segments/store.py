@@ -157,6 +157,16 @@ class SegmentStore:
             segment.fetch.progress.stop_growing()
         self.budget.on_unpinned(segment)
 
+    def pin(self, checkpoint: CheckpointId, holder: WorkerId) -> Segment | None:
+        """The segment, pinned by a holder that fetches nothing itself; None if it is not in memory, not yet open, or
+        has failed. `release` takes the pin back."""
+        segment = self.budget.segments.get(checkpoint)
+        if segment is None or segment.error is not None or segment.region is None or segment.fetch is None:
+            return None
+        segment.pins.add(holder)
+        segment.last_used_ns = time.monotonic_ns()
+        return segment
+
     # ── more chunks ────────────────────────────────────────────────────────────────────────────────
 
     def prioritize(self, segment: Segment, first: int, last: int) -> None:

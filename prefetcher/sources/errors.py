@@ -2,6 +2,7 @@
 
 ReadError
 ├── SourceError            the store failed or answered wrongly: a retry may help
+│   └── SourceLost         it delivers nothing more: a peer that refuses, or breaks the protocol
 ├── ObjectMissing          the store has no such object
 ├── ObjectSizeMismatch     the object's size differs from its manifest
 └── ReadCancelled          the reader was told to stop
@@ -18,6 +19,10 @@ class ReadError(Exception):
 
 class SourceError(ReadError):
     """The store failed or answered wrongly; a retry may help."""
+
+
+class SourceLost(SourceError):
+    """The source will deliver nothing more."""
 
 
 class ObjectMissing(ReadError):

@@ -76,6 +76,15 @@ def role_of(certificate: dict[str, Any] | None) -> str:
     return ""
 
 
+def node_of(certificate: dict[str, Any] | None) -> str:
+    """Name of the node whose certificate it is, as `SSLSocket.getpeercert` shows it; empty if it is no node's."""
+    prefix = role_uri(NODE, "")
+    for kind, value in (certificate or {}).get("subjectAltName", ()):
+        if kind == "URI" and value.startswith(prefix):
+            return str(value[len(prefix) :])
+    return ""
+
+
 def server_context(identity: Identity) -> ssl.SSLContext:
     """Context of a listener that talks to holders of a certificate only. Errors: ssl.SSLError."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)

@@ -1,0 +1,84 @@
+"""Segments as the server's threads have them: pinned on the event loop, read in the threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from concurrent.futures import TimeoutError as Late
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fleetstart import native
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+from fleetstart.runtime.contract.weights.manifest import ChunkRange, chunk_ranges
+
+from ..segments.segment import Segment
+from ..segments.store import SegmentStore
+
+Result = TypeVar("Result")
+
+LOOP_S = 5.0
+"""Longest wait for the event loop, beside what it is asked to wait for."""
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A pinned segment. Who has it drops it with its pin: it keeps the memory."""
+
+    segment: Segment
+    region: native.Region
+    control: native.ControlBlock
+    slabs: list[int]
+    """Descriptors, owned by the region."""
+    slab_bytes: int
+    chunks: dict[int, ChunkRange]
+
+
+class Holdings:
+    """Pins of readers. Called from threads; made on the event loop."""
+
+    def __init__(self, segments: SegmentStore) -> None:
+        self._segments = segments
+        self._loop = asyncio.get_running_loop()
+
+    def ask(self, work: Coroutine[Any, Any, Result], most_s: float = 0.0) -> Result | None:
+        """The result of a coroutine on the event loop; None if the loop has ended, or is late."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # closed
+            work.close()
+            return None
+        try:
+            return future.result(most_s + LOOP_S)
+        except (Late, asyncio.CancelledError):
+            future.cancel()
+            return None
+
+    def pin(self, checkpoint: CheckpointId, reader: WorkerId, wait_s: float) -> Held | None:
+        """The checkpoint's segment; None if it has not come into memory in time."""
+        return self.ask(self._pinned(checkpoint, reader, wait_s), wait_s)
+
+    def unpin(self, held: Held, reader: WorkerId) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._segments.release, held.segment, reader)
+
+    async def _pinned(self, checkpoint: CheckpointId, reader: WorkerId, wait_s: float) -> Held | None:
+        until_s = time.monotonic() + wait_s
+        while (segment := self._segments.pin(checkpoint, reader)) is None:
+            if time.monotonic() >= until_s:
+                return None
+            await asyncio.sleep(LOOK_S)
+        assert segment.region is not None
+        assert segment.control is not None
+        assert segment.manifest is not None
+        return Held(
+            segment,
+            segment.region,
+            segment.control,
+            segment.region.fds,
+            self._segments.budget.memory.slab_bytes,
+            {chunk.index: chunk for chunk in chunk_ranges(segment.manifest)},
+        )
