@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import time
 from collections.abc import Awaitable, Collection
 
@@ -32,16 +31,22 @@ from .control.orders import OrderReconciler
 from .control.outbox import Outbox
 from .control.redis_state import LEASE_MS, REDIS_ERRORS, NodeState, connect
 from .control.status_publisher import StatusPublisher
-from .daemon_parts import fork_servers, open_disk_cache, open_node_certificate, open_node_cgroups
+from .daemon_parts import (
+    descriptor_limit,
+    fork_servers,
+    open_disk_cache,
+    open_egress,
+    open_layers,
+    open_node_certificate,
+    open_node_cgroups,
+    open_volumes,
+)
 from .diagnostics.startup import measure_link, measure_machine
-from .layers.cache import LayerCache
-from .layers.kinds import VOLUME
-from .network.egress_proxy import NodeEgress, egress_limits
 from .network.ingress_proxy import NodeIngress
 from .network.node_identity import NodeCertificate
-from .network.platform_addresses import PlatformAddresses, platform_hosts
 from .network.tls_ingress import TlsIngress
 from .node_report import report_of
+from .peers.node_peers import NodePeers
 from .processes.cgroups import Cgroups
 from .processes.epoch import new_epoch
 from .processes.prefork_pool import PreforkPool
@@ -100,27 +105,13 @@ class Daemon:
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )
-        self._layers = LayerCache(
-            folder=config.state_dir / "layers",
-            source=source,
-            budget_bytes=config.layer_cache_bytes,
-            give_up=lambda: self._layer_spares.give_up(),
-            changed=self._lease.changed,
-        )
-        self._volumes = LayerCache(
-            folder=config.state_dir / "volumes",
-            source=source,
-            budget_bytes=config.volume_cache_bytes,
-            kind=VOLUME,
-            changed=self._lease.changed,
-        )
-        self._bundles = bundles = BundleCache(
-            folder=config.state_dir / "bundles", source=source, in_use=self._bundles_in_use
-        )
+        self._layers = open_layers(config, source, lambda: self._layer_spares.give_up(), self._lease.changed)
+        self._volumes = open_volumes(config, source, self._lease.changed)
+        self._bundles = BundleCache(folder=config.state_dir / "bundles", source=source, in_use=self._bundles_in_use)
         self._layer_spares = LayerSpares(
             prefork_pool=self._prefork_pool,
             layers=self._layers,
-            bundles=bundles,
+            bundles=self._bundles,
             cpus=config.cpus,
             room_bytes=lambda: self._segments.budget.free_bytes,
         )
@@ -140,21 +131,25 @@ class Daemon:
         self._io_thread = IoThread()
         self._certificate: NodeCertificate | None = None
         self._tls_ingress: TlsIngress | None = None
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._egress = NodeEgress(
-            egress_limits(descriptors),
-            self._io_thread,
-            PlatformAddresses(
-                platform_hosts(config.redis_url, config.address, config.servers),
-                operator=config.egress_deny,
-                allowed=config.egress_allow,
-            ),
+        self._peers = NodePeers(node=config.node, epoch=self.epoch, read_key=self._read_peer_key)
+        self._egress = open_egress(config, self._io_thread)
+        self._orders = OrderReconciler(
+            state=self._state,
+            epoch=self.epoch,
+            services=self._services(),
+            workers=self._workers,
+            statuses=self._statuses,
+            changed=self._lease.changed,
         )
-        services = NodeServices(
+
+    def _services(self) -> NodeServices:
+        """What workers use of the node."""
+        config = self._config
+        return NodeServices(
             node=config.node,
             address=config.address,
             cpus=config.cpus,
-            bundles=bundles,
+            bundles=self._bundles,
             layers=self._layers,
             layer_spares=self._layer_spares,
             volumes=VolumeNode(
@@ -170,18 +165,10 @@ class Daemon:
             latencies=self._latencies,
             decryptor=self._decryptor,
             egress=self._egress,
-            ingress=NodeIngress(self._io_thread, descriptors),
+            ingress=NodeIngress(self._io_thread, descriptor_limit()),
             tls_ingress=lambda: self._tls_ingress,
             relays=self._relays,
             publish=self._publish,
-        )
-        self._orders = OrderReconciler(
-            state=self._state,
-            epoch=self.epoch,
-            services=services,
-            workers=self._workers,
-            statuses=self._statuses,
-            changed=self._lease.changed,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -191,6 +178,8 @@ class Daemon:
             certificate = self._certificate = await open_node_certificate(self._config, stop)
             if certificate is not None and self._config.needs_certificate:
                 self._tls_ingress = TlsIngress(self._io_thread, certificate.context)
+            encrypted = self._config.needs_certificate
+            self._peers.open(self._config.address, certificate, self._segments, encrypted=encrypted)
             await take_name(self._state, self._config.node, stop)
             self._keeper.start()
             loops = [
@@ -221,6 +210,7 @@ class Daemon:
             if self._relays is not None:
                 await asyncio.to_thread(self._relays.close)
             await asyncio.to_thread(self._io_thread.close)
+            await self._peers.close()
             await self._layer_spares.close()
             await self._prefork_pool.close()
             await self._segments.close()
@@ -253,6 +243,7 @@ class Daemon:
             public_key=self._decryptor.public_key,
             egress=self._egress.traffic,
             measured=self._measured,
+            peers=self._peers,
         )
 
     def _on_server_changed(self) -> None:
@@ -284,6 +275,15 @@ class Daemon:
         freed_bytes = self._layer_spares.reclaim(needed_bytes)
         if freed_bytes < needed_bytes:
             self._prefork_pool.reclaim(needed_bytes - freed_bytes)
+
+    async def _read_peer_key(self) -> bytes | None:
+        """The key that grants of this epoch are signed with; None if there is none, or it cannot be read now."""
+        try:
+            sealed = await self._state.read_peer_key(self.epoch)
+            return self._decryptor.peer_key(sealed, self._config.node, self.epoch) if sealed is not None else None
+        except (*REDIS_ERRORS, FleetError) as error:
+            log.warning("the key of peers' grants cannot be read", extra={"error": str(error)})
+            return None
 
     # ── periodic work ──────────────────────────────────────────────────────────────────────────────
 

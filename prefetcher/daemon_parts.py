@@ -1,4 +1,4 @@
-"""Parts of the daemon that its configuration and this machine decide: disk cache, control groups, fork servers."""
+"""Parts of the daemon that its configuration and this machine decide: caches, control groups, egress, fork servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,14 +16,20 @@ from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.store_url import parse_store
 
+from .concurrency.threads import IoThread
 from .config import PRELOADS, Config
+from .layers.cache import LayerCache
+from .layers.kinds import VOLUME
+from .network.egress_proxy import NodeEgress, egress_limits
 from .network.node_identity import NodeCertificate, open_certificate
+from .network.platform_addresses import PlatformAddresses, platform_hosts
 from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
 from .processes.forkserver_client import ForkServer
 from .processes.prefork_policy import is_unsandboxed
 from .processes.read_budget import ReadBudget
 from .segments.disk_cache import DiskCache
+from .sources.base import Source
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +64,40 @@ def open_disk_cache(config: Config) -> DiskCache | None:
     except OSError as error:
         log.warning("the disk cache cannot be used", extra={"error": str(error)})
         return None
+
+
+def open_layers(config: Config, source: Source, give_up: Callable[[], None], changed: Callable[[], None]) -> LayerCache:
+    """Packages of functions on the node's disk."""
+    return LayerCache(
+        folder=config.state_dir / "layers",
+        source=source,
+        budget_bytes=config.layer_cache_bytes,
+        give_up=give_up,
+        changed=changed,
+    )
+
+
+def open_volumes(config: Config, source: Source, changed: Callable[[], None]) -> LayerCache:
+    """Versions of volumes on the node's disk."""
+    return LayerCache(
+        folder=config.state_dir / "volumes",
+        source=source,
+        budget_bytes=config.volume_cache_bytes,
+        kind=VOLUME,
+        changed=changed,
+    )
+
+
+def descriptor_limit() -> int:
+    """The daemon's soft limit of descriptors."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def open_egress(config: Config, io_thread: IoThread) -> NodeEgress:
+    """The proxy by which functions reach what they list."""
+    platform = platform_hosts(config.redis_url, config.address, config.servers)
+    addresses = PlatformAddresses(platform, operator=config.egress_deny, allowed=config.egress_allow)
+    return NodeEgress(egress_limits(descriptor_limit()), io_thread, addresses)
 
 
 def open_node_cgroups(epoch: str) -> Cgroups | None:

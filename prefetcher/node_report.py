@@ -11,6 +11,7 @@ from fleetstart.runtime.contract.node.reports import Confinement, NodeReport
 from .config import Config
 from .layers.cache import LayerCache
 from .network.egress_proxy import EgressTraffic
+from .peers.node_peers import NodePeers
 from .processes.cgroups import Cgroups
 from .processes.epoch import machine_id
 from .processes.forked_process import has_own_network
@@ -37,6 +38,7 @@ def report_of(
     public_key: str,
     egress: EgressTraffic,
     measured: Mapping[str, float],
+    peers: NodePeers,
 ) -> NodeReport:
     """Builds the report: capacity, usage, segments, isolation, measured bandwidths and call latencies."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
@@ -65,6 +67,10 @@ def report_of(
         egress_bytes={"in": egress.received_bytes, "out": egress.sent_bytes},
         egress_refused=egress.rejected,
         weights_memory=segments.budget.memory.report(),
+        peer_address=peers.address,
+        peer_host=peers.host,
+        peer_transports=peers.transports,
+        peer_sent_bytes=peers.sent_bytes,
         bytes_per_s={**segments.bandwidths.bytes_per_s(), **layers.bandwidths.bytes_per_s()},
         measured=dict(measured),
         fetched_bytes=segments.fetched_bytes,

@@ -27,7 +27,9 @@ from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.volume import VolumeRecord, VolumeVersion, volume_name, with_version
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.peers import SealedPeerKey
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.node.sealed_secrets import Sealed
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 from fleetstart.runtime.contract.sizes import MIB
 
@@ -177,6 +179,16 @@ class NodeState:
             log.error("cannot decode a price sheet", extra={"error": str(error)})
             sheets = []
         return in_force(sheets, now_unix_ms), frozenset(WorkerId(name.decode(errors="replace")) for name in kept)
+
+    async def read_peer_key(self, epoch: str) -> Sealed | None:
+        """The sealed key of grants to read from this node, of its present epoch."""
+        data = await self._redis.get(keys.peer_key(self._node))
+        try:
+            found = msgspec.json.decode(data, type=SealedPeerKey) if data else None
+        except UNDECODABLE as error:
+            log.error("cannot decode the key of peers' grants", extra={"error": str(error)})
+            return None
+        return found.sealed if found is not None and found.epoch == epoch else None
 
     async def volume(self, project: str, name: str) -> VolumeRecord | None:
         data = await self._redis.hget(keys.VOLUMES, volume_name(project, name))

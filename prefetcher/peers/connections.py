@@ -58,8 +58,8 @@ class Connection:
 class PeerConnections:
     """The connections of one node to all holders. Thread-safe."""
 
-    def __init__(self, context: Callable[[], ssl.SSLContext] | None) -> None:
-        """`context` returns that of the newest certificate; None: the node has none."""
+    def __init__(self, context: Callable[[], ssl.SSLContext]) -> None:
+        """`context` returns that of the newest certificate. It may raise ValueError: the node has none."""
         self._context = context
         self._lock = threading.Lock()
         self._warm: dict[tuple[str, str], list[tuple[Connection, float]]] = {}
@@ -153,8 +153,6 @@ class PeerConnections:
     def _secured(self, sock: socket.socket, peer: Peer) -> Link:
         if not peer.host:
             return PlainLink(sock)
-        if self._context is None:
-            raise ValueError("it expects TLS, and this node has no certificate")
         secured = self._context().wrap_socket(sock, server_hostname=peer.host, do_handshake_on_connect=False)
         with contextlib.ExitStack() as undo:
             undo.callback(secured.close)

@@ -17,7 +17,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fleetstart.runtime.contract.errors import StartFailed
+from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.peers import PEER_KEY_NAME, peer_key_bound_to
 from fleetstart.runtime.contract.node.sealed_secrets import INFO, NONCE_BYTES, Sealed, bound_to
 
 
@@ -39,12 +41,20 @@ class SecretDecryptor:
             raise StartFailed(
                 sealed.error if sealed is not None else "the worker's secrets did not come with its order"
             )
-        values = self._open_box(sealed, bound_to(order.worker, order.node, order.epoch))
+        values = self._open_box(sealed, bound_to(order.worker, order.node, order.epoch), "the worker's secrets do")
         if missing := [name for name in wanted if name not in values]:
             raise StartFailed(f"secret {missing[0]} did not come with the worker's order")
         return {name: values[name] for name in wanted}
 
-    def _open_box(self, sealed: Sealed, bound: bytes) -> Mapping[str, str]:
+    def peer_key(self, sealed: Sealed, node: NodeId, epoch: str) -> bytes:
+        """The key that grants to read from this node are signed with. Errors: StartFailed."""
+        values = self._open_box(sealed, peer_key_bound_to(node, epoch), "the key of peers' grants does")
+        try:
+            return bytes.fromhex(values[PEER_KEY_NAME])
+        except (KeyError, ValueError) as error:
+            raise StartFailed("the key of peers' grants is none") from error
+
+    def _open_box(self, sealed: Sealed, bound: bytes, what: str) -> Mapping[str, str]:
         try:
             theirs = b64decode(sealed.public, validate=True)
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
@@ -53,4 +63,4 @@ class SecretDecryptor:
             data = AESGCM(key).decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], bound)
             return msgspec.json.decode(data, type=dict[str, str])
         except (InvalidTag, ValueError) as error:
-            raise StartFailed("the worker's secrets do not open: they were sealed for another order or node") from error
+            raise StartFailed(f"{what} not open: sealed for another order or node") from error

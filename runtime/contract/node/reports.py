@@ -92,6 +92,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Name in its certificate that its readers expect; empty: it serves without TLS."""
     peer_transports: tuple[Transport, ...] = ()
     """Transports by which it serves, the best first."""
+    peer_sent_bytes: int = 0
+    """Bytes of chunks that other nodes have read here since the daemon started."""
     bytes_per_s: dict[str, float] = {}
     """Measured bandwidth of each source of weights: "store", "disk"; and of "layers", with the time to write them."""
     measured: dict[str, float] = {}

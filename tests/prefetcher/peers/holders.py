@@ -32,6 +32,11 @@ OWNER = WorkerId("w-owner")
 Result = TypeVar("Result")
 
 
+def no_certificate() -> ssl.SSLContext:
+    """What a node without a certificate has in its place."""
+    raise ValueError("no certificate")
+
+
 class Holder:
     """A node's segments and its peer server, on an event loop of their own."""
 
@@ -126,7 +131,7 @@ class Reading:
         self, peer: Peer, connections: PeerConnections | None = None, stopped: Callable[[], bool] = lambda: False
     ) -> list[int]:
         """Reads the chunks as one run; returns their checksums."""
-        own = connections or PeerConnections(None)
+        own = connections or PeerConnections(no_certificate)
         pieces = [
             Piece(chunk.size_bytes, self._view[chunk.segment_offset : chunk.segment_offset + chunk.size_bytes])
             for chunk in self.chunks

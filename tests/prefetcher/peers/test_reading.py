@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.identity import client_context, node_host, serv
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from tests.identities import JOIN, NOW, authority, node_identity
 from tests.prefetcher.nodes import Store
-from tests.prefetcher.peers.holders import HOLDER, READER, Holder, Reading, holder_of
+from tests.prefetcher.peers.holders import HOLDER, READER, Holder, Reading, holder_of, no_certificate
 from tests.prefetcher.stages import Gated, Model
 from tests.servers import wait_until
 
@@ -75,7 +75,7 @@ def test_a_connection_is_kept_for_the_next_fetch_and_another_checkpoint(
 ) -> None:
     other = Model(store, layers=2)
     holder.hold(other.checkpoint)
-    connections = PeerConnections(None)
+    connections = PeerConnections(no_certificate)
     for one in (model, other, model):
         reading = Reading(one, 4)
         assert reading.read(holder.peer(one.checkpoint), connections) == one.manifest.chunks[:4]
@@ -89,7 +89,7 @@ def test_a_kept_connection_that_the_holder_closed_is_made_anew(
     holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "IDLE_S", 0.0)
-    connections, peer = PeerConnections(None), holder.peer(model.checkpoint)
+    connections, peer = PeerConnections(no_certificate), holder.peer(model.checkpoint)
     assert Reading(model, 2).read(peer, connections)
     wait_until(lambda: holder.server.sessions == 0, what="the end of the idle connection")
     assert Reading(model, 2).read(peer, connections)
@@ -98,7 +98,7 @@ def test_a_kept_connection_that_the_holder_closed_is_made_anew(
 
 def test_an_idle_connection_holds_no_memory(holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "PIN_S", 0.0)
-    connections, peer = PeerConnections(None), holder.peer(model.checkpoint)
+    connections, peer = PeerConnections(no_certificate), holder.peer(model.checkpoint)
     assert Reading(model, 2).read(peer, connections)
     wait_until(lambda: not holder.pins(model.checkpoint), what="no pin")
     assert holder.server.sessions == 1
@@ -149,7 +149,7 @@ def test_a_reader_talks_to_the_node_that_it_was_told(encrypted: Holder, model: M
 def test_who_has_no_certificate_of_the_system_gets_nothing(encrypted: Holder, model: Model, stranger: str) -> None:
     if stranger == "no certificate":
         encrypted.host = ""
-        connections = PeerConnections(None)
+        connections = PeerConnections(no_certificate)
     else:
         other = authority(NOW)
         identity = node_identity(other, READER)
@@ -234,7 +234,7 @@ def test_a_failed_fetch_of_the_holder_ends_its_readers(model: Model, store: Stor
 
 
 def test_a_grant_ends_while_its_connection_is_open(holder: Holder, model: Model) -> None:
-    connections, peer = PeerConnections(None), holder.peer(model.checkpoint, life_s=1.0)
+    connections, peer = PeerConnections(no_certificate), holder.peer(model.checkpoint, life_s=1.0)
     assert Reading(model, 1).read(peer, connections)
     wait_until(lambda: holder.server.sessions == 0, what="the end of the grant")
     with pytest.raises(SourceLost, match="expired"):
@@ -243,7 +243,7 @@ def test_a_grant_ends_while_its_connection_is_open(holder: Holder, model: Model)
 
 
 def test_the_node_s_end_is_its_readers(holder: Holder, model: Model) -> None:
-    connections, peer = PeerConnections(None), holder.peer(model.checkpoint)
+    connections, peer = PeerConnections(no_certificate), holder.peer(model.checkpoint)
     assert Reading(model, 1).read(peer, connections)
     holder.server.close()
     assert holder.server.sessions == 0

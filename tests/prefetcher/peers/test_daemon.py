@@ -1,0 +1,57 @@
+"""A node daemon among peers: what it reports, who reads its memory, and the key that the controller sealed for it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from fleetstart.controller.auth.secret_sealing import seal_values
+from fleetstart.prefetcher.peers.connections import PeerConnections
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.node.peers import (
+    PEER_KEY_BYTES,
+    PEER_KEY_NAME,
+    Grant,
+    Peer,
+    SealedPeerKey,
+    grant_secret,
+    peer_key_bound_to,
+)
+from tests.prefetcher.nodes import HELLO, Node, Store, spec_of
+from tests.prefetcher.peers.holders import READER, Reading, no_certificate
+from tests.prefetcher.stages import Model
+from tests.servers import wait_until
+
+
+def give_key(node: Node) -> bytes:
+    """Seals a key for the node, as a controller does."""
+    key, report = os.urandom(PEER_KEY_BYTES), node.lease()
+    bound = peer_key_bound_to(node.id, report.epoch)
+    sealed = seal_values({PEER_KEY_NAME: key.hex()}, report.public_key, bound)
+    node.client.set(keys.peer_key(node.id), msgspec.json.encode(SealedPeerKey(epoch=report.epoch, sealed=sealed)))
+    return key
+
+
+def peer_of(node: Node, model: Model, key: bytes) -> Peer:
+    report = node.lease()
+    expires = int((time.time() + 60) * 1000)
+    grant = Grant(
+        checkpoint=model.checkpoint, holder=node.id, epoch=report.epoch, reader=READER, expires_unix_ms=expires
+    )
+    return Peer(node=node.id, address=report.peer_address, grant=grant, secret=grant_secret(grant, key))
+
+
+def test_another_node_reads_the_weights_of_a_worker(node: Node, store: Store, model: Model) -> None:
+    report = node.lease()
+    assert (report.peer_address.split(":")[0], report.peer_host) == ("127.0.0.1", "")
+    assert report.peer_transports == ("tcp",)
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO}), weights=model.checkpoint))
+    node.wait_for(worker, "ready")
+
+    reading, connections = Reading(model), PeerConnections(no_certificate)
+    assert reading.read(peer_of(node, model, give_key(node)), connections) == model.manifest.chunks
+    assert reading.is_right
+    connections.close()
+    wait_until(lambda: node.lease().peer_sent_bytes == len(model.data), what="the bytes in the report")
