@@ -181,6 +181,72 @@ def read_direct(fd: int, file_offset: int, destination: Buffer, size_bytes: int)
 def cached_bytes(fd: int, file_offset: int, size_bytes: int) -> int:
     """Bytes of the range in the page cache; 0 where the kernel cannot report it (before 6.5)."""
 
+class Completion:
+    """A read that has ended."""
+
+    @property
+    def request(self) -> int: ...
+    @property
+    def status(self) -> Literal["ok", "not_ready", "gone", "refused", "failed"]:
+        """not_ready: the peer does not have it yet, and its wait is over. gone: the peer's segment failed. refused:
+        outside of what it grants. failed: the connection has; `TcpReader.error` says why."""
+    @property
+    def checksum(self) -> int:
+        """xxh3 of the bytes as they arrived, if ok."""
+
+class TcpReader:
+    """Reads ranges of a checkpoint from a peer, straight into a region of ours that has the same offsets.
+
+    One thread polls at a time; the rest may be called from others meanwhile. A peer that closes, that sends what was
+    not asked for, or that brings nothing for `stall_s` when it should makes the connection fail.
+    """
+
+    def __init__(self, fd: int, region: Region, stall_s: float = 10.0) -> None:
+        """`fd`: a connected stream socket after the handshake. It is duplicated and made non-blocking: close it or keep
+        it, but do not use it. The region is the owner's. OSError, ValueError.
+        """
+    def submit(self, request: int, offset: int, size_bytes: int, wait_s: float = 0.0) -> None:
+        """Asks for a range, under a number that no outstanding request has. The peer waits up to `wait_s` for chunks of
+        the range that it does not have yet, and answers what it has in the meantime.
+
+        NativeError if the connection has failed, or with 64 outstanding; IndexError unless the range lies in one slab
+        that was granted; ValueError for a size beyond 64 MiB or a wait beyond 600 s.
+        """
+    def poll(self, timeout_s: float) -> list[Completion]:
+        """What has completed, as soon as something has. Empty after `timeout_s`, and at once if nothing is outstanding.
+        If the connection fails, all that is outstanding completes as failed. Never raises for what a peer does.
+        """
+    def cancel(self) -> None:
+        """Ends the connection. A poll returns at once; after it no byte is written into the region any more."""
+    @property
+    def error(self) -> str | None:
+        """Why the connection failed, or that it was cancelled."""
+
+class TcpServer:
+    """Serves ranges of a segment to the reader of one connection: what is ready at once, and the rest when it is."""
+
+    def __init__(
+        self,
+        fd: int,
+        region: Region,
+        control: ControlBlock,
+        chunk_bytes: int,
+        allowed: Sequence[tuple[int, int]],
+        stall_s: float = 10.0,
+    ) -> None:
+        """`fd` as for `TcpReader`, after the reader has proved its grant. `allowed`: (begin, end) of the chunks that it
+        may read. Holds the region's memory for as long as it lives. OSError, ValueError.
+        """
+    def run(self, until_unix_ms: int) -> str:
+        """Serves until the reader closes ("closed"), the grant ends ("expired") or `stop` ("stopped"), and then closes
+        the connection. Once only. NativeError for what no reader sends, TimeoutError for one that takes nothing for
+        `stall_s`.
+        """
+    def stop(self) -> None: ...
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of chunks so far."""
+
 class Decoder:
     """Layers of a Llama model on the CPU. Weights are objects with `__dlpack__`, referenced and not copied.
 

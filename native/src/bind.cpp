@@ -3,5 +3,6 @@
 
 PYBIND11_MODULE(_core, module) {
   bind_memory(module);
+  bind_transport(module);
   bind_decoder(module);
 }

@@ -15,6 +15,19 @@
 
 namespace py = pybind11;
 
+void run_signal_handlers() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// An index or size from Python: one that is negative or too long for 64 bits is outside of everything.
+std::uint64_t index_of(const py::int_& value) {
+  const unsigned long long index = PyLong_AsUnsignedLongLong(value.ptr());
+  if (PyErr_Occurred() == nullptr) return index;
+  PyErr_Clear();
+  throw py::index_error(py::str(value).cast<std::string>() + " is outside");
+}
+
 namespace {
 
 // A contiguous buffer, held for as long as this lives: its owner can neither free nor resize it meanwhile.
@@ -46,19 +59,6 @@ py::buffer_info buffer_of(const Bytes& bytes) {
   const bool readonly = bytes.mapping->access() != fs::Access::kOwner;
   return py::buffer_info(reinterpret_cast<std::uint8_t*>(bytes.data), static_cast<py::ssize_t>(bytes.size_bytes),
                          readonly);
-}
-
-void run_signal_handlers() {
-  const py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
-// An index or size from Python: one that is negative or too long for 64 bits is outside of everything.
-std::uint64_t index_of(const py::int_& value) {
-  const unsigned long long index = PyLong_AsUnsignedLongLong(value.ptr());
-  if (PyErr_Occurred() == nullptr) return index;
-  PyErr_Clear();
-  throw py::index_error(py::str(value).cast<std::string>() + " is outside");
 }
 
 py::object view(const fs::Region& region, const py::int_& offset, const py::int_& size_bytes) {

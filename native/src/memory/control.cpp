@@ -238,6 +238,15 @@ void ControlBlock::wake() const {
   futex(&event, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
+std::uint32_t ControlBlock::event() const { return load_acquire(header().event); }
+
+bool ControlBlock::await_event(std::uint32_t seen, std::int64_t slice_ns) const {
+  const timespec slice{slice_ns / 1'000'000'000, slice_ns % 1'000'000'000};
+  if (futex(&header().event, FUTEX_WAIT, seen, &slice) == 0 || errno == EAGAIN) return true;
+  if (errno != EINTR && errno != ETIMEDOUT) throw_errno("futex wait");
+  return false;
+}
+
 void ControlBlock::wait(std::uint64_t first, std::uint64_t last, double timeout_s,
                         const std::function<void()>& between) const {
   check_range(first, last);
@@ -246,10 +255,9 @@ void ControlBlock::wait(std::uint64_t first, std::uint64_t last, double timeout_
   const std::int64_t deadline_ns = monotonic_ns() + static_cast<std::int64_t>(bounded_s * 1e9);
   const std::int64_t most_ns = across_kernels() ? kLookNs : kSliceNs;
   std::int64_t between_ns = monotonic_ns() + kSliceNs;
-  const std::uint32_t& event = header().event;
   for (;;) {
     // Read before the condition: a change after this makes the kernel refuse to sleep.
-    const std::uint32_t seen = load_acquire(event);
+    const std::uint32_t seen = event();
     if (all_ready(first, last)) return;
     if (auto failure = error()) throw SegmentFailed(std::move(failure->first), std::move(failure->second));
     const std::int64_t now_ns = monotonic_ns();
@@ -258,10 +266,7 @@ void ControlBlock::wait(std::uint64_t first, std::uint64_t last, double timeout_
       throw TimedOut(chunk_text(first, last) + " not ready after " + std::to_string(timeout_s) + " s; " +
                      std::to_string(ready_count()) + " of " + std::to_string(chunk_count_) + " chunks are");
     const std::int64_t slice_ns = std::min(left_ns, most_ns);
-    const timespec slice{slice_ns / 1'000'000'000, slice_ns % 1'000'000'000};
-    if (futex(&event, FUTEX_WAIT, seen, &slice) == 0) continue;
-    if (errno == EAGAIN) continue;
-    if (errno != EINTR && errno != ETIMEDOUT) throw_errno("futex wait");
+    if (await_event(seen, slice_ns)) continue;
     if (errno == EINTR || now_ns + slice_ns >= between_ns) {
       between();
       between_ns = now_ns + slice_ns + kSliceNs;

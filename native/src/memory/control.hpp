@@ -41,6 +41,8 @@ class ControlBlock {
   SegmentState state() const;
   std::optional<std::pair<std::string, std::string>> error() const;
   bool is_ready(std::uint64_t chunk) const;
+  // Of chunks first..last, which must exist.
+  bool all_ready(std::uint64_t first, std::uint64_t last) const;
 
   // True if the chunk was not ready before: whoever brings it second is not counted.
   bool mark_ready(std::uint64_t chunk);
@@ -50,13 +52,16 @@ class ControlBlock {
   // Returns once chunks first..last are ready, also of a segment that failed elsewhere. SegmentFailed,
   // TimedOut, std::out_of_range. Calls `between` after each signal and each second; it may throw.
   void wait(std::uint64_t first, std::uint64_t last, double timeout_s, const std::function<void()>& between) const;
+  // A number that each change changes; and a wait until it is another one: false if it is not after `slice_ns`, or after
+  // a signal.
+  std::uint32_t event() const;
+  bool await_event(std::uint32_t seen, std::int64_t slice_ns) const;
 
  private:
   struct Header;
   ControlBlock(Descriptor descriptor, std::unique_ptr<FileMapping> mapping, std::uint64_t chunk_count);
   Header& header() const;
   std::uint64_t* words() const;
-  bool all_ready(std::uint64_t first, std::uint64_t last) const;
   void check_range(std::uint64_t first, std::uint64_t last) const;
   void check_owner(const char* what) const;
   void wake() const;

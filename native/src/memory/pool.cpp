@@ -48,10 +48,13 @@ class SlabPool::SlabMapping : public Mapping {
     // A sparse one may lack pages that the reserve no longer has: nobody could clear it.
     slabs_.erase(std::remove_if(slabs_.begin(), slabs_.end(), [](const Slab& slab) { return slab.sparse; }),
                  slabs_.end());
+    // The kernel keeps pages that are in a socket's queue, and their content, when the slab is gone.
+    if (tainted_) slabs_.clear();
     for (Slab& slab : slabs_) slab.populated = true;
     pool_->put_back(std::move(slabs_), static_cast<std::size_t>(granted));
   }
 
+  void never_reuse() override { tainted_ = true; }
   bool belongs_to(const SlabPool* pool) const { return pool_.get() == pool; }
   std::vector<Slab>& slabs() { return slabs_; }
 
@@ -76,6 +79,7 @@ class SlabPool::SlabMapping : public Mapping {
 
   std::shared_ptr<SlabPool> pool_;
   std::vector<Slab> slabs_;
+  std::atomic<bool> tainted_{false};
 };
 
 std::shared_ptr<SlabPool> SlabPool::open(const std::string& name, Pages pages, std::size_t slab_bytes,

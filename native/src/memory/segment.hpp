@@ -63,6 +63,9 @@ class Mapping {
   // Where that range lies. IndexError (std::out_of_range) unless it lies inside, and in one piece.
   std::byte* range(std::uint64_t offset, std::uint64_t size_bytes) const;
 
+  // From here on its memory goes to nobody else, not even when this is gone: the kernel may still be reading it.
+  virtual void never_reuse() {}
+
  protected:
   Mapping(std::size_t size_bytes, Access access) : size_bytes_(size_bytes), access_(access) {}
 
