@@ -1,0 +1,87 @@
+"""Sub-groups of a multicast from several sources: who gets the model from which source, and in which order of blocks.
+
+λScale's k-way transmission (Algorithm 1): each source has receivers of its own, and the groups begin with different
+parts of the model, so that together they hold it after the k-th part of the time. Receivers go to a source on their own
+leaf switch where there is one (BlitzScale section 5.1), as evenly as can be, the fastest links first. Departure: λScale
+makes groups of ⌊N/k⌋ and N mod k nodes; ours differ by one node, so the largest has ⌈N/k⌉ and takes fewer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .request import MulticastNode
+
+
+@dataclass(frozen=True, slots=True)
+class SubGroup:
+    """A source, its receivers in falling link speed, and the order in which they get the blocks."""
+
+    source: int
+    receivers: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return (self.source, *self.receivers)
+
+
+def transmission_orders(blocks: int, groups: int) -> list[tuple[int, ...]]:
+    """Algorithm 1: the blocks in parts, one a group; each group begins with its own part and goes on with the next."""
+    size = -(-blocks // groups)
+    parts = [range(size * group, min(size * (group + 1), blocks)) for group in range(groups)]
+    return [
+        tuple(block for turn in range(groups) for block in parts[(group + turn) % groups]) for group in range(groups)
+    ]
+
+
+def sub_groups(
+    nodes: Sequence[MulticastNode], sources: Sequence[int], receivers: Sequence[int], blocks: int
+) -> list[SubGroup]:
+    """A group for each of the sources that have receivers; never more groups than receivers, the fastest sources."""
+    fastest = sorted(sources, key=lambda source: -nodes[source].up_bytes_per_s)[: len(receivers)]
+    if not fastest:
+        return []
+    most = -(-len(receivers) // len(fastest))
+    members: dict[int, list[int]] = {source: [] for source in fastest}
+    elsewhere = []
+    for receiver in by_speed(nodes, receivers):
+        near = [source for source in fastest if nodes[source].leaf == nodes[receiver].leaf]
+        source = min(near, key=lambda source: len(members[source]), default=None)
+        if source is not None and len(members[source]) < most:
+            members[source].append(receiver)
+        else:
+            elsewhere.append(receiver)
+    for receiver in elsewhere:
+        members[min(fastest, key=lambda source: len(members[source]))].append(receiver)
+    groups = [source for source in fastest if members[source]]
+    orders = transmission_orders(blocks, len(groups))
+    return [
+        SubGroup(source, tuple(_by_leaf(nodes, source, members[source])), order)
+        for source, order in zip(groups, orders, strict=True)
+    ]
+
+
+def by_speed(nodes: Sequence[MulticastNode], receivers: Sequence[int]) -> list[int]:
+    """The receivers in falling link speed."""
+    return sorted(receivers, key=lambda receiver: (-_speed(nodes[receiver]), receiver))
+
+
+def _by_leaf(nodes: Sequence[MulticastNode], source: int, receivers: list[int]) -> list[int]:
+    """The source's own leaf first, the others after one another, each with its fastest link first: a chain in this
+    order crosses to each leaf once."""
+    fastest: dict[str, float] = {}
+    for receiver in receivers:
+        leaf = nodes[receiver].leaf
+        fastest[leaf] = max(fastest.get(leaf, 0.0), _speed(nodes[receiver]))
+
+    def place(receiver: int) -> tuple[bool, float, str, float, int]:
+        leaf, speed = nodes[receiver].leaf, _speed(nodes[receiver])
+        return leaf != nodes[source].leaf, -fastest[leaf], leaf, -speed, receiver
+
+    return sorted(receivers, key=place)
+
+
+def _speed(node: MulticastNode) -> float:
+    return min(node.up_bytes_per_s, node.down_bytes_per_s)
