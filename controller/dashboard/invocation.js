@@ -157,14 +157,20 @@ function placement(plan, tokens) {
       compared.filter((one) => !one.what.startsWith("TPOT") || (tokens && one.observed !== null)).map((one) => [term(one.what, tokens), shown(one.predicted), shown(one.observed), one.error == null ? "–" : percent(one.error, 1)])) : null,
     chosen.considered.length ? [h("h2", null, "Candidates"), table(
       [{ name: "stages" }, { name: "nodes", wide: true }, { name: term("TTFT, s", tokens), num: true }, ...(tokens ? [{ name: term("TPOT, s", tokens), num: true }] : []),
-        { name: "GiB·s", num: true }, { name: "rejected because", wide: true }],
+        { name: "GiB·s", num: true }, { name: "weights from" }, { name: "rejected because", wide: true }],
       chosen.considered.filter(isNew()).map((one) => [one.stages, one.nodes.join(" ") || "–", one.nodes.length ? one.ttft_s.toFixed(2) : "–",
-        ...(tokens ? [one.nodes.length ? one.tpot_s.toFixed(3) : "–"] : []), one.nodes.length ? one.cost_gib_s.toFixed(1) : "–",
+        ...(tokens ? [one.nodes.length ? one.tpot_s.toFixed(3) : "–"] : []), one.nodes.length ? one.cost_gib_s.toFixed(1) : "–", weightsFrom(one),
         one.why_not || h("b", null, "selected")]))] : null);
 }
 
 function term(what, tokens) {
   return what.replace("TTFT", tokens ? "first token" : "first byte").replace("TPOT", "time per token");
+}
+
+// The sources of a candidate's weights, the largest first; empty if it fetches none.
+function weightsFrom(one) {
+  return Object.entries({ store: one.store_bytes, peers: one.peer_bytes, disk: one.missing_bytes - one.store_bytes - one.peer_bytes })
+    .filter(([, size]) => size >= MIB).sort(([, most], [, least]) => least - most).map(([source]) => source).join(", ");
 }
 
 // Shows infeasible candidates once for each reason.

@@ -74,9 +74,12 @@ def _format(explanation: Explanation, left_out: tuple[str, ...]) -> str:
         head += f"\noverlapping the parts of the start hides {hidden_s:.2f} s"
     compared = [one for one in explanation.compared if one.what not in left_out]
     layers = () if any(stage.end > 1 for stage in plan.stages) else ("layers",)  # without any, it is 0 to 1
-    parts = [[head], _table(_without(_stages(plan.stages), layers)), _table(_outcome(compared))]
+    peers = () if any(stage.peers for stage in plan.stages) else ("from peers",)
+    parts = [[head], _table(_without(_stages(plan.stages), (*layers, *peers))), _table(_outcome(compared))]
     if plan.considered:
-        parts.append(_table(_without(_candidates(plan.considered), left_out)))
+        fetched = any(one.missing_bytes for one in plan.considered)
+        sources = () if fetched else ("weights from",)
+        parts.append(_table(_without(_candidates(plan.considered), (*left_out, *sources))))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -85,14 +88,16 @@ def _counted(stages: int) -> str:
 
 
 def _stages(stages: list[StagePlan]) -> list[list[str]]:
-    rows = [["stage", "node", "layers", "memory", "to fetch", "from the store", "fetch, s", "within, s"]]
+    rows = [["stage", "node", "layers", "memory", "to fetch", "from the store", "from peers", "fetch, s", "within, s"]]
     for index, stage in enumerate(stages):
         node = f"{stage.node} ({stage.region})" if stage.region else stage.node
         within = "–" if stage.fetch_within_s is None else f"{stage.fetch_within_s:.2f}"
         rows.append([
             str(index), node, f"{stage.first}–{stage.end - 1}", "whole" if stage.full else "its share",
             f"{(stage.missing_bytes + stage.files_bytes) / MIB:.0f} MiB",
-            f"{(stage.store_bytes + stage.files_bytes) / MIB:.0f} MiB", f"{stage.fetch_s:.2f}",
+            f"{(stage.store_bytes + stage.files_bytes) / MIB:.0f} MiB",
+            ", ".join(f"{share.size_bytes / MIB:.0f} MiB {share.node}" for share in stage.peers) or "–",
+            f"{stage.fetch_s:.2f}",
             within,
         ])  # fmt: skip
     return rows
@@ -114,15 +119,16 @@ def _outcome(compared: list[Comparison]) -> list[list[str]]:
 
 
 def _candidates(considered: list[CandidateReport]) -> list[list[str]]:
-    rows = [["stages", "whole", "TTFT, s", "margin", "TPOT, s", "GiB·s", "nodes", "why not"]]
+    rows = [["stages", "whole", "TTFT, s", "margin", "TPOT, s", "GiB·s", "weights from", "nodes", "why not"]]
     for candidate in considered:
-        figures = ["–"] * 4
+        figures = ["–"] * 5
         if candidate.nodes:
             figures = [
                 f"{candidate.ttft_s:.2f}",
                 f"× {candidate.margin:.2f}",
                 f"{candidate.tpot_s:.3f}",
                 f"{candidate.cost_gib_s:.1f}",
+                weights_from(candidate),
             ]
         rows.append(
             [
@@ -134,6 +140,14 @@ def _candidates(considered: list[CandidateReport]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def weights_from(candidate: CandidateReport) -> str:
+    """The sources of a candidate's weights in words, the largest first."""
+    disk_bytes = candidate.missing_bytes - candidate.store_bytes - candidate.peer_bytes
+    sizes = {"store": candidate.store_bytes, "peers": candidate.peer_bytes, "disk": disk_bytes}
+    named = [name for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]) if size >= MIB]
+    return ", ".join(named) or "memory"
 
 
 def _without(rows: list[list[str]], names: tuple[str, ...]) -> list[list[str]]:

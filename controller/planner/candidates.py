@@ -9,8 +9,10 @@ there is a choice: on free devices only, and on any. Never two stages on one nod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
+
+from fleetstart.runtime.contract.ids import NodeId
 
 from .checkpoint_layout import Cut
 from .latency_model import (
@@ -22,7 +24,8 @@ from .latency_model import (
     ttft_s,
     work,
 )
-from .node_filter import CandidateNode, Fetch, missing_bytes
+from .node_filter import CandidateNode, missing_bytes
+from .peers import NOBODY, STORE_WORTH, Fetch, PeerPool, PeerSource
 from .plan import PlanRequest
 
 SHARING = 2.0
@@ -73,8 +76,12 @@ class Search:
     """The search for candidates of one request over its nodes at one time. Hot: most of a decision's time is spent
     here."""
 
-    def __init__(self, request: PlanRequest, nodes: Sequence[CandidateNode], now_s: float) -> None:
+    def __init__(
+        self, request: PlanRequest, nodes: Sequence[CandidateNode], now_s: float, peers: Sequence[PeerSource] = ()
+    ) -> None:
+        """`peers`: what nodes have of the checkpoint for others."""
         self._request = request
+        self._peers = PeerPool(peers, request.layout, now_s)
         self._now_s = now_s
         self._has_weights = request.segment_bytes > 0
         free = [node for node in nodes if not node.shared]
@@ -91,7 +98,7 @@ class Search:
             largest_bytes = max(cut.size_bytes for cut in self._request.layout.cuts(size))
         ready_s = max(
             min(max(node.state.start_s, node.files_s) for node in nodes) + measures.library_s.value,
-            largest_bytes / max(node.bytes_per_s for node in nodes),
+            largest_bytes / max(node.state.down_bytes_per_s if self._peers else node.bytes_per_s for node in nodes),
         )
         return ttft_s(
             ready_s + measures.rest_s.value,
@@ -176,7 +183,10 @@ class Search:
             )
             elsewhere_s = float("inf")
             if quickest is not None:
-                elsewhere_s = max(quickest.link.fetch_s(cut.size_bytes, self._now_s), quickest.files_s)
+                fetch_s = quickest.link.fetch_s(cut.size_bytes, self._now_s)
+                if self._peers and quickest.held is None:
+                    fetch_s = self._fetch(cut, quickest).seconds
+                elsewhere_s = max(fetch_s, quickest.files_s)
             for index, node in enumerate(nodes):
                 if node.held is None:
                     continue
@@ -192,9 +202,26 @@ class Search:
             cached = node.fetches[cut] = self._predict_fetch(cut, node)
         return cached
 
-    def _predict_fetch(self, cut: Cut, node: CandidateNode) -> Fetch:
-        """Predicts the fetch of a stage on a node. Host memory is free, disk and store are read in parallel at their
-        own rates."""
+    def _predict_fetch(self, cut: Cut, node: CandidateNode, refused: Set[NodeId] = NOBODY) -> Fetch:
+        """Predicts the fetch of a stage on a node, without peers or with those that do not refuse it. Where these are
+        about as quick as the store, the store is left alone; beside the disk they must be quicker."""
+        alone = self._fetch_alone(cut, node)
+        if not self._peers or not alone.seconds:
+            return alone
+        held = node.held
+        missing = cut.layers if held is None else cut.layers & ~(held.host | held.coming)
+        helped = self._peers.fetch(missing, alone.missing_bytes, node, refused)
+        if helped is None:
+            return alone
+        if held is not None and cut.layers & held.coming & ~held.host:
+            helped = helped._replace(seconds=max(helped.seconds, node.coming_s))
+        if alone.store_bytes:
+            return alone if alone.seconds < STORE_WORTH * helped.seconds else helped
+        return helped if helped.seconds < STORE_WORTH * alone.seconds else alone
+
+    def _fetch_alone(self, cut: Cut, node: CandidateNode) -> Fetch:
+        """Predicts a fetch without peers. Host memory is free, disk and store are read in parallel at their own
+        rates."""
         held, size_bytes = node.held, cut.size_bytes
         if not self._has_weights:
             return Fetch(0, 0, 0.0)
@@ -216,31 +243,71 @@ class Search:
 
     def _link_accepts(self, cut: Cut, node: CandidateNode) -> bool:
         """Whether the node's link accepts the stage's fetch without breaking the deadlines of others."""
-        return not node.link.fetches or node.link.accepts(self._fetch(cut, node).store_bytes, self._now_s)
+        return not node.link.fetches or self._accepts(self._fetch(cut, node), node)
 
-    def _predict(self, cuts: tuple[Cut, ...], full: int, nodes: list[CandidateNode]) -> Candidate:
+    def _accepts(self, fetch: Fetch, node: CandidateNode) -> bool:
+        return node.link.accepts(node.state.link_bytes(fetch.store_bytes, fetch.peer_bytes), self._now_s)
+
+    def _fetches(self, cuts: tuple[Cut, ...], nodes: list[CandidateNode]) -> list[Fetch] | None:
+        """The fetches of a group, which share the uplinks of their peers: no uplink's promises to others are broken.
+        None if the links to the store cannot take what these refuse."""
+        fetches = [self._fetch(cut, node) for cut, node in zip(cuts, nodes, strict=True)]
+        if not self._peers:
+            return fetches
+        refused: set[NodeId] = set()
+        ups, now_s = self._peers.ups, self._now_s
+        while True:
+            taken_bytes: dict[NodeId, int] = {}
+            for fetch in fetches:
+                for peer, size_bytes in fetch.peers:
+                    taken_bytes[peer] = taken_bytes.get(peer, 0) + size_bytes
+            refusing = [
+                peer for peer, size in taken_bytes.items() if ups[peer].fetches and not ups[peer].accepts(size, now_s)
+            ]
+            if not refusing:
+                break
+            refused.update(refusing)
+            fetches = [self._predict_fetch(cut, node, refused) for cut, node in zip(cuts, nodes, strict=True)]
+        if refused and not all(self._accepts(fetch, node) for fetch, node in zip(fetches, nodes, strict=True)):
+            return None
+        if not taken_bytes or len(fetches) == 1:
+            return fetches
+        up_s = {peer: ups[peer].fetch_s(size, now_s) for peer, size in taken_bytes.items()}
+        return [
+            fetch._replace(seconds=max([fetch.seconds, *[up_s[peer] for peer, _ in fetch.peers]]))
+            if fetch.peers
+            else fetch
+            for fetch in fetches
+        ]
+
+    def _predict(self, cuts: tuple[Cut, ...], full: int, nodes: list[CandidateNode]) -> Candidate | TooFewNodes:
         """Predicts times and cost of the group on these nodes."""
+        fetches = self._fetches(cuts, nodes)
+        if fetches is None:
+            return TooFewNodes(len(cuts), full, 0)
         request, measures, stages = self._request, self._request.measures, len(cuts)
         library_s, hop_s = measures.library_s.value, measures.hop_s.value
         becoming_whole = max(1, min(full, request.workers))
-        fetches: list[Fetch] = []
         times: list[StageTimes] = []
         reserved: list[int] = []
         weighted_bytes = whole_s = undisturbed_share = 0.0
         undisturbed, fetching = 0, False
-        for stage, (cut, node) in enumerate(zip(cuts, nodes, strict=True)):
-            fetch = self._fetch(cut, node)
+        exchanging = len(nodes) > 1 and all([node.state.up is not None for node in nodes])
+        for stage, (cut, node, fetch) in enumerate(zip(cuts, nodes, fetches, strict=True)):
             load_s = cut.size_bytes / node.state.device_bytes_per_s if self._has_weights else 0.0
             fetching = fetching or fetch.seconds > 0 or node.files_s > 0
             if stage < full or not node.shared:
                 undisturbed, undisturbed_share = undisturbed + 1, undisturbed_share + cut.share
-            fetches.append(fetch)
             # The process is forked while its files come, and imports them afterwards.
             times.append(StageTimes(max(node.state.start_s, node.files_s), library_s, fetch.seconds, load_s))
             least_bytes = request.own_bytes(cut, full=False, kv_on_device=node.has_gpu) + fetch.missing_bytes
             size_bytes = request.memory_bytes + node.missing_bytes if stage < full else least_bytes
             if stage < becoming_whole:
-                whole_s = max(whole_s, (node.missing_bytes - fetch.missing_bytes) / node.bytes_per_s)
+                whole_s = max(
+                    whole_s,
+                    (node.missing_bytes - fetch.missing_bytes)
+                    / (node.state.down_bytes_per_s if exchanging else node.bytes_per_s),
+                )
             reserved.append(size_bytes)
             if node.shared:
                 weighted_bytes += size_bytes * SHARING

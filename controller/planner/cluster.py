@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId
+from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId, WorkerId
 
 from .checkpoint_layout import EVERY_LAYER
 from .constraints import NO_CONSTRAINTS, PlacementConstraints, admits
-from .contention import Link
-from .node_state import HeldLayers, NodeState
-from .plan import FileTree
+from .links.contention import Link
+from .node_state import HeldLayers, NodeState, with_stage, with_upload
+from .peers import PeerSource, peer_sources
+from .plan import FileTree, StagePlan
 
 HOLDERS = 16
 """Holders of a checkpoint that a decision examines: twice the stages of the largest group."""
@@ -60,6 +61,9 @@ class Cluster:
     def __getitem__(self, node: NodeId) -> NodeState:
         return self._states[node]
 
+    def get(self, node: NodeId) -> NodeState | None:
+        return self._states.get(node)
+
     def put(self, state: NodeState) -> None:
         self.drop(state.node)
         link = state.link
@@ -91,6 +95,22 @@ class Cluster:
             if not ranks:
                 del self._with_tree[layer]
 
+    def order(
+        self,
+        stage: StagePlan,
+        worker: WorkerId,
+        checkpoint: CheckpointId | None,
+        now_s: float,
+        trees: Iterable[FileTree] = (),
+    ) -> None:
+        """Enters a stage that was ordered, for the next decision of the same step: on its node, and on the uplinks of
+        the peers that it fetches from."""
+        self.put(with_stage(self._states[stage.node], stage, worker, checkpoint, now_s, trees))
+        for share in stage.peers:
+            holder = self._states.get(share.node)
+            if holder is not None and checkpoint is not None:
+                self.put(with_upload(holder, share.size_bytes, stage, worker, checkpoint, now_s))
+
     def holders(
         self,
         checkpoint: CheckpointId | None,
@@ -103,6 +123,15 @@ class Cluster:
         if checkpoint is None or checkpoint not in self._holders:
             return []
         return self._roomy(self._holders[checkpoint], least_bytes, now_s, wanted)
+
+    def peers(self, checkpoint: CheckpointId | None, now_s: float) -> list[PeerSource]:
+        """What nodes have of the checkpoint in host memory, or receive, for others to fetch."""
+        ranks = self._holders.get(checkpoint) if checkpoint is not None else None
+        if ranks is None or checkpoint is None:
+            return []
+        states = (self._states[node] for rank, node in ranks if rank < ON_DISK)
+        serving = islice((state for state in states if state.up is not None), HOLDERS)
+        return peer_sources(serving, checkpoint, now_s)
 
     def with_trees(
         self,
@@ -176,8 +205,12 @@ class Cluster:
         return usable, refused
 
 
+ON_DISK = 2
+"""Rank of the first node that has a checkpoint on its disk alone."""
+
+
 def _holder_rank(held: HeldLayers, rank: Rank) -> Rank:
     """Rank of a holder: all in memory, part in memory or being fetched, on disk; then by speed, far below 1 s a
     byte."""
-    kind = 0 if held.host == EVERY_LAYER else 1 if held.host or held.coming else 2
+    kind = 0 if held.host == EVERY_LAYER else 1 if held.host or held.coming else ON_DISK
     return (kind + rank[0], rank[1])

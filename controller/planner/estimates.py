@@ -20,6 +20,7 @@ from fleetstart.runtime.contract.timeline import Timeline
 
 from .error_margins import PRIOR_MARGINS, Kind, Margins, pooled_margins, with_ratio
 
+Source = Literal["store", "disk", "peer"]
 LEAST_FETCH_BYTES = 16 * 1024 * 1024
 """Minimum size of a fetch that counts: a smaller one measures round trips, not bandwidth."""
 REST_SHARE_MAX = 0.25
@@ -37,6 +38,8 @@ class NodeMeasures(msgspec.Struct, frozen=True, kw_only=True):
     store_bytes_per_s: MovingAverage = MovingAverage(125e6)
     """b, all fetches of the node together: 1 Gbit/s."""
     disk_bytes_per_s: MovingAverage = MovingAverage(1e9)
+    peer_bytes_per_s: MovingAverage = MovingAverage(125e6)
+    """All fetches of the node from other nodes together; not used before it was measured."""
     device_bytes_per_s: MovingAverage = MovingAverage(10e9)
     """p: host memory to device, PCIe's share of it."""
 
@@ -122,7 +125,7 @@ class StartObservation:
     library_s: float | None = None
     fetch_s: float | None = None
     fetch_bytes: int = 0
-    source: Literal["store", "disk"] = "store"
+    source: Source = "store"
     sharers: float = 1.0
     """Concurrent fetches on that node's link, this one included."""
 
@@ -132,7 +135,7 @@ def start_observation(
     *,
     warm: bool,
     fetch_bytes: int = 0,
-    source: Literal["store", "disk"] = "store",
+    source: Source = "store",
     sharers: float = 1.0,
 ) -> StartObservation:
     """Reads a start from a worker's timeline. `load` measures building only if no weights were awaited (`warm`)."""
@@ -155,19 +158,16 @@ def start_observation(
 
 
 def observe_start_on_node(node: NodeMeasures, seen: StartObservation) -> NodeMeasures:
-    store, disk = node.store_bytes_per_s, node.disk_bytes_per_s
+    rates = {"store": node.store_bytes_per_s, "disk": node.disk_bytes_per_s, "peer": node.peer_bytes_per_s}
     if seen.fetch_s and seen.fetch_bytes >= LEAST_FETCH_BYTES:
-        rate = seen.fetch_bytes / seen.fetch_s * max(1.0, seen.sharers)
-        if seen.source == "store":
-            store = store.fold(rate)
-        else:
-            disk = disk.fold(rate)
+        rates[seen.source] = rates[seen.source].fold(seen.fetch_bytes / seen.fetch_s * max(1.0, seen.sharers))
     return msgspec.structs.replace(
         node,
         start_s=_folded(node.start_s, seen.start_s),
         device_s=_folded(node.device_s, seen.device_s),
-        store_bytes_per_s=store,
-        disk_bytes_per_s=disk,
+        store_bytes_per_s=rates["store"],
+        disk_bytes_per_s=rates["disk"],
+        peer_bytes_per_s=rates["peer"],
     )
 
 

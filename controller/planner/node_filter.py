@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, Cut
 from .cluster import Cluster, NodeSnapshot
 from .node_state import HeldLayers
+from .peers import Fetch
 from .plan import PlanRequest
 
 
@@ -53,14 +53,6 @@ class CandidateNode:
         """Cached fetches of the stages considered for this node."""
         self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.layout)
         self.fits_whole = state.free_bytes >= request.memory_bytes + self.missing_bytes
-
-
-class Fetch(NamedTuple):
-    """The predicted fetch of a stage on a node."""
-
-    missing_bytes: int
-    store_bytes: int
-    seconds: float
 
 
 def missing_bytes(held: HeldLayers | None, layers: int, size_bytes: int, layout: CheckpointLayout) -> int:

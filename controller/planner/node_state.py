@@ -15,8 +15,8 @@ from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerSt
 from fleetstart.runtime.contract.node.reports import Confinement, NodeReport, SegmentReport
 
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
-from .contention import NEVER, Link, PendingFetch
 from .estimates import NodeMeasures
+from .links.contention import NEVER, Link, PendingFetch
 from .plan import FileTree, StagePlan
 
 FILES_BYTES_PER_S = 150e6
@@ -45,6 +45,10 @@ class NodeState:
     workers: int
     """Number of workers, running or ordered; with 0 its device is free."""
     link: Link
+    up: Link | None = None
+    """Its uplink, with what other nodes fetch from it; None if it serves no chunks."""
+    peer_bytes_per_s: float | None = None
+    """Measured rate at which it reads from peers; None: as fast as from the store."""
     disk_bytes_per_s: float
     device_bytes_per_s: float
     start_s: float
@@ -66,6 +70,20 @@ class NodeState:
     pools: frozenset[str] = frozenset()
     """Pools of workers that it can start; empty if it does not say."""
     gpus: int = 0
+
+    @property
+    def from_peers_bytes_per_s(self) -> float:
+        return self.peer_bytes_per_s or self.link.bytes_per_s
+
+    @property
+    def down_bytes_per_s(self) -> float:
+        """The fastest rate at which it has received anything."""
+        return max(self.link.bytes_per_s, self.from_peers_bytes_per_s)
+
+    def link_bytes(self, store_bytes: float, peer_bytes: float) -> float:
+        """A fetch in bytes from the store that would keep the link busy for as long. Where peers were found to be
+        faster, the store is slower than the link."""
+        return store_bytes + peer_bytes * self.link.bytes_per_s / self.down_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +118,18 @@ def node_state(
     layouts: Mapping[CheckpointId, CheckpointLayout],
     now_s: float,
     now_unix_ns: int,
+    uploads: Sequence[PendingFetch] = (),
 ) -> NodeState:
-    """Derives a node's state. `layouts`: layouts of the deployed checkpoints; others are ignored."""
+    """Derives a node's state. `layouts`: layouts of the deployed checkpoints; others are ignored. `uploads`: what other
+    nodes fetch from it."""
     alive = [ordered for ordered in orders if ordered.status is None or ordered.status.state not in FINAL]
     store = measures.store_bytes_per_s
     disk = measures.disk_bytes_per_s
     segments = {segment.checkpoint: segment for segment in report.segments if segment.state != "failed"}
     bytes_per_s = max(1.0, store.value if store.count else _told(report, "store") or store.value)
+    peer = measures.peer_bytes_per_s
+    peer_bytes_per_s = (peer.value if peer.count else report.bytes_per_s.get("peer")) or None
+    peer_share = bytes_per_s / max(bytes_per_s, peer_bytes_per_s or 0.0)
     return NodeState(
         node=report.node,
         epoch=report.epoch,
@@ -116,8 +139,10 @@ def node_state(
         link=Link(
             bytes_per_s=bytes_per_s,
             at_s=now_s,
-            fetches=_fetches(alive, segments, bytes_per_s, now_s, now_unix_ns),
+            fetches=_fetches(alive, segments, bytes_per_s, peer_share, now_s, now_unix_ns),
         ),
+        up=uplink(max(bytes_per_s, peer_bytes_per_s or 0.0), uploads, now_s) if report.peer_address else None,
+        peer_bytes_per_s=peer_bytes_per_s,
         disk_bytes_per_s=max(1.0, disk.value if disk.count else _told(report, "disk") or disk.value),
         device_bytes_per_s=measures.device_bytes_per_s.value,
         start_s=measures.start_s.value + measures.device_s.value,
@@ -139,6 +164,12 @@ def _told(report: NodeReport, source: Literal["store", "disk"]) -> float:
     return report.bytes_per_s.get(source) or report.measured.get(source) or 0.0
 
 
+def uplink(bytes_per_s: float, uploads: Sequence[PendingFetch], now_s: float) -> Link:
+    """A node's uplink. Its rate is taken to be that at which it receives, until another one is measured: networks of
+    machine rooms are symmetric."""
+    return Link(bytes_per_s=bytes_per_s, at_s=now_s, fetches=tuple(uploads))
+
+
 def with_stage(
     state: NodeState,
     stage: StagePlan,
@@ -153,9 +184,9 @@ def with_stage(
         known = held.get(checkpoint, HeldLayers())
         layers = layer_set(stage.first, stage.end) & ~known.host
         held = {**held, checkpoint: replace(known, coming=known.coming | layers)}
-    if checkpoint is not None and stage.store_bytes:
-        deadline_s = NEVER if stage.fetch_within_s is None else now_s + stage.fetch_within_s
-        link = link.with_fetch(PendingFetch(worker, checkpoint, stage.store_bytes, deadline_s), now_s)
+    if checkpoint is not None and (stage.store_bytes or stage.peers):
+        pending_bytes = state.link_bytes(stage.store_bytes, stage.peer_bytes)
+        link = link.with_fetch(PendingFetch(worker, checkpoint, pending_bytes, _deadline_s(stage, now_s)), now_s)
     return replace(
         state,
         free_bytes=state.free_bytes - stage.reserved_bytes,
@@ -164,6 +195,20 @@ def with_stage(
         held=held,
         trees=state.trees.union(tree.id for tree in trees),
     )
+
+
+def with_upload(
+    state: NodeState, size_bytes: int, stage: StagePlan, worker: WorkerId, checkpoint: CheckpointId, now_s: float
+) -> NodeState:
+    """The state after a stage was ordered elsewhere that fetches so many bytes from the node."""
+    if state.up is None:
+        return state
+    upload = PendingFetch(worker, checkpoint, size_bytes, _deadline_s(stage, now_s))
+    return replace(state, up=state.up.with_fetch(upload, now_s))
+
+
+def _deadline_s(stage: StagePlan, now_s: float) -> float:
+    return NEVER if stage.fetch_within_s is None else now_s + stage.fetch_within_s
 
 
 def _promised_bytes(alive: Sequence[OrderState], segments: Mapping[CheckpointId, SegmentReport]) -> int:
@@ -184,10 +229,12 @@ def _fetches(
     alive: Sequence[OrderState],
     segments: Mapping[CheckpointId, SegmentReport],
     bytes_per_s: float,
+    peer_share: float,
     now_s: float,
     now_unix_ns: int,
 ) -> tuple[PendingFetch, ...]:
-    """S_i from the segment's own report, D_i from the order. One a checkpoint: it is shared.
+    """S_i from the segment's own report, D_i from the order. One a checkpoint: it is shared. `peer_share`: the part of
+    the link that a byte from a peer takes, against one from the store.
 
     A report is a second old or two, as long as a stage may take to fetch: eq. 4 tells what has come since.
     """
@@ -203,6 +250,7 @@ def _fetches(
             continue
         since_unix_ns = max(order.decided_unix_ns, segment.counted_unix_ns if segment is not None else 0)
         deadline_s = now_s + (order.fetch_by_unix_ns - now_unix_ns) / 1e9 if order.fetch_by_unix_ns else NEVER
+        missing_bytes = round(missing_bytes * link_factor(ordered, peer_share))
         known = fetches.get(checkpoint)
         if known is not None:
             missing_bytes = max(missing_bytes, round(known.pending_bytes))
@@ -216,6 +264,22 @@ def _fetches(
         for checkpoint, fetch in fetches.items()
     ]
     return tuple(fetch for fetch in left if fetch.pending_bytes > 0)
+
+
+def peer_layers(ordered: OrderState) -> int:
+    """Its layers that the peers which its order names have, or receive."""
+    layers = 0
+    for source in ordered.order.sources:
+        layers |= ordered.layout.layers_in(source.ranges)
+    return layers & ordered.layers
+
+
+def link_factor(ordered: OrderState, peer_share: float) -> float:
+    """Bytes on the link, in those from the store, for each byte that it fetches."""
+    if not ordered.order.sources or peer_share == 1.0:
+        return 1.0
+    from_peers = ordered.layout.size_bytes(peer_layers(ordered)) / max(1, ordered.size_bytes)
+    return 1.0 - from_peers * (1.0 - peer_share)
 
 
 def pending_bytes(ordered: OrderState, segment: SegmentReport | None) -> int:

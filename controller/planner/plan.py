@@ -20,6 +20,13 @@ from .error_margins import PRIOR_MARGINS, Margins
 from .estimates import VersionMeasures
 
 
+class PeerShare(NamedTuple):
+    """Bytes that a fetch takes from one peer."""
+
+    node: NodeId
+    size_bytes: int
+
+
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """A worker of the plan. The first stage of a pipeline has both ends of the model."""
 
@@ -40,12 +47,18 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Weights neither in the node's memory nor being fetched."""
     store_bytes: int
     """The part of `missing_bytes` that must come from the store."""
+    peers: list[PeerShare] = []
+    """The part of it that other nodes give. The rest is on the node's disk."""
     files_bytes: int = 0
     """Packages and volumes of the function that the node does not have: they come from the store, too, and start with
     them."""
     fetch_s: float
     fetch_within_s: float | None = None
     """Deadline of the fetch, after the order; None: no promise."""
+
+    @property
+    def peer_bytes(self) -> int:
+        return sum(share.size_bytes for share in self.peers)
 
 
 class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +68,11 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     full: int
     nodes: list[NodeId]
     """The candidate's nodes; empty if there were not enough with room, and the figures are then 0."""
+    missing_bytes: int = 0
+    """Weights that it fetches before its first token; the others are in host memory or on their way."""
+    store_bytes: int = 0
+    peer_bytes: int = 0
+    """The parts of them that come from the store and from other nodes; the rest is on the disks."""
     ttft_s: float = 0.0
     margin: float = 1.0
     """Factor on `ttft_s` before it is compared with the SLO."""

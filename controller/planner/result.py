@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.sizes import MIB
 from .candidates import Candidate, TooFewNodes
 from .cluster import Cluster
 from .constraints import admits, unmet_constraint
-from .contention import NEVER
+from .links.contention import NEVER
 from .plan import CandidateReport, Plan, PlanRequest, StagePlan
 
 
@@ -60,6 +60,7 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
             reserved_bytes=reserved,
             missing_bytes=fetch.missing_bytes,
             store_bytes=fetch.store_bytes,
+            peers=list(fetch.peers),
             files_bytes=node.files_bytes,
             fetch_s=max(fetch.seconds, node.files_s),
             fetch_within_s=within_s if within_s < NEVER else None,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from .candidates import Candidate, Search, TooFewNodes
 from .cluster import Cluster
-from .contention import NEVER, Link
+from .links.contention import NEVER, Link
 from .node_filter import find_candidate_nodes
 from .plan import CandidateReport, Plan, PlanRequest
 from .result import Choice, no_plan, plan_of, postponed
@@ -68,7 +68,8 @@ def _search(request: PlanRequest, cluster: Cluster, now_s: float) -> SearchResul
     """Searches single workers first, then groups of the usual sizes, then larger groups: each only if needed."""
     sizes = range(1, min(SIZE_USUAL, request.layout.count) + 1)
     nodes, refused = find_candidate_nodes(request, cluster, sizes, now_s)
-    search = Search(request, nodes, now_s)
+    peers = cluster.peers(request.checkpoint, now_s)
+    search = Search(request, nodes, now_s, peers)
     candidates = list(search.candidates(sizes[:1]))
     choice = _single_worker_choice(request, candidates)
     if choice is None:
@@ -79,7 +80,7 @@ def _search(request: PlanRequest, cluster: Cluster, now_s: float) -> SearchResul
         if larger:
             candidates += larger
             choice = choose(request, _complete(candidates))
-    links = [node.link for node in nodes] + [snapshot.link for snapshot in refused]
+    links = [node.link for node in nodes] + [snapshot.link for snapshot in refused] + [peer.up for peer in peers]
     committed = sum(not node.link.accepts(request.segment_bytes, now_s) for node in nodes)
     return SearchResult(choice, candidates, links, len(refused) + committed)
 
@@ -112,7 +113,7 @@ def _larger_groups(request: PlanRequest, cluster: Cluster, now_s: float) -> list
         return []
     slo_s = request.slo.ttft_s if request.slo is not None and request.slo.ttft_s is not None else NEVER
     nodes, _ = find_candidate_nodes(request, cluster, [1, *sizes], now_s)
-    search = Search(request, nodes, now_s)
+    search = Search(request, nodes, now_s, cluster.peers(request.checkpoint, now_s))
     fast_enough = [
         size for size in sizes if search.least_ttft_s(size) * request.margins.group + request.waited_s <= slo_s
     ]
@@ -215,6 +216,9 @@ def _report(request: PlanRequest, candidate: Candidate | TooFewNodes, choice: Ch
         stages=len(candidate.cuts),
         full=candidate.full,
         nodes=[node.state.node for node in candidate.nodes],
+        missing_bytes=sum([fetch.missing_bytes for fetch in candidate.fetches]),
+        store_bytes=sum([fetch.store_bytes for fetch in candidate.fetches]),
+        peer_bytes=sum([fetch.peer_bytes for fetch in candidate.fetches]),
         ttft_s=candidate.ttft_s,
         margin=candidate.margin,
         tpot_s=candidate.tpot_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import NodeId
@@ -19,6 +19,7 @@ from ..planner import Plan, StagePlan
 from ..planner.error_margins import Kind
 from ..planner.estimates import (
     NodeMeasures,
+    Source,
     StartObservation,
     VersionMeasures,
     observe_generation,
@@ -79,11 +80,15 @@ def start_seen(
     return seen if alone else dataclasses.replace(seen, library_s=None)
 
 
-def _source(stage: StagePlan) -> Literal["store", "disk"] | None:
-    """The source of the stage's bytes; None if they came from both, which measures neither."""
+def _source(stage: StagePlan) -> Source | None:
+    """The source of the stage's bytes; None if they came from several, which measures none."""
     if stage.store_bytes == stage.missing_bytes:
         return "store"
-    return "disk" if stage.store_bytes == 0 else None
+    if stage.store_bytes:
+        return None
+    if not stage.peers:
+        return "disk"
+    return "peer" if stage.peer_bytes >= 0.99 * stage.missing_bytes else None
 
 
 def learn_start(

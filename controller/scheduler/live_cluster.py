@@ -5,6 +5,7 @@ To derive all of a thousand nodes takes some 70 ms, in the loop that serves call
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections import defaultdict
@@ -14,6 +15,9 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 
 from ..planner import CheckpointLayout, Cluster, OrderState, Plan, PlanRequest, node_state
 from ..planner.estimates import FleetMeasures, NodeMeasures, fleet_measures, node_prior
+from ..planner.links.contention import PendingFetch
+from ..planner.node_state import uplink
+from ..planner.peers import uploads
 from ..state.records import VersionKey
 from ..state.view import View
 from .start_orders import layout_in, reserve
@@ -45,6 +49,10 @@ class LiveCluster:
         self._prior_ns: int | None = None
         self._with_older_prior: list[NodeId] = []
         self._faults: dict[NodeId, str] = {}
+        self._reads: dict[NodeId, list[tuple[NodeId, PendingFetch]]] = {}
+        """What each node still fetches from which other ones."""
+        self._uploads: defaultdict[NodeId, dict[NodeId, list[PendingFetch]]] = defaultdict(dict)
+        """The same by the node that it is fetched from, and by its reader."""
 
     def refreshed(self, now_ns: int, now_unix_ns: int) -> Cluster:
         """The cluster as it is now."""
@@ -55,10 +63,32 @@ class LiveCluster:
                 self._faults.pop(node, None)
             except Exception as error:  # one node's report must not stop the starts on others
                 self._cluster.drop(node)
+                self._share_uplinks(node, [], now_ns)
                 if self._faults.get(node) != repr(error):
                     log.exception("a node cannot be planned on", extra={"node": node})
                 self._faults[node] = repr(error)
         return self._cluster
+
+    def _share_uplinks(self, reader: NodeId, reads: list[tuple[NodeId, PendingFetch]], now_ns: int) -> None:
+        """Notes what a node fetches from others, on the uplinks of these."""
+        before = self._reads.pop(reader, [])
+        if reads:
+            self._reads[reader] = reads
+        by_holder: dict[NodeId, list[PendingFetch]] = {holder: [] for holder, _ in before}
+        for holder, fetch in reads:
+            by_holder.setdefault(holder, []).append(fetch)
+        for holder, fetches in by_holder.items():
+            if fetches:
+                self._uploads[holder][reader] = fetches
+            else:
+                self._uploads[holder].pop(reader, None)
+            state = self._cluster.get(holder)
+            if state is not None and state.up is not None:
+                up = uplink(state.up.bytes_per_s, self._uploads_of(holder), now_ns / 1e9)
+                self._cluster.put(dataclasses.replace(state, up=up))
+
+    def _uploads_of(self, holder: NodeId) -> list[PendingFetch]:
+        return [fetch for fetches in self._uploads[holder].values() for fetch in fetches]
 
     def changed(self, node: NodeId) -> None:
         """Notes that the node's state was changed by a plan, and must be derived anew from what came of it."""
@@ -69,6 +99,7 @@ class LiveCluster:
         if seen is None or seen.absent_since_ns is not None or node in view.draining:
             self._cluster.drop(node)
             self._measures.pop(node, None)
+            self._share_uplinks(node, [], now_ns)
             return
         orders = []
         for order in view.orders_on(node).values():
@@ -77,16 +108,18 @@ class LiveCluster:
                 status = view.statuses.get(order.worker) or view.ended.get(order.worker)
                 orders.append(OrderState(order=order, status=status, layout=layout_in(self.layouts, record)))
         known = self._measures[node] = view.node_measures.get(node)
-        self._cluster.put(
-            node_state(
-                seen.report,
-                orders,
-                known if known is not None else self._prior,
-                layouts=self.layouts,
-                now_s=now_ns / 1e9,
-                now_unix_ns=now_unix_ns,
-            )
+        state = node_state(
+            seen.report,
+            orders,
+            known if known is not None else self._prior,
+            layouts=self.layouts,
+            now_s=now_ns / 1e9,
+            now_unix_ns=now_unix_ns,
+            uploads=self._uploads_of(node) if node in self._uploads else (),
         )
+        self._cluster.put(state)
+        if node in self._reads or any(ordered.order.sources for ordered in orders):
+            self._share_uplinks(node, uploads(state, orders), now_ns)
 
     def _relearned(self, now_ns: int) -> set[NodeId]:
         """The nodes whose estimates are other ones."""
@@ -166,3 +199,5 @@ class PlanningContext:
         reserve(self.cluster, plan, orders, request, self._now_ns)
         for stage in plan.stages:
             self._live.changed(stage.node)
+            for share in stage.peers:
+                self._live.changed(share.node)

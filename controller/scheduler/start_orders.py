@@ -22,7 +22,6 @@ from ..planner import (
     PlanRequest,
     checkpoint_layout,
     make_plan,
-    with_stage,
 )
 from ..planner.constraints import constraints_of
 from ..planner.error_margins import margins_of
@@ -146,8 +145,7 @@ def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, no
 def reserve(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanRequest, now_ns: int) -> None:
     """Enters orders into the cluster, for the next decision of the same step."""
     for stage, order in zip(plan.stages, orders, strict=True):
-        state = cluster[stage.node]
-        cluster.put(with_stage(state, stage, order.worker, request.checkpoint, now_ns / 1e9, request.trees))
+        cluster.order(stage, order.worker, request.checkpoint, now_ns / 1e9, request.trees)
 
 
 def _unix_ns(within_s: float | None, now_unix_ns: int) -> int:

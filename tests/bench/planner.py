@@ -28,8 +28,8 @@ from fleetstart.controller.planner import (
     with_stage,
 )
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
-from fleetstart.controller.planner.contention import Link
 from fleetstart.controller.planner.estimates import NodeMeasures, version_prior
+from fleetstart.controller.planner.links.contention import Link
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
@@ -77,7 +77,8 @@ class World:
         return NodeState(
             node=NodeId(f"n{index}"), epoch="e", memory_bytes=memory_bytes, free_bytes=memory_bytes,
             workers=self.random.choice((0, 0, 1)), link=Link(bytes_per_s=rate), disk_bytes_per_s=2e9,
-            device_bytes_per_s=12e9, start_s=0.3, held={CheckpointId(name): one for name, one in held.items()},
+            device_bytes_per_s=12e9, start_s=0.3, up=Link(bytes_per_s=rate),
+            held={CheckpointId(name): one for name, one in held.items()},
         )  # fmt: skip
 
     def start(self) -> tuple[bool, float]:

@@ -17,8 +17,8 @@ from fleetstart.controller.planner import (
     node_state,
 )
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, layer_set
-from fleetstart.controller.planner.contention import NEVER
 from fleetstart.controller.planner.estimates import NodeMeasures
+from fleetstart.controller.planner.links.contention import NEVER
 from fleetstart.runtime.contract.function.spec import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus

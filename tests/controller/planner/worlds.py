@@ -14,11 +14,10 @@ from fleetstart.controller.planner import (
     NodeState,
     Plan,
     PlanRequest,
-    with_stage,
 )
-from fleetstart.controller.planner.contention import ROUNDING, Link
 from fleetstart.controller.planner.error_margins import Margins
 from fleetstart.controller.planner.estimates import VersionMeasures
+from fleetstart.controller.planner.links.contention import ROUNDING, Link
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.weights.stage import LayerLayout
@@ -37,8 +36,11 @@ def measured(**seconds: float) -> VersionMeasures:
 
 
 def node(name: str, **fields: Any) -> NodeState:
-    """1 GB of memory, 100 MB/s from the store, nothing there, no time to start."""
+    """1 GB of memory, 100 MB/s from the store, nothing there, no time to start. `up`: rate of its uplink, if it serves
+    chunks."""
     link = Link(bytes_per_s=fields.pop("bytes_per_s", 100.0 * MB))
+    if "up" in fields:
+        fields["up"] = Link(bytes_per_s=fields["up"])
     held = {CHAT: fields.pop("holds")} if "holds" in fields else {}
     values: dict[str, Any] = {
         "epoch": "e", "memory_bytes": 1000 * MB, "free_bytes": 1000 * MB, "workers": 0, "link": link,
@@ -60,9 +62,7 @@ def request(layers: int = 8, layer_bytes: int = 50 * MB, **fields: Any) -> PlanR
 def taken(plan: Plan, cluster: Cluster, wanted: PlanRequest, now_s: float, name: str = "w") -> None:
     """Orders the plan."""
     for index, stage in enumerate(plan.stages):
-        state = cluster[stage.node]
-        worker = WorkerId(f"{name}{index}")
-        cluster.put(with_stage(state, stage, worker, wanted.checkpoint, now_s, wanted.trees))
+        cluster.order(stage, WorkerId(f"{name}{index}"), wanted.checkpoint, now_s, wanted.trees)
 
 
 def late_ones(link: Link, now_s: float) -> tuple[WorkerId, ...]:

@@ -15,6 +15,7 @@ from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.peers import Grant, Peer
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.sizes import MIB
@@ -33,10 +34,16 @@ def model(index: int) -> VersionRecord:
     one = spec(
         name=FunctionName(f"m{index}"), weights=CheckpointId(f"{index}" * 64), llm=LLMSettings(kv_memory_bytes=MIB)
     )
-    layout = LayerLayout(0, [MIB] * 4, [], [])
+    layout = LayerLayout(0, [MIB] * 4, [(layer, layer + 1) for layer in range(4)], [])
     return VersionRecord(
         version=Version(1), digest="", spec=one, segment_bytes=4 * MIB, created_unix_ms=0, layout=layout
     )
+
+
+def peer(reader: NodeId, holder: NodeId) -> Peer:
+    """A holder of the first three layers."""
+    grant = Grant(checkpoint=CheckpointId("0" * 64), holder=holder, epoch="e", reader=reader, expires_unix_ms=0)
+    return Peer(node=holder, address="", grant=grant, secret="", ranges=((0, 3),))
 
 
 def play(cluster: Cluster, move: str, node_index: int, index: int) -> None:
@@ -47,8 +54,11 @@ def play(cluster: Cluster, move: str, node_index: int, index: int) -> None:
         view.versions[VersionKey(record.spec.name, Version(1))] = record
     elif move == "order":
         view.put_order(
-            WorkerOrder(worker=worker, node=node, epoch="e", version=Version(1), spec=record.spec, ordered_unix_ns=1)
-        )
+            WorkerOrder(
+                worker=worker, node=node, epoch="e", version=Version(1), spec=record.spec, ordered_unix_ns=1,
+                sources=tuple(peer(node, NodeId(f"n{(node_index + step) % 4}")) for step in range(1, index + 1)),
+            )
+        )  # fmt: skip
     elif move == "drop":
         view.drop_order(worker)
     elif move == "status" and worker in view.orders:
@@ -71,7 +81,10 @@ def play(cluster: Cluster, move: str, node_index: int, index: int) -> None:
         segment = SegmentReport(CheckpointId(f"{index}" * 64), "ready", 4 * MIB, 4 * MIB)
         view.nodes[node] = NodeSeen(
             msgspec.structs.replace(
-                seen.report, memory_used_bytes=index * MIB, segments=[segment] if move == "segment" else []
+                seen.report,
+                memory_used_bytes=index * MIB,
+                segments=[segment] if move == "segment" else [],
+                peer_address="10.0.0.1:1" if index else "",
             )
         )
 
@@ -95,8 +108,30 @@ def test_what_is_kept_up_to_date_is_what_would_be_made_anew(moves: list[tuple[st
         for field in ("epoch", "free_bytes", "workers", "held", "disk_bytes_per_s", "start_s", "memory_bytes"):
             assert getattr(state, field) == getattr(fresh, field), (name, field)
         assert state.link.bytes_per_s == fresh.link.bytes_per_s
+        assert (state.up is None) == (fresh.up is None)
+        if state.up is not None and fresh.up is not None:
+            assert {fetch.worker for fetch in state.up.fetches} >= {fetch.worker for fetch in fresh.up.fetches}
+            at_rest = [fetch.worker for fetch in state.up.fetches if fetch.worker not in cluster.view.orders]
+            assert not at_rest, "what has ended is fetched by nobody"
         assert {fetch.checkpoint for fetch in state.link.fetches} <= {fetch.checkpoint for fetch in fresh.link.fetches}
     assert now_unix_ns
+
+
+def test_an_uplink_has_what_other_nodes_are_ordered_to_fetch_from_it() -> None:
+    cluster = Cluster(nodes=3)
+    for node_index in range(3):
+        play(cluster, "segment", node_index, 1)
+    play(cluster, "version", 0, 1)
+    play(cluster, "report", 0, 1)
+    live = LiveCluster(cluster.view)
+    assert not any(state.up.fetches for state in live.refreshed(0, 0) if state.up is not None)
+    play(cluster, "order", 0, 2)
+    play(cluster, "version", 0, 2)
+    up = {state.node: state.up for state in live.refreshed(0, 0)}
+    pending = {node: [fetch.pending_bytes for fetch in link.fetches] for node, link in up.items() if link is not None}
+    assert pending == {"n0": [], "n1": [1.5 * MIB], "n2": [1.5 * MIB]}, "three of four layers, from two nodes"
+    cluster.view.drop_order(WorkerId("w02"))
+    assert not any(state.up.fetches for state in live.refreshed(0, 0) if state.up is not None)
 
 
 def test_a_node_that_cannot_be_understood_stops_no_start_on_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ class Link:
 
     def fetch_s(self, size_bytes: float, now_s: float) -> float:
         """Duration of another fetch of that size beside the others, each with an equal share."""
+        if not self.fetches:
+            return size_bytes / self.bytes_per_s
         before_bytes = sum([min(fetch.pending_bytes, size_bytes) for fetch in self.at(now_s).fetches])
         return (size_bytes + before_bytes) / self.bytes_per_s
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner.contention import NEVER, Link, PendingFetch
+from fleetstart.controller.planner.links.contention import NEVER, Link, PendingFetch
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from tests.controller.planner.worlds import late_ones
 

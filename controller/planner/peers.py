@@ -1,0 +1,196 @@
+"""Peers as a source of weights: the nodes that have a checkpoint's layers in host memory, or are receiving them, and
+what a fetch beside the store and the disk takes from each.
+
+A holder's uplink is shared like a link to the store (`links.contention`): a fetch that would break what another one was
+promised does not use it. Only holders in the reader's region count: no rate between regions is known. The store is
+left alone as far as peers have the layers, unless it alone would be much quicker: it is the one source that all share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple, Protocol
+
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+
+from .checkpoint_layout import CheckpointLayout
+from .links.contention import Link, PendingFetch
+from .links.division import FetchSource, divide
+from .node_state import HeldLayers, NodeState, OrderState, link_factor, peer_layers
+from .plan import PeerShare
+
+PEERS_MOST = 4
+"""Holders that a fetch reads from: two saturate a link as fast as their own, more are for those that are busy."""
+STORE_WORTH = 0.85
+"""Maximum duration of a fetch from the store alone, relative to one from peers, for it to be preferred."""
+
+
+class PeerSource(NamedTuple):
+    """Layers that a node has for others, and its uplink at the time of the decision."""
+
+    node: NodeId
+    region: str
+    layers: int
+    up: Link
+    after_s: float = 0.0
+    """Time until it has them all itself."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Its uplink's share for one more fetch."""
+        return self.up.bytes_per_s / (len(self.up.fetches) + 1)
+
+
+class Fetch(NamedTuple):
+    """The predicted fetch of a stage on a node."""
+
+    missing_bytes: int
+    store_bytes: int
+    seconds: float
+    peers: tuple[PeerShare, ...] = ()
+    peer_bytes: int = 0
+
+    @property
+    def disk_bytes(self) -> int:
+        return max(0, self.missing_bytes - self.store_bytes - self.peer_bytes)
+
+
+def peer_sources(holders: Iterable[NodeState], checkpoint: CheckpointId, now_s: float) -> list[PeerSource]:
+    """What these nodes have for others, the least busy first. Layers that a node is receiving count only if no node has
+    them."""
+    there: list[PeerSource] = []
+    coming: list[PeerSource] = []
+    for state in holders:
+        held = state.held.get(checkpoint)
+        if held is None or state.up is None:
+            continue
+        up = state.up.at(now_s)
+        if held.host:
+            there.append(PeerSource(state.node, state.region, held.host, up))
+        if held.coming & ~held.host:
+            after_s = state.link.pending_s(checkpoint, now_s)
+            coming.append(PeerSource(state.node, state.region, held.coming & ~held.host, up, after_s))
+    there = sorted(there, key=_busyness)[:PEERS_MOST]
+    had = 0
+    for source in there:
+        had |= source.layers
+    later = [source._replace(layers=source.layers & ~had) for source in coming if source.layers & ~had]
+    return there + sorted(later, key=_busyness)[:PEERS_MOST]
+
+
+def _busyness(source: PeerSource) -> tuple[float, float, NodeId]:
+    return (-source.bytes_per_s, source.after_s, source.node)
+
+
+class Reader(Protocol):
+    """The node that a fetch is for."""
+
+    state: NodeState
+    link: Link
+    """Its link at the time of the decision."""
+    held: HeldLayers | None
+    files_bytes: int
+    """Packages and volumes that come from the store beside the weights."""
+
+
+class Division(NamedTuple):
+    """A fetch divided over peers, disk and store."""
+
+    peers: tuple[PeerShare, ...]
+    peer_bytes: int
+    disk_bytes: float
+    store_bytes: int
+    up_s: float
+    """Time until the last of the peers has sent its part."""
+
+
+NOBODY: frozenset[NodeId] = frozenset()
+
+
+class PeerPool:
+    """The peers of one request. Caches divisions: nodes that hold nothing all get the same."""
+
+    def __init__(self, sources: Sequence[PeerSource], layout: CheckpointLayout, now_s: float) -> None:
+        self.ups = {source.node: source.up for source in sources}
+        """Uplink by peer."""
+        self._sources = sources
+        self._layout = layout
+        self._now_s = now_s
+        self._divisions: dict[tuple[int, str, NodeId | None], Division | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def fetch(self, layers: int, missing_bytes: int, reader: Reader, refused: Set[NodeId] = NOBODY) -> Fetch | None:
+        """The fetch of missing layers with the help of peers that do not refuse it; None if these have none of them."""
+        state, held = reader.state, reader.held
+        on_disk = held.disk & layers if held is not None else 0
+        if on_disk or refused:
+            divided = self._divide(layers, state, on_disk, refused)
+        else:
+            key = (layers, state.region, state.node if state.node in self.ups else None)
+            try:
+                divided = self._divisions[key]
+            except KeyError:
+                divided = self._divisions[key] = self._divide(layers, state, 0, NOBODY)
+        if divided is None:
+            return None
+        store_bytes = divided.store_bytes + (reader.files_bytes if divided.store_bytes else 0)
+        seconds = max(
+            divided.up_s,
+            reader.link.fetch_s(state.link_bytes(store_bytes, divided.peer_bytes), self._now_s),
+            divided.peer_bytes / state.from_peers_bytes_per_s,
+            divided.disk_bytes / state.disk_bytes_per_s,
+        )
+        return Fetch(missing_bytes, divided.store_bytes, seconds, divided.peers, divided.peer_bytes)
+
+    def _divide(self, layers: int, state: NodeState, on_disk: int, refused: Set[NodeId]) -> Division | None:
+        near, elsewhere = [], on_disk
+        for source in self._sources:
+            if (
+                source.layers & layers
+                and source.node != state.node
+                and source.region == state.region
+                and source.node not in refused
+            ):
+                near.append(source)
+                elsewhere |= source.layers
+        if not near:
+            return None
+        sources = [FetchSource(source.layers, source.bytes_per_s) for source in near]
+        if on_disk:
+            sources.append(FetchSource(on_disk, state.disk_bytes_per_s))
+        size_bytes = self._layout.size_bytes
+        shares = divide(layers, sources, size_bytes)
+        used = [(source, share) for source, share in zip(near, shares, strict=False) if share >= 1]
+        if not used:
+            return None
+        named = tuple([PeerShare(source.node, round(share)) for source, share in used])
+        return Division(
+            peers=named,
+            peer_bytes=sum([share.size_bytes for share in named]),
+            disk_bytes=shares[-1] if on_disk else 0.0,
+            store_bytes=size_bytes(layers & ~elsewhere),
+            up_s=max([max(source.up.fetch_s(share, self._now_s), source.after_s) for source, share in used]),
+        )
+
+
+def uploads(reader: NodeState, orders: Iterable[OrderState]) -> list[tuple[NodeId, PendingFetch]]:
+    """What a node's starting workers still fetch from each peer that their orders name, as its link tells. Peers are
+    taken to be equally fast."""
+    pending = {fetch.checkpoint: fetch for fetch in reader.link.fetches}
+    found: list[tuple[NodeId, PendingFetch]] = []
+    for ordered in orders:
+        order = ordered.order
+        fetch = pending.get(order.spec.weights) if order.spec.weights is not None and ordered.starting else None
+        if fetch is None or fetch.worker != order.worker or not order.sources:
+            continue
+        left = fetch.pending_bytes / link_factor(ordered, reader.link_bytes(0, 1)) / max(1, ordered.size_bytes)
+        sources = [FetchSource(ordered.layout.layers_in(source.ranges), 1.0) for source in order.sources]
+        shares = divide(peer_layers(ordered), sources, ordered.layout.size_bytes)
+        found += [
+            (source.node, fetch._replace(pending_bytes=share * left))
+            for source, share in zip(order.sources, shares, strict=True)
+            if share >= 1
+        ]
+    return found
