@@ -8,8 +8,11 @@ soonest, and among these one with stages as equal as can be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+EXACT_MEMBERS = 6
+"""Members up to which all divisions are compared: their number doubles with each member."""
 
 
 class Stage(NamedTuple):
@@ -57,46 +60,90 @@ def execution_pipelines(
 
 
 def divided(members: Sequence[int], arrivals: Sequence[Mapping[int, float]], blocks: int) -> ExecutionPipeline:
-    """The earliest division of the blocks among the members: adjacent blocks for each, found by trying the times at
-    which blocks arrive. Each stage goes to the member that can take the most blocks from there on."""
+    """The earliest division of the blocks among the members: adjacent blocks for each. Exact for up to `EXACT_MEMBERS`;
+    above that, each stage goes to the member that can take the most blocks from there on, which is not always best."""
     times = sorted({time for member in members for time in arrivals[member].values()})
-    low, high = 0, len(times) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _stages(members, arrivals, blocks, times[middle], blocks) is None:
-            low = middle + 1
-        else:
-            high = middle
-    ready_s = times[low] if times else 0.0
-    most = -(-blocks // len(members))
-    found = None
-    while found is None and most <= blocks:
-        found = _stages(members, arrivals, blocks, ready_s, most)
-        most += 1
-    stages = found or []
+
+    def stages_by(time_index: int, most: int) -> list[Stage] | None:
+        ends = [_ends(arrivals[member], blocks, times[time_index]) for member in members]
+        divide = _divide if len(members) <= EXACT_MEMBERS else _divide_greedily
+        order = divide(ends, blocks, most)
+        if order is None:
+            return None
+        bounds = [0, *(end for _, end in order)]
+        return [Stage(members[place], first, end) for first, (place, end) in zip(bounds, order, strict=False)]
+
+    whole = [max(arrivals[member].values()) for member in members if len(arrivals[member]) == blocks]
+    last = times.index(min(whole)) if whole else len(times) - 1
+    ready = _least(0, last, lambda index: stages_by(index, blocks) is not None)
+    stages = stages_by(ready, blocks) if times else None
+    if stages is None:
+        return ExecutionPipeline(tuple(Stage(member, blocks, blocks) for member in members), float("inf"))
+    most = _least(-(-blocks // len(members)), blocks, lambda most: stages_by(ready, most) is not None)
+    stages = stages_by(ready, most) or stages
     serving = {stage.node for stage in stages}
     rest = [Stage(member, blocks, blocks) for member in members if member not in serving]
-    return ExecutionPipeline((*stages, *rest), ready_s if found else float("inf"))
+    return ExecutionPipeline((*stages, *rest), times[ready])
 
 
-def _stages(
-    members: Sequence[int], arrivals: Sequence[Mapping[int, float]], blocks: int, by_s: float, most: int
-) -> list[Stage] | None:
-    """Stages of at most so many blocks, of what has arrived by then; None if they do not cover the model."""
-    unused, stages, first = list(members), list[Stage](), 0
+def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The least number from which on it holds; `high` if it holds nowhere below."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _ends(arrived: Mapping[int, float], blocks: int, by_s: float) -> list[int]:
+    """For each block, the first one from there on that has not arrived by then."""
+    ends = [blocks] * (blocks + 1)
+    for block in reversed(range(blocks)):
+        ends[block] = ends[block + 1] if arrived.get(block, float("inf")) <= by_s else block
+    return ends
+
+
+def _divide(ends: Sequence[Sequence[int]], blocks: int, most: int) -> list[tuple[int, int]] | None:
+    """Members by place, in the order of their stages, with the ends of these; None if no order covers the model.
+
+    For each set of members, the most blocks from the first on that they cover: whoever comes last, going on from what
+    the others cover at most.
+    """
+    covers = {0: (0, 0, 0)}
+    """Set of members → blocks that it covers, its last member, the set without that one."""
+    for members in range(1, 1 << len(ends)):
+        best = (0, 0, 0)
+        for place in range(len(ends)):
+            if members >> place & 1:
+                before = members & ~(1 << place)
+                first = covers[before][0]
+                best = max(best, (min(ends[place][first], first + most), place, before))
+        covers[members] = best
+        if best[0] >= blocks:
+            return _order(covers, members)
+    return None
+
+
+def _order(covers: Mapping[int, tuple[int, int, int]], members: int) -> list[tuple[int, int]]:
+    """Members and ends as they led to that set's cover, without members that added nothing."""
+    order = []
+    while members:
+        end, place, before = covers[members]
+        if end > covers[before][0]:
+            order.append((place, end))
+        members = before
+    return order[::-1]
+
+
+def _divide_greedily(ends: Sequence[Sequence[int]], blocks: int, most: int) -> list[tuple[int, int]] | None:
+    unused, order, first = list(range(len(ends))), list[tuple[int, int]](), 0
     while first < blocks:
-        ends = [(_reach(arrivals[member], first, min(blocks, first + most), by_s), member) for member in unused]
-        end = max((end for end, _ in ends), default=first)
+        end, place = max([(min(ends[place][first], first + most), -place) for place in unused], default=(first, 0))
         if end == first:
             return None
-        member = next(member for reached, member in ends if reached == end)
-        unused.remove(member)
-        stages.append(Stage(member, first, end))
+        unused.remove(-place)
+        order.append((-place, end))
         first = end
-    return stages
-
-
-def _reach(arrived: Mapping[int, float], first: int, end: int, by_s: float) -> int:
-    while first < end and arrived.get(first, float("inf")) <= by_s:
-        first += 1
-    return first
+    return order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, permutations
 
 import pytest
 from hypothesis import given
@@ -100,3 +101,24 @@ def test_two_groups_serve_after_half_of_the_time() -> None:
 
 def test_a_pipeline_that_lacks_a_block_is_never_ready() -> None:
     assert divided([0, 1], [{0: 1.0}, {0: 2.0}], 2).ready_s == float("inf")
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 6))
+def test_no_division_is_ready_sooner(data: st.DataObject, members: int, blocks: int) -> None:
+    arrivals = [{block: float(data.draw(st.integers(0, 9))) for block in range(blocks)} for _ in range(members)]
+    cuts = [
+        (0, *inner, blocks)
+        for size in range(members)
+        for inner in combinations(range(1, blocks), min(size, blocks - 1))
+    ]
+    soonest = min(
+        max(
+            arrivals[node][block]
+            for node, first, end in zip(order, cut, cut[1:], strict=False)
+            for block in range(first, end)
+        )
+        for cut in cuts
+        for order in permutations(range(members))
+        if len(cut) - 1 <= members
+    )
+    assert divided(range(members), arrivals, blocks).ready_s == soonest
