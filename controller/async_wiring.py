@@ -85,7 +85,7 @@ def build_async_invocations(
     layer = AsyncMiddleware(
         gateway,
         submitter,
-        IdempotentCall(gateway, claims, CallPlaces(client)),
+        IdempotentCall(gateway_id, gateway, claims, CallPlaces(client)),
         replay_recorder,
         invocations,
         payloads,

@@ -27,7 +27,7 @@ from ..http.body_budget import BodyBudget
 from ..http.client import open_session
 from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import Target, parse_target
-from ..http.keyed_call import KEYED_CALL, KeyedCall
+from ..http.keyed_call import KEYED_CALL, KeyedCall, NotAttached
 from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
 from ..http.scope import CALL_ORIGIN, GIVEN_REQUEST_ID, PROGRESS, REPEAT_KEY, CallOrigin
 from ..scheduler.project_limits import used_up
@@ -197,6 +197,9 @@ class Gateway:
         try:
             async with asyncio.timeout(max(0.0, left_s)):
                 await self._dispatcher.run(record, send)
+        except NotAttached:
+            record.hand_over()
+            raise
         except TimeoutError:
             await self._fail(record, self._deadline_exceeded(record), send)
         except ResponseTruncated as truncated:
@@ -212,6 +215,8 @@ class Gateway:
                 else:
                     await self._fail(record, _drain_timeout(record), send)
                 raise
+            if record.attaches:
+                record.hand_over()
             record.set_outcome(CLIENT_CLOSED_REQUEST, "client_gone")
             record.release(waive=False)
             disconnect.clear_cancellation()
@@ -223,6 +228,10 @@ class Gateway:
             record.close()
 
     async def _fail(self, record: CallRecord, error: FleetError, send: Send) -> None:
+        """Errors: NotAttached, for a call that is another gateway's."""
+        if record.attaches:
+            record.hand_over()
+            raise NotAttached(error)
         record.fail(error)
         await send_error(record, error, send)
 

@@ -8,10 +8,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import Version, WorkerId
 
 KEYED_CALL = "fs.keyed"
 """Scope key of the `KeyedCall` of a call with an idempotency key."""
+
+
+class NotAttached(Exception):
+    """A call could not be gone on with at its worker, and nothing was sent. What became of it is not known here: its
+    row is another's, and the client's answer has an id and a row of its own.
+
+    `error`: what the client is told; None if the worker never had the call, which may run.
+    """
+
+    def __init__(self, error: FleetError | None) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +35,10 @@ class KeyedCall:
     """The worker that runs it already; None for a call that has not run."""
     version: Version | None = None
     """The version of that worker."""
+    gateway: str = ""
+    """The gateway that sent it to that worker."""
+    lost: FleetError | None = None
+    """The error to answer with: another call with its key was lost, and may have run."""
     resumed: bool = False
     """Its client has a part of the answer: it cannot run again."""
     partial: bool = False

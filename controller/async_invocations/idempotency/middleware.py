@@ -23,7 +23,7 @@ from fleetstart.runtime.contract.ids import InvocationId, Version, WorkerId
 from fleetstart.runtime.contract.process.tasks import end_tasks
 
 from ...http.asgi import Message, RawHeaders, Receive, Scope, Send
-from ...http.keyed_call import KEYED_CALL, KeyedCall
+from ...http.keyed_call import KEYED_CALL, KeyedCall, NotAttached
 from ...http.scope import REPEAT_KEY
 from ...state.invocation_records import Answer
 from ...state.redis_client import REDIS_ERRORS
@@ -68,7 +68,8 @@ class AnswerAccepted(Protocol):
 
 
 class IdempotentCall:
-    def __init__(self, gateway: App, claims: IdempotencyKeys, places: CallPlaces) -> None:
+    def __init__(self, gateway_id: str, gateway: App, claims: IdempotencyKeys, places: CallPlaces) -> None:
+        self._gateway_id = gateway_id
         self._gateway = gateway
         self._claims = claims
         self._unsettled: set[asyncio.Task[None]] = set()
@@ -94,13 +95,20 @@ class IdempotentCall:
         """
         digest = digest_of(project, key)
         claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer, last)
-        if raw:
-            try:
-                place = await self._place(digest, claim, last)
-            except BaseException:
-                await self._free(digest, raw)
-                raise
+        if not raw:
+            return
+        try:
+            place = await self._place(digest, claim, last)
+        except BaseException:
+            await self._free(digest, raw)
+            raise
+        try:
             await self._first(scope, body, send, digest, claim, raw, place, last)
+        except NotAttached as failed:
+            claim = msgspec.structs.replace(claim, invocation=request_id)
+            if failed.error is None:  # its gateway may live, and still send it: it gives up when it reads this id
+                raw = await self._rename(digest, raw, claim)
+            await self._first(scope, body, send, digest, claim, raw, None, last, failed.error)
 
     async def accept(
         self,
@@ -127,6 +135,14 @@ class IdempotentCall:
         await self._claims.settle(digest, raw, settled, b"")
         await answer(accepted, replayed=False)
 
+    async def _rename(self, digest: str, raw: bytes, claim: KeyClaim) -> bytes:
+        """Errors: KeyLost, REDIS_ERRORS."""
+        try:
+            return await self._claims.rename(digest, raw, claim)
+        except BaseException:
+            await self._free(digest, raw)
+            raise
+
     async def _free(self, digest: str, raw: bytes) -> None:
         with contextlib.suppress(*REDIS_ERRORS):
             await self._claims.free(digest, raw)
@@ -148,11 +164,11 @@ class IdempotentCall:
     ) -> tuple[KeyClaim, bytes]:
         """Claims the key; returns the claim and its bytes. No bytes: the call was answered like an earlier one."""
         ends, looks = time.monotonic() + WAIT_S, 0
-        standing, left_ms = b"", None
+        wanted, standing, left_ms = ours, b"", None
         watch = SilenceWatch()
         while True:
-            claim, raw, left = await self._claims.take(digest, ours, standing, left_ms)
-            standing, left_ms = b"", None
+            claim, raw, left, refused = await self._claims.take(digest, wanted, standing, left_ms, try_write=looks > 0)
+            wanted, standing, left_ms = ours, b"", None  # if it was not taken over, nothing is left of the attempt
             if claim.owner == ours.owner:
                 return claim, raw
             if claim.fingerprint != ours.fingerprint:
@@ -174,14 +190,12 @@ class IdempotentCall:
             if claim.state != "running":
                 standing = raw  # what it was answered with is gone: it may be run again
                 continue
-            now_s = time.monotonic()
-            place = (
-                await self._places.read(digest) if watch.silent(left, now_s, KEPT_SILENT_MS, KEPT_WATCHED_S) else None
-            )
-            if place is not None or watch.silent(left, now_s):
+            watch.look(left, time.monotonic(), refused=refused)
+            place = await self._places.read(digest) if watch.silent(KEPT_SILENT_MS, KEPT_WATCHED_S) else None
+            if place is not None or watch.silent():
                 log.warning("an idempotency key is taken from a silent gateway", extra={"invocation": claim.invocation})
                 same = place.invocation if place is not None else ours.invocation
-                ours = msgspec.structs.replace(ours, retaken=True, invocation=same)
+                wanted = msgspec.structs.replace(ours, retaken=True, invocation=same)
                 standing, left_ms = raw, left
                 continue
             if time.monotonic() > ends:
@@ -203,8 +217,12 @@ class IdempotentCall:
         raw: bytes,
         place: CallPlace | None,
         last: int,
+        lost: FleetError | None = None,
     ) -> None:
-        """Runs the call, or goes on with it at the worker that runs it."""
+        """Runs the call, or goes on with it at the worker that runs it, or answers that it is lost.
+
+        Errors: NotAttached, KeyLost.
+        """
         recorder: ResponseRecorder
         if place is not None:
             claim = msgspec.structs.replace(claim, invocation=place.invocation)
@@ -219,6 +237,7 @@ class IdempotentCall:
                 invocation=claim.invocation,
                 version=version,
                 worker=worker,
+                gateway=self._gateway_id,
                 base=events.count,
             )
             try:
@@ -226,7 +245,7 @@ class IdempotentCall:
             except REDIS_ERRORS as error:
                 log.warning("a call cannot be taken over", extra={"invocation": claim.invocation, "error": str(error)})
 
-        runs_again = claim.retaken and place is None
+        runs_again = claim.retaken and place is None and lost is None
         client = AfterEvent(_telling(send) if runs_again else send, last)
         recorder = ResponseRecorder(client, ANSWER_BYTES, on_end)
         events = NumberedEvents(recorder, count=place.base if place is not None else 0)
@@ -235,6 +254,8 @@ class IdempotentCall:
             sent_to=sent_to,
             worker=place.worker if place is not None else None,
             version=place.version if place is not None else None,
+            gateway=place.gateway if place is not None else "",
+            lost=lost,
             resumed=last > 0,
             partial=bool(events.count),
         )
@@ -243,14 +264,18 @@ class IdempotentCall:
         headers = [
             (name, value) for name, value in scope["headers"] if name not in (b"x-request-id", b"content-length")
         ]
+        goes_on = False
         headers += [(b"x-request-id", claim.invocation.encode()), (b"content-length", b"%d" % len(body))]
         try:
             await self._gateway(
                 {**scope, "headers": headers, REPEAT_KEY: digest, KEYED_CALL: keyed}, replay_receive(body, gone), events
             )
+        except NotAttached:
+            goes_on = True
+            raise
         finally:
             await end_tasks([keeper])
-            if not recorder.whole and not gone.is_set():
+            if not recorder.whole and not gone.is_set() and not goes_on:
                 await self._free(digest, raw)
         if gone.is_set() and not recorder.status:
             raise KeyLost(

@@ -3,9 +3,9 @@ again. Pure.
 
 A claim does not end with a clock: Redis may have stood still, and its clock gone on, while the call runs. Who waits for
 it sees its renewals instead, as its time left in Redis jumps up. The gateway is silent when there was no renewal for
-`SILENT_MS` by Redis' clock, and the last `WATCHED_S` of these were watched without a gap: a gateway renews within that
-time after Redis came back. One that stands still for longer, and not for ever, finds at its next renewal that its claim
-was taken, and gives its call up.
+`SILENT_MS` by Redis' clock, and the last `WATCHED_S` of these were watched without a gap, at a Redis that took writes:
+a gateway renews within that time after Redis came back. One that stands still for longer, and not for ever, finds at
+its next renewal that its claim was taken, and gives its call up.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ class SilenceWatch:
         self._looked_s = 0.0
         self._since_s = 0.0
 
-    def silent(self, left_ms: int, now_s: float, silent_ms: int = SILENT_MS, watched_s: float = WATCHED_S) -> bool:
-        if left_ms > self._left_ms or now_s - self._looked_s > GAP_S:
+    def look(self, left_ms: int, now_s: float, *, refused: bool = False) -> None:
+        """Looks at the claim. `refused`: Redis refuses writes, so that no gateway can renew."""
+        if refused or left_ms > self._left_ms or now_s - self._looked_s > GAP_S:
             self._since_s = now_s
         self._left_ms, self._looked_s = left_ms, now_s
-        return RUNNING_MS - left_ms >= silent_ms and now_s - self._since_s >= watched_s
+
+    def silent(self, silent_ms: int = SILENT_MS, watched_s: float = WATCHED_S) -> bool:
+        """Whether the gateway is silent, by the last look."""
+        return RUNNING_MS - self._left_ms >= silent_ms and self._looked_s - self._since_s >= watched_s

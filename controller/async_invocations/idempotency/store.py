@@ -88,6 +88,8 @@ class Standing(NamedTuple):
     claim: KeyClaim
     raw: bytes
     left_ms: int
+    refused: bool
+    """Whether Redis was asked to take a write, and refused it: then it refuses renewals, too."""
 
 
 class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +99,8 @@ class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
     invocation: InvocationId
     version: Version
     worker: WorkerId
+    gateway: str = ""
+    """The gateway that sent it there, and writes its row unless another one gets the answer."""
     base: int = 0
     """Number of events of its stream that an earlier worker had sent: this one has those after them."""
 
@@ -128,13 +132,23 @@ class IdempotencyKeys:
         self._store = store
         self._script = Script(client, "idempotency")
 
-    async def take(self, digest: str, claim: KeyClaim, instead_of: bytes = b"", left_ms: int | None = None) -> Standing:
+    async def take(
+        self,
+        digest: str,
+        claim: KeyClaim,
+        instead_of: bytes = b"",
+        left_ms: int | None = None,
+        *,
+        try_write: bool = False,
+    ) -> Standing:
         """Takes the key if it is free, or stands as `instead_of` says and was not renewed since it had `left_ms`.
 
-        Returns the valid claim, this one or an earlier call's.
+        Returns the valid claim, this one or an earlier call's. `try_write`: also tries if Redis takes writes.
         """
-        raw, left = await self._set(digest, instead_of, msgspec.json.encode(claim), RUNNING_MS, left_ms)
-        return Standing(msgspec.json.decode(raw, type=KeyClaim), raw, left)
+        raw, left, refused = await self._set(
+            digest, instead_of, msgspec.json.encode(claim), RUNNING_MS, left_ms, try_write=try_write
+        )
+        return Standing(msgspec.json.decode(raw, type=KeyClaim), raw, left, refused)
 
     async def read(self, digest: str) -> tuple[KeyClaim, bytes] | None:
         raw = cast(bytes | None, await self._client.get(keys.idempotency(digest)))
@@ -142,10 +156,20 @@ class IdempotencyKeys:
 
     async def renew(self, digest: str, raw: bytes) -> KeyClaim | None:
         """Renews a claim, or makes it again if Redis has lost it; returns the other call's that stands instead."""
-        found, _ = await self._set(digest, raw, raw, RUNNING_MS)
+        return await self._replace(digest, raw, raw)
+
+    async def rename(self, digest: str, raw: bytes, claim: KeyClaim) -> bytes:
+        """Gives a claim that is held the invocation of `claim`; returns its bytes. Errors: KeyLost."""
+        renamed = msgspec.json.encode(claim)
+        if await self._replace(digest, raw, renamed) is not None:
+            raise KeyLost("another call has taken this Idempotency-Key", hint="send it again with the same key")
+        return renamed
+
+    async def _replace(self, digest: str, raw: bytes, new: bytes) -> KeyClaim | None:
+        found, _, _ = await self._set(digest, raw, new, RUNNING_MS)
         if not found:
-            found, _ = await self._set(digest, b"", raw, RUNNING_MS)
-        return msgspec.json.decode(found, type=KeyClaim) if found != raw else None
+            found, _, _ = await self._set(digest, b"", new, RUNNING_MS)
+        return msgspec.json.decode(found, type=KeyClaim) if found != new else None
 
     async def free(self, digest: str, raw: bytes) -> None:
         await self._set(digest, raw, b"", 0)
@@ -194,11 +218,19 @@ class IdempotencyKeys:
         return len(old)
 
     async def _set(
-        self, digest: str, before: bytes, after: bytes, ttl_ms: int, left_ms: int | None = None
-    ) -> tuple[bytes, int]:
+        self,
+        digest: str,
+        before: bytes,
+        after: bytes,
+        ttl_ms: int,
+        left_ms: int | None = None,
+        *,
+        try_write: bool = False,
+    ) -> tuple[bytes, int, bool]:
         most = "" if left_ms is None else left_ms
-        raw, left = await self._script([keys.idempotency(digest)], [before, after, ttl_ms, most])
-        return bytes(raw), int(left)
+        args: list[bytes | int | str] = [before, after, ttl_ms, most, int(try_write)]
+        raw, left, takes_writes = await self._script([keys.idempotency(digest)], args)
+        return bytes(raw), int(left), not takes_writes
 
 
 def digest_of(project: str, key: str) -> str:

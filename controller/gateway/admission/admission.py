@@ -79,7 +79,7 @@ class AdmissionControl:
         self.check(backend, body_bytes, granted.max_body_bytes)
         now_ns = time.monotonic_ns()
         keyed: KeyedCall | None = scope.get(KEYED_CALL)
-        runs_already = keyed is not None and keyed.worker is not None
+        runs_already = keyed is not None and (keyed.worker is not None or keyed.lost is not None)
         if not runs_already and not backend.has_free_slot(now_ns):
             self._check_wait(backend, granted, now_ns)
         self.bodies.require_room(body_bytes)

@@ -60,10 +60,18 @@ class CallRecorder:
 
     def open(self, backend: VersionBackend, call: Call) -> CallRecord:
         backend.recent.add(call.accepted_ns)
+        self._opened(backend, call, self._gateway)
+        return CallRecord(self, backend, call)
+
+    def give_back(self, backend: VersionBackend, call: Call, gateway: str) -> None:
+        """Leaves a call's row to the gateway that had it before, or to whoever closes the calls of that one."""
+        self._opened(backend, call, gateway)
+
+    def _opened(self, backend: VersionBackend, call: Call, gateway: str) -> None:
         self.ledger.opened(
             OpenInvocation(
                 id=call.id,
-                gateway=self._gateway,
+                gateway=gateway,
                 function=backend.key.name,
                 version=backend.key.version,
                 accepted_unix_ms=call.accepted_unix_ns // 1_000_000,
@@ -75,7 +83,6 @@ class CallRecorder:
                 tags=backend.spec.tags,
             )
         )
-        return CallRecord(self, backend, call)
 
     def closed(self, backend: VersionBackend) -> None:
         """A call of the version has ended."""
@@ -127,6 +134,11 @@ class CallRecord:
         self.status = 0
         self.error = ""
         self.billed_ms = 0
+
+    @property
+    def attaches(self) -> bool:
+        """Whether it is to go on with another gateway's call, and has nothing of its answer yet."""
+        return self.call.keyed is not None and self.call.keyed.worker is not None and not self.begun
 
     # ── attempts ───────────────────────────────────────────────────────────────────────────────────
 
@@ -240,9 +252,11 @@ class CallRecord:
             self._recorder.ledger.ended(self.trace(time.monotonic_ns()), self.start_outcome())
 
     def hand_over(self) -> None:
-        """Leaves the call, which goes on at its worker, and its row to the gateway that goes on with it."""
+        """Leaves the call, which goes on at its worker, and its row to the gateway that goes on with it, or had it."""
         self._end_grant()
         self.release(waive=True)
+        if self.call.keyed is not None and self.attaches and not self.finished:
+            self._recorder.give_back(self.backend, self.call, self.call.keyed.gateway)
         self.finished = True
 
     def close(self) -> None:

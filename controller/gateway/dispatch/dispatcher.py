@@ -35,7 +35,7 @@ from fleetstart.runtime.contract.worker_headers import (
 from ...http.asgi import Send
 from ...http.client import CONNECTED
 from ...http.headers import response_headers
-from ...http.keyed_call import KeyedCall
+from ...http.keyed_call import KeyedCall, NotAttached
 from ..node_links import NodeLinks, NodeNotVouched
 from .call_record import CallRecord
 from .call_response import bill_headers, platform_headers
@@ -130,12 +130,15 @@ class Dispatcher:
         self._final_status = final_status
 
     async def run(self, record: CallRecord, send: Send) -> None:
-        """Answers the call. Errors: FleetError if nothing was sent yet, ResponseTruncated if something was."""
+        """Answers the call. Errors: FleetError or NotAttached if nothing was sent yet, ResponseTruncated if something
+        was."""
         stream = StreamRelay(record, send, final_status=self._final_status)
         lost = LostWorkers()
-        again = False
-        if record.call.keyed is not None and record.call.keyed.worker is not None:
-            again = not await self._attach(record, record.call.keyed, stream, lost, send)
+        again, keyed = False, record.call.keyed
+        if keyed is not None and keyed.lost is not None:
+            raise keyed.lost
+        if keyed is not None and keyed.worker is not None:
+            again = not await self._attach(record, keyed, stream, lost, send)
             if not again:
                 return
         while True:
@@ -158,9 +161,9 @@ class Dispatcher:
     async def _attach(
         self, record: CallRecord, keyed: KeyedCall, stream: StreamRelay, lost: LostWorkers, send: Send
     ) -> bool:
-        """Goes on with a call where it runs; False if a worker is to continue its stream, or to run it after all.
+        """Goes on with a call where it runs; False if another worker is to continue its stream.
 
-        Errors: WorkerLost.
+        Errors: WorkerLost, NotAttached.
         """
         attempt = await self._slots.attach(record, keyed)
         try:
@@ -171,7 +174,7 @@ class Dispatcher:
             if not record.begun and (keyed.resumed or not isinstance(error, UpstreamBusy)):
                 raise lost_twice(record) from error
             if isinstance(error, UpstreamBusy):
-                return False  # it was never run: its gateway was lost before the worker had it
+                raise NotAttached(None) from error  # its gateway was lost before the worker had it
             await self._lost(record, attempt, lost, silent=isinstance(error, HostSilent))
             return False
 

@@ -21,7 +21,11 @@ class _Interpreter:
         self._call: Call = _no_store
         self._table = self._lua.table_from
         self._lua.globals()[b"python_call"] = self._redis_call
-        self._lua.execute(b"redis = {call = function(...) return python_call(...) end}")
+        self._lua.globals()[b"python_pcall"] = self._redis_pcall
+        self._lua.execute(
+            b"redis = {call = function(...) return python_call(...) end,"
+            b" pcall = function(...) return python_pcall(...) end}"
+        )
 
     def run(self, text: bytes, keys: Sequence[bytes], args: Sequence[bytes], call: Call) -> Any:
         function = self._functions.get(text)
@@ -44,6 +48,12 @@ class _Interpreter:
         if reply == b"OK" and command.upper() in (b"SET", b"LTRIM"):
             return self._table({b"ok": reply})
         return reply
+
+    def _redis_pcall(self, command: bytes, *args: bytes | int | float) -> Any:
+        try:
+            return self._redis_call(command, *args)
+        except ResponseError as error:
+            return self._table({b"err": str(error).encode()})
 
 
 def _no_store(command: bytes, args: list[bytes]) -> Any:

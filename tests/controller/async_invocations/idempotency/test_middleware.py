@@ -11,8 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from fleetstart.controller.async_invocations.idempotency.silence import KEPT_WATCHED_S, RUNNING_MS
+from fleetstart.controller.async_invocations.idempotency.store import KeyClaim
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.async_invocations.conftest import ASYNC, Client
 from tests.controller.conftest import ControllerProcess, HandNode
@@ -144,6 +147,35 @@ def test_a_pause_of_redis_or_of_the_gateway_begins_no_second_run(
             told = [answer for answer in repeats.result(20) if answer.status_code == 200]
         assert {answer.content for answer in told} <= {first.result().content}
         assert runs(node) == 1
+    finally:
+        other.close()
+
+
+def test_a_redis_that_refuses_writes_gives_no_call_of_a_living_gateway_to_another_one(
+    controller: ControllerProcess, node: HandNode, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """No gateway can renew its claims then, and the first write after may be that of a call which waits."""
+    controller.deploy("hello", concurrency=4)
+    other = ControllerProcess(tmp_path / "other", redis_server.url).start()
+    try:
+        with ThreadPoolExecutor(2) as pool, redis_server.client() as client:
+            first = pool.submit(call, controller, "hello/hold", "k1")
+            app = wait_until(lambda: next((app for app in node.apps.values() if app.running), None))
+            assert app is not None
+            (name,) = client.scan_iter(keys.idempotency("?" * 64), count=1000)
+            client.config_set("maxmemory", 1)
+            client.pexpire(name, RUNNING_MS - 9_000)  # as if it had been so for 9 s
+            waits = pool.submit(call, other, "hello/hold", "k1")
+            time.sleep(KEPT_WATCHED_S + 1)
+            client.config_set("maxmemory", 0)
+            wait_until(lambda: client.pttl(name) > RUNNING_MS - 1_000, what="a renewal")
+            claim = msgspec.json.decode(client.get(name), type=KeyClaim)
+            app.release.set()
+            answers = [first.result(20), waits.result(20)]
+        assert not claim.retaken
+        assert ["idempotent-replayed" in answer.headers for answer in answers] == [False, True]
+        (row,) = wait_until(lambda: controller.rows("hello"))
+        assert {answer.headers["fs-billed-ms"] for answer in answers} == {str(row["billed_ms"])}
     finally:
         other.close()
 

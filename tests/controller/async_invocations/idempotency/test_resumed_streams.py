@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
+import redis
 
 from fleetstart.client import Client
+from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import end, wait_until
 
@@ -98,17 +101,27 @@ def test_a_stream_that_only_lost_its_client_is_answered_from_where_the_client_wa
 
 
 def test_a_stream_whose_worker_is_lost_with_its_gateway_says_so_and_runs_again_from_its_start_alone(
-    controller: ControllerProcess, second: ControllerProcess, node: HandNode
+    controller: ControllerProcess, second: ControllerProcess, node: HandNode, redis_url: str
 ) -> None:
     controller.deploy("hello")
-    with stream(controller, "hello/gate", "k1") as (_, events):
+    with stream(controller, "hello/gate", "k1") as (answer, events), redis.Redis.from_url(redis_url) as client:
         events.until("first")
+        invocation = answer.headers["x-request-id"]
+        gateway = wait_until(lambda: msgspec.json.decode(client.hget(keys.OPEN, invocation) or b"{}").get("gateway"))
         controller.kill()
     worker = next(iter(node.apps))
     node.end_server(worker)
     with stream(second, "hello/gate", "k1", last=1) as (answer, events):
         assert answer.status_code == 502
         assert "the worker that kept it" in "".join(events.rest())
+        own = answer.headers["x-request-id"]
+    assert own != invocation, "the first run's row is not for a gateway to write that knows nothing of it"
+    (row,) = wait_until(lambda: second.rows("hello"))
+    assert (row["id"], row["status"], row["error"]) == (own, 502, "worker_lost")
+    with redis.Redis.from_url(redis_url) as client:
+        (left,) = client.hgetall(keys.OPEN).items()
+        assert left[0].decode() == invocation
+        assert msgspec.json.decode(left[1])["gateway"] == gateway
     with stream(second, "hello/gate", "k1", last=1) as (answer, events):
         assert (answer.status_code, "events_gone" in "".join(events.rest())) == (410, True)
     with stream(second, "hello/gate", "k1", last=1, body=b"other") as (answer, _):
