@@ -219,12 +219,14 @@ class LedgerWriter:
         if on_disk(on_local_disk) == "not yet" or replicas < waited_for:
             return
         run, self._redis_run = self._redis_run, str(server["run_id"])
+        if run != self._redis_run:  # also those that the earlier one took while this answer was under way
+            for name, trace in (confirmed | self._written).items():
+                self._ended.setdefault(name, trace)
+            self._written.clear()
+            self._wake.set()
         for name, trace in confirmed.items():
             if self._written.get(name) is trace:
                 del self._written[name]
-            if run != self._redis_run:
-                self._ended.setdefault(name, trace)
-                self._wake.set()
         if self._journal is not None:
             await self._journal.settle(
                 lambda: [trace.row for trace in (*self._ended.values(), *self._written.values())]
@@ -262,6 +264,7 @@ class LedgerWriter:
             self._sha = await self._client.script_load(self._script)
         if not self._redis_run:
             self._redis_run = str((await self._client.info("server"))["run_id"])
+        run = self._redis_run
         async with self._client.pipeline(transaction=False) as pipe:
             if opened:
                 named = [part for call in opened for part in (call.id, msgspec.json.encode(call))]
@@ -281,6 +284,8 @@ class LedgerWriter:
             except NoScriptError as error:
                 self._sha = ""
                 raise redis.ConnectionError("redis was restarted") from error
+        if run != self._redis_run:  # this answer was under way when a later Redis confirmed what it has
+            raise redis.ConnectionError("redis was restarted")
 
     def _append(self, pipe: Any, row: InvocationRow) -> None:
         pipe.evalsha(self._sha, len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
