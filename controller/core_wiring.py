@@ -102,9 +102,7 @@ def build_core(
     journal = Journal(config.home / "journal", gateway_id)
     overflow = JournalOverflow(config.home / "journal", gateway_id)
     ledger = LedgerWriter(clients.ledger, journal, view.unreadable, overflow)
-    scheduler = Scheduler(
-        gateway_id, LeaderLease(clients.leases, view, state.writes), ledger, SecretSealer(view, cipher)
-    )
+    scheduler = Scheduler(gateway_id, LeaderLease(clients.leases, state), ledger, SecretSealer(view, cipher))
     calibrator = Calibrator(state, lambda: scheduler.fence)
     reporter = LoadReporter(state, clients.leases)
     billing = BudgetWatch(clients.ledger, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 
 import msgspec
@@ -13,7 +12,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from ..schemas.history import SystemEvent
 from ..state.records import Failure, VersionKey
 from ..state.redis_client import Script
-from ..state.view import View
+from ..state.sync import StateSync
 from .reconcile import Step
 from .worker_pool import FAILURES_TO_BREAK
 
@@ -27,11 +26,10 @@ FAILURES_KEPT = 5_000
 
 
 class LeaderLease:
-    def __init__(self, client: redis.Redis, view: View, writes: asyncio.Lock) -> None:
-        """`writes`: lock that keeps a full resync of the view out during a write."""
-        self.view = view
+    def __init__(self, client: redis.Redis, state: StateSync) -> None:
+        self.view = state.view
         self._client = client
-        self._writes = writes
+        self._state = state
         self._seen = 0
         """The greatest fencing token that this controller had: one that Redis gives later is above it."""
         self._lease = Script(client, "leader_lease")
@@ -44,6 +42,11 @@ class LeaderLease:
         self.view.leader = answer[1].decode()
         self._seen = max(seen, int(answer[0]))
         return int(answer[0])
+
+    async def catch_up(self) -> None:
+        """Reads what earlier schedulers have written, of which publications may be lost or under way. After the lease
+        was acquired they write nothing more. Errors: REDIS_ERRORS."""
+        await self._state.resync(functions=False)
 
     async def release(self, gateway: str) -> None:
         await self._lease([keys.LEADER, keys.FENCE], [gateway, 0, 0, 0, 0])
@@ -68,7 +71,7 @@ class LeaderLease:
             args += ["del", order.worker, "", "", ""]
         if len(names) == 2:
             return True
-        async with self._writes:
+        async with self._state.writes:
             if not await self._apply(names, args):
                 return False
             self._written(step)

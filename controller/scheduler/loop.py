@@ -47,6 +47,8 @@ class Scheduler:
         self._agenda = Agenda(lease.view)
         self.fence = 0
         """Fencing token; 0 while another controller schedules, or it is not known which."""
+        self._caught_up = 0
+        """The fencing token with which it has read what earlier schedulers had written."""
         self.unplaced: dict[VersionKey, ErrorInfo] = {}
         """Versions whose workers could not be placed when they were looked at last, with the reason."""
         self._faults: dict[VersionKey, str] = {}
@@ -108,6 +110,10 @@ class Scheduler:
                 wait_s = max(0.001, min(TICK_S, wait_ns / 1e9))
 
     async def _step(self, agenda: Agenda) -> None:
+        fence = self.fence
+        if fence != self._caught_up:
+            await self._lease.catch_up()
+            self._caught_up = fence
         now_ns = time.monotonic_ns()
         keys = agenda.take(now_ns)
         if not keys:
@@ -115,12 +121,12 @@ class Scheduler:
         step = self._reconciler.step(self._view, now_ns=now_ns, now_unix_ns=time.time_ns(), keys=keys)
         step.orders = [with_mounts(self._view, self._seal(order)) for order in step.orders]
         try:
-            written = await self._lease.write(step, self.fence)
+            written = await self._lease.write(step, fence)
         except REDIS_ERRORS:
             agenda.again(keys)
             raise
         if not written:
-            log.warning("orders were rejected: another controller schedules", extra={"fence": self.fence})
+            log.warning("orders were rejected: another controller schedules", extra={"fence": fence})
             self.fence = 0
             return
         agenda.done(step.rests, step.unplaced.keys(), now_ns)

@@ -281,7 +281,7 @@ class FullResync:
         view.shell_orders = {worker: order for worker, order in orders.items() if order.shell}
         for worker in view.shell_orders:
             del orders[worker]
-        for worker in (view.orders.keys() | orders.keys()) - view.touched:
+        for worker in (view.orders.keys() | orders.keys()) - view.touched_orders:
             if worker in orders:
                 view.orders[worker] = orders[worker]
             else:

@@ -105,6 +105,7 @@ class StateSync:
         view = self.view
         async with self.writes:
             view.touched.clear()
+            view.touched_orders.clear()
             if functions:
                 self._functions_changed, begun_ns = False, self._monotonic_ns()
             try:

@@ -89,6 +89,8 @@ class View:
         self.ended: OrderedDict[WorkerId, WorkerStatus] = OrderedDict()
         self.touched: set[WorkerId] = set()
         """Workers updated since the last resync began, which may have older data of them."""
+        self.touched_orders: set[WorkerId] = set()
+        """Those of which an order was: a status alone says nothing of an order that is not known yet."""
         self._worker_listeners: list[Callable[[WorkerStatus], None]] = []
         self._shell_listeners: list[Callable[[WorkerStatus], None]] = []
         self._listeners: list[Callable[[], None]] = []
@@ -258,11 +260,13 @@ class View:
     def put_order(self, order: WorkerOrder) -> None:
         (self.shell_orders if order.shell else self.orders)[order.worker] = order
         self.touched.add(order.worker)
+        self.touched_orders.add(order.worker)
 
     def drop_order(self, worker: WorkerId) -> None:
         self.orders.pop(worker, None)
         self.shell_orders.pop(worker, None)
         self.touched.add(worker)
+        self.touched_orders.add(worker)
 
     def put_gateway(self, report: GatewayReport, now_ns: int) -> None:
         known = self.gateways.get(report.gateway)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 from fleetstart.runtime.contract.errors import Unavailable
@@ -35,6 +36,8 @@ from .status_publisher import StatusPublisher
 log = logging.getLogger(__name__)
 
 REREAD_S = 1.0
+ENDED_KEPT = 10_000
+"""Ids of ended workers that are remembered, some MB: a Redis that lost its last second has no older order again."""
 
 
 class OrderReconciler:
@@ -61,6 +64,7 @@ class OrderReconciler:
         self._changed = changed
         self._worker_of = worker_of
         self._reread = asyncio.Event()
+        self._ended_workers: OrderedDict[WorkerId, None] = OrderedDict()
         self._compare = False
         """Whether Redis may have statuses that were forgotten here."""
 
@@ -71,7 +75,7 @@ class OrderReconciler:
                 async for order in self._state.orders():
                     if order is None:
                         self.resync()
-                    elif (action := act_on_order(order, self._statuses.known_workers(), self._epoch)) is not None:
+                    elif (action := self._action(order)) is not None:
                         self._do(action)
 
     async def read(self) -> None:
@@ -83,12 +87,16 @@ class OrderReconciler:
                     self._statuses.forget_unknown(await self._state.written_workers())
                     self._compare = False
                 orders = await self._state.read_orders()
-                for action in reconcile(orders, self._statuses.known_workers(), self._epoch, began_ns):
+                known = self._statuses.known_workers()
+                for action in reconcile(orders, known, self._ended_workers, self._epoch, began_ns):
                     self._do(action)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REREAD_S):
                     await self._reread.wait()
             self._reread.clear()
+
+    def _action(self, order: WorkerOrder) -> Action | None:
+        return act_on_order(order, self._statuses.known_workers(), self._ended_workers, self._epoch)
 
     def resync(self) -> None:
         """Publishes all statuses and reads all orders again: after a new subscription or an outage."""
@@ -128,5 +136,8 @@ class OrderReconciler:
 
     def _ended(self, worker: WorkerId) -> None:
         self._workers.pop(worker, None)
+        self._ended_workers[worker] = None
+        if len(self._ended_workers) > ENDED_KEPT:
+            self._ended_workers.popitem(last=False)
         self._services.segments.budget.memory.replenish()
         self._changed()

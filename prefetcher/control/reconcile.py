@@ -1,13 +1,14 @@
 """Reconciliation: the actions that turn the running workers into the ordered ones. A pure function.
 
 Orders are facts of another process and may be stale in two ways. An order of another epoch was meant for an earlier
-start of this node: it is rejected, never run. And a full read of the orders may be older than a message received
-since: absence from a read counts only for workers known before the read began.
+start of this node: it is rejected, never run. So is one whose worker has ended here, which a Redis may have again that
+lost its last writes: a worker lives once, as its rows in the ledger are named after it. And a full read of the orders
+may be older than a message received since: absence from a read counts only for workers known before the read began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.ids import WorkerId
@@ -69,14 +70,18 @@ class ForgetWorker:
 Action = StartWorker | RejectOrder | UpdateWorker | DrainWorker | KillWorker | ForgetWorker
 
 
-def act_on_order(order: WorkerOrder, known: Mapping[WorkerId, KnownWorker], epoch: str) -> Action | None:
-    """The action for one order, from a message or a full read."""
+def act_on_order(
+    order: WorkerOrder, known: Mapping[WorkerId, KnownWorker], ended: Container[WorkerId], epoch: str
+) -> Action | None:
+    """The action for one order, from a message or a full read. `ended`: workers that have lived here."""
     worker_known = known.get(order.worker)
     if worker_known is None:
         if order.epoch != epoch:
             return RejectOrder(order, "ordered from an earlier start of this node")
         if order.wanted == "drain":
             return RejectOrder(order, "withdrawn before it was started")
+        if order.worker in ended:
+            return RejectOrder(order, "its worker has ended: Redis has an order again that was deleted")
         return StartWorker(order)
     if order.wanted == "drain" and worker_known.state in ("starting", "ready"):
         return DrainWorker(order.worker)
@@ -86,11 +91,15 @@ def act_on_order(order: WorkerOrder, known: Mapping[WorkerId, KnownWorker], epoc
 
 
 def reconcile(
-    orders: Mapping[WorkerId, WorkerOrder], known: Mapping[WorkerId, KnownWorker], epoch: str, read_began_ns: int
+    orders: Mapping[WorkerId, WorkerOrder],
+    known: Mapping[WorkerId, KnownWorker],
+    ended: Container[WorkerId],
+    epoch: str,
+    read_began_ns: int,
 ) -> list[Action]:
     """The actions after a full read of the orders that began at `read_began_ns`. Idempotent: once they are done,
     none are left."""
-    actions = [action for order in orders.values() if (action := act_on_order(order, known, epoch)) is not None]
+    actions = [action for order in orders.values() if (action := act_on_order(order, known, ended, epoch)) is not None]
     for worker, worker_known in known.items():
         if worker in orders or worker_known.seen_ns >= read_began_ns:
             continue

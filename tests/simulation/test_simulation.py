@@ -17,7 +17,13 @@ FOUND = {
     1102: "a stored 503 was taken for the answer of a call that was to run again",
     2081: "a revocation was acknowledged before it was on the disk",
     2101: "deaths of serving workers were failed starts for a controller that had been away",
+    3019: "a gateway that could not go on with another one's call wrote that one's row",
+    3161: "rows that Redis took while it was asked what it had on its disk were not written again after its crash",
+    3305: "a new scheduler ordered workers before it had read what the last one had ordered",
     10029: "a call that Redis lost is restored from the object store",
+    50284: "a node started a worker again that had ended, when Redis had its order again; its rows were dropped",
+    50491: "a status that came during the first read of all kept its worker's order out of the view",
+    924374272: "a waiting call kept the id of one that it had failed to take over, whose row was written",
 }
 """Seeds that have failed, and what they found."""
 

@@ -16,13 +16,15 @@ import pytest
 
 from fleetstart.controller.billing.ledger_writer import LedgerWriter
 from fleetstart.controller.scheduler.leader import LeaderLease
+from fleetstart.controller.scheduler.loop import Scheduler
 from fleetstart.controller.scheduler.reconcile import Step
 from fleetstart.controller.state.redis_client import connect
+from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, OpenInvocation
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.scheduler.test_autoscaler import spec
@@ -246,7 +248,7 @@ def test_a_call_that_outlives_the_drain_time_is_answered_unavailable(
 def test_a_stale_fence_is_refused(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = connect(redis_server.url)
-        one, two = (LeaderLease(client, View(), asyncio.Lock()) for _ in range(2))
+        one, two = (LeaderLease(client, StateSync(client, View())) for _ in range(2))
         order = WorkerOrder(
             worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=Version(1), spec=spec(), ordered_unix_ns=1
         )
@@ -261,6 +263,63 @@ def test_a_stale_fence_is_refused(redis_server: RedisServer) -> None:
         assert await client.hexists(keys.desired(NodeId("n")), "w"), "nothing of a refused step was written"
         assert await two.write(Step(deleted_orders=[order]), later)
         assert not await client.hexists(keys.desired(NodeId("n")), "w")
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_scheduler_knows_what_the_last_one_ordered_without_being_told(redis_server: RedisServer) -> None:
+    """A publication may be lost, or later than the lease. The function is gone, so the order is deleted."""
+
+    async def scenario() -> None:
+        client = connect(redis_server.url)
+        await client.hset(keys.NODES, "n", "1")
+        states = [StateSync(client, View()) for _ in range(2)]
+        for state in states:
+            await state.resync()
+        one, two = (LeaderLease(client, state) for state in states)
+        order = WorkerOrder(
+            worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=Version(1), spec=spec(), ordered_unix_ns=1
+        )
+        assert await one.write(Step(orders=[order]), await one.acquire_or_renew("gw-1", 0))
+        await one.release("gw-1")
+        scheduler = Scheduler("gw-2", two, LedgerWriter(client), lambda order: order)
+        running = asyncio.create_task(scheduler.run())
+        async with asyncio.timeout(10):
+            while await client.hexists(keys.desired(NodeId("n")), "w"):
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_status_that_comes_during_a_read_keeps_no_order_out_of_the_view(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        client = connect(redis_server.url)
+        order = WorkerOrder(
+            worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=Version(1), spec=spec(), ordered_unix_ns=1
+        )
+        await client.hset(keys.NODES, "n", "1")
+        await client.hset(keys.desired(order.node), order.worker, msgspec.json.encode(order))
+        state = StateSync(client, View())
+        read = state._full._read_nodes
+
+        async def read_nodes(nodes: list[NodeId]) -> dict[NodeId, list[Any]]:
+            found = await read(nodes)
+            status = WorkerStatus(
+                worker=order.worker, node=order.node, function=order.spec.name, version=order.version, state="ready"
+            )
+            assert state.view.put_status(status)
+            return found
+
+        monkeypatch.setattr(state._full, "_read_nodes", read_nodes)
+        await state.resync()
+        assert state.view.orders == {order.worker: order}
+        assert state.view.statuses[order.worker].state == "ready"
         await client.aclose()
 
     asyncio.run(scenario())

@@ -61,7 +61,7 @@ def test_each_pair_of_order_and_state_has_one_answer(
 ) -> None:
     own = {W: KnownWorker(state=state, seen_ns=1)} if state else {}
 
-    actions = reconcile({W: order} if order else {}, own, "now", read_began_ns=2)
+    actions = reconcile({W: order} if order else {}, own, (), "now", read_began_ns=2)
 
     assert [type(action) for action in actions] == ([expected] if expected else [])
 
@@ -69,15 +69,22 @@ def test_each_pair_of_order_and_state_has_one_answer(
 def test_a_read_that_began_before_the_order_came_does_not_end_its_worker() -> None:
     own = {W: KnownWorker(state="starting", seen_ns=20)}
 
-    assert reconcile({}, own, "now", read_began_ns=10) == []
-    assert reconcile({}, own, "now", read_began_ns=30) == [KillWorker(W)]
+    assert reconcile({}, own, (), "now", read_began_ns=10) == []
+    assert reconcile({}, own, (), "now", read_began_ns=30) == [KillWorker(W)]
 
 
 def test_a_refusal_names_the_reason() -> None:
-    action = act_on_order(OLD, {}, "now")
+    action = act_on_order(OLD, {}, (), "now")
 
     assert isinstance(action, RejectOrder)
     assert "earlier start" in action.reason
+
+
+def test_a_worker_that_has_ended_is_not_started_again_when_a_redis_has_its_order_again() -> None:
+    action = act_on_order(ORDER, {}, {W}, "now")
+
+    assert isinstance(action, RejectOrder)
+    assert "has ended" in action.reason
 
 
 workers = st.integers(0, 8).map(lambda number: WorkerId(f"w-{number}"))
@@ -93,7 +100,7 @@ def test_doing_what_reconcile_says_leaves_nothing_to_do(
     named = {worker: msgspec.structs.replace(order, worker=worker) for worker, order in orders.items()}
     states = {worker: KnownWorker(state=state, seen_ns=0) for worker, state in own.items()}
 
-    for action in reconcile(named, states, "now", read_began_ns=1):
+    for action in reconcile(named, states, (), "now", read_began_ns=1):
         match action:
             case StartWorker(order):
                 states[order.worker] = KnownWorker(state="starting", seen_ns=0)
@@ -107,4 +114,4 @@ def test_doing_what_reconcile_says_leaves_nothing_to_do(
             case ForgetWorker(worker):
                 assert states.pop(worker).state in FINAL
 
-    assert all(isinstance(left, ForgetWorker) for left in reconcile(named, states, "now", read_began_ns=1))
+    assert all(isinstance(left, ForgetWorker) for left in reconcile(named, states, (), "now", read_began_ns=1))

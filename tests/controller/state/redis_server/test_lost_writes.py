@@ -86,7 +86,7 @@ async def write_version(client: Any, number: int, one: FunctionSpec) -> None:
 def test_a_promoted_replica_that_lost_the_last_fence_does_not_give_it_again(pair: Pair) -> None:
     async def scenario() -> None:
         old, new = connect(pair.primary.url), connect(pair.replica.url)
-        first, second, third = (LeaderLease(client, View(), asyncio.Lock()) for client in (old, old, new))
+        first, second, third = (LeaderLease(client, StateSync(client, View())) for client in (old, old, new))
         await first.acquire_or_renew("gw-1", 0)
         pair.caught_up()
         pair.cut()
@@ -99,7 +99,7 @@ def test_a_promoted_replica_that_lost_the_last_fence_does_not_give_it_again(pair
         order = WorkerOrder(
             worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=Version(1), spec=spec(), ordered_unix_ns=1
         )
-        stale = LeaderLease(new, View(), asyncio.Lock())
+        stale = LeaderLease(new, StateSync(new, View()))
         assert not await stale.write(Step(orders=[order]), lost), "the leader that was lost writes nothing"
         assert await third.write(Step(deleted_orders=[order]), given)
         await old.aclose()
@@ -111,7 +111,7 @@ def test_a_promoted_replica_that_lost_the_last_fence_does_not_give_it_again(pair
 def test_a_fence_is_above_all_that_its_taker_held(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = connect(redis_server.url)
-        lease = LeaderLease(client, View(), asyncio.Lock())
+        lease = LeaderLease(client, StateSync(client, View()))
         await client.set(keys.FENCE, 9_000_000_000_000)  # of a server whose clock is ahead
         first = await lease.acquire_or_renew("gw-1", 0)
         assert first > 9_000_000_000_000
