@@ -218,6 +218,10 @@ class TcpReader:
         """
     def cancel(self) -> None:
         """Ends the connection. A poll returns at once; after it no byte is written into the region any more."""
+    def release(self) -> None:
+        """Leaves the connection to its next handshake: the peer's `run` returns "left", and the socket is as it was
+        given. This reads no more. NativeError if the connection has failed, or something is outstanding.
+        """
     @property
     def error(self) -> str | None:
         """Why the connection failed, or that it was cancelled."""
@@ -239,8 +243,8 @@ class TcpServer:
         """
     def run(self, until_unix_ms: int) -> str:
         """Serves until the reader closes ("closed"), the grant ends ("expired") or `stop` ("stopped"), and then closes
-        the connection. Once only. NativeError for what no reader sends, TimeoutError for one that takes nothing for
-        `stall_s`.
+        the connection; or until the reader releases it ("left"). Once only. NativeError for what no reader sends,
+        TimeoutError for one that takes nothing for `stall_s`.
         """
     def stop(self) -> None: ...
     @property

@@ -47,7 +47,8 @@ void bind_transport(py::module_& module) {
             return reader.poll(timeout_s, run_signal_handlers);
           },
           py::arg("timeout_s"))
-      .def("cancel", &fs::TcpReader::cancel)
+      .def("cancel", &fs::TcpReader::cancel, py::call_guard<py::gil_scoped_release>())
+      .def("release", &fs::TcpReader::release, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("error", &fs::TcpReader::error);
 
   py::class_<fs::TcpServer>(module, "TcpServer")

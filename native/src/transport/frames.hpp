@@ -4,7 +4,8 @@
 // Request, 48 bytes:
 //   0   u32  magic       0x51505346, "FSPQ"
 //   4   u16  version     1
-//   6   u16  kind        1 read; 2 received: nothing is asked, and what is not named here is zero
+//   6   u16  kind        1 read; 2 received: nothing is asked, only `received` counts; 3 leave: the same, nothing is
+//                        outstanding, and what follows belongs to the handshake of the next grant
 //   8   u64  request     the reader's number for it, unlike those that are outstanding
 //   16  u64  offset      of the range in the checkpoint's region
 //   24  u64  size_bytes  of the range: 1 to 64 MiB
@@ -35,7 +36,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are copied as t
 
 constexpr std::uint32_t kRequestMagic = 0x51505346, kAnswerMagic = 0x41505346;
 constexpr std::uint16_t kFrameVersion = 1;
-constexpr std::uint16_t kRead = 1, kReceived = 2;
+constexpr std::uint16_t kRead = 1, kReceived = 2, kLeave = 3;
 constexpr std::size_t kOutstandingMax = 64;
 constexpr std::uint64_t kRequestMaxBytes = std::uint64_t{64} << 20;
 constexpr std::uint32_t kWaitMaxMs = 600'000;

@@ -47,30 +47,41 @@ std::chrono::nanoseconds seconds_of(double seconds) {
   return std::chrono::nanoseconds(static_cast<std::int64_t>(std::clamp(seconds, 0.0, kSecondsMax) * 1e9));
 }
 
-Descriptor own_socket(int fd, double stall_s) {
+PeerSocket::PeerSocket(int fd_, double stall_s) : descriptor_(::fcntl(fd_, F_DUPFD_CLOEXEC, 0)) {
+  if (fd() < 0) throw_errno("a peer's socket");
   const auto stall = std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(stall_s));
   if (stall.count() <= 0) throw std::invalid_argument("stall_s must be more than nothing");
-  Descriptor socket(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (socket.get() < 0) throw_errno("a peer's socket");
   int kind = 0;
   socklen_t size = sizeof kind;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_TYPE, &kind, &size) < 0) throw_errno("a peer's socket");
+  if (::getsockopt(fd(), SOL_SOCKET, SO_TYPE, &kind, &size) < 0) throw_errno("a peer's socket");
   Ends ends;
-  if (kind != SOCK_STREAM || !ends_of(socket.get(), ends)) {
+  if (kind != SOCK_STREAM || !ends_of(fd(), ends)) {
     errno = ENOTCONN;
     throw_errno("a peer's socket");
   }
-  const int flags = ::fcntl(socket.get(), F_GETFL);
-  if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) < 0) throw_errno("a peer's socket");
-  if (ends.ours.ss_family != AF_INET && ends.ours.ss_family != AF_INET6) return socket;
-  set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, kIdleS);
-  set_option(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, kIntervalS);
-  set_option(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  set_option(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(stall.count()));
-  return socket;
+  flags_ = ::fcntl(fd(), F_GETFL);
+  if (flags_ < 0 || ::fcntl(fd(), F_SETFL, flags_ | O_NONBLOCK) < 0) throw_errno("a peer's socket");
+  if (ends.ours.ss_family != AF_INET && ends.ours.ss_family != AF_INET6) return;
+  set_option(fd(), IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPIDLE, kIdleS);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPINTVL, kIntervalS);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  set_option(fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(stall.count()));
 }
+
+void PeerSocket::expect(std::size_t size_bytes) {
+  if (size_bytes == expected_) return;
+  const int least = static_cast<int>(size_bytes);
+  if (::setsockopt(fd(), SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least) == 0) expected_ = size_bytes;
+}
+
+void PeerSocket::give_back() {
+  expect(1);
+  ::fcntl(fd(), F_SETFL, flags_);
+}
+
+void PeerSocket::shut_down() const { ::shutdown(fd(), SHUT_RDWR); }
 
 bool is_local(int fd) {
   Ends ends;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 
 #include "../memory/segment.hpp"
@@ -13,8 +14,23 @@ using Clock = std::chrono::steady_clock;
 std::chrono::nanoseconds seconds_of(double seconds);
 
 // A duplicate of a connected stream socket, non-blocking, which notices a peer whose machine is gone: within some
-// seconds while nothing is sent, within `stall_s` while something is. OsError. Whoever else has the socket no longer uses it.
-Descriptor own_socket(int fd, double stall_s);
+// seconds while nothing is sent, within `stall_s` while something is. Whoever else has the socket does not use it meanwhile.
+class PeerSocket {
+ public:
+  // OsError, std::invalid_argument.
+  PeerSocket(int fd, double stall_s);
+  int fd() const { return descriptor_.get(); }
+  // From how many bytes on a wait ends: one for each few of them would cost more than the bytes.
+  void expect(std::size_t size_bytes);
+  // As others like it.
+  void give_back();
+  void shut_down() const;
+
+ private:
+  Descriptor descriptor_;
+  int flags_ = 0;
+  std::size_t expected_ = 1;
+};
 
 // Whether both ends have one address, or are no internet sockets at all: what is sent never leaves this machine.
 bool is_local(int fd);

@@ -24,6 +24,19 @@ class PeerFault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// One thread at a time.
+class Polling {
+ public:
+  explicit Polling(std::atomic<bool>& polling) : polling_(polling) {
+    if (polling.exchange(true)) throw NativeError("another thread polls this connection");
+  }
+  ~Polling() { polling_ = false; }
+  Polling(const Polling&) = delete;
+
+ private:
+  std::atomic<bool>& polling_;
+};
+
 std::string seconds_text(std::chrono::nanoseconds time) {
   std::string text = std::to_string(std::chrono::duration<double>(time).count());
   return text.substr(0, text.find('.') + 2) + " s";
@@ -32,7 +45,7 @@ std::string seconds_text(std::chrono::nanoseconds time) {
 }  // namespace
 
 TcpReader::TcpReader(int fd, const Region& region, double stall_s)
-    : socket_(own_socket(fd, stall_s)),
+    : socket_(fd, stall_s),
       mapping_(region.mapping()),
       stall_(seconds_of(stall_s)),
       progress_at_(Clock::now()) {
@@ -49,8 +62,7 @@ void TcpReader::submit(std::uint64_t request, std::uint64_t offset, std::uint64_
   if (wait_ms > kWaitMaxMs) throw std::invalid_argument("a peer waits for " + std::to_string(kWaitMaxMs / 1000) + " s at most");
   std::byte* const destination = mapping_->range(offset, size_bytes);
   const std::lock_guard lock(mutex_);
-  if (error_) throw NativeError("the connection to the peer has failed: " + *error_);
-  if (cancelled_) throw NativeError("the connection to the peer was cancelled");
+  check_usable();
   if (pending_.count(request) != 0)
     throw std::invalid_argument("request " + std::to_string(request) + " is outstanding already");
   if (pending_.size() == kOutstandingMax)
@@ -62,29 +74,32 @@ void TcpReader::submit(std::uint64_t request, std::uint64_t offset, std::uint64_
   frame.offset = offset;
   frame.size_bytes = size_bytes;
   frame.wait_ms = static_cast<std::uint32_t>(wait_ms);
-  frame.received = received_;
   pending_.emplace(request, Pending{destination, static_cast<std::size_t>(size_bytes), now + wait});
   send(frame);
 }
 
+void TcpReader::check_usable() const {
+  if (error_) throw NativeError("the connection to the peer has failed: " + *error_);
+  if (cancelled_) throw NativeError("the connection to the peer was cancelled");
+  if (released_) throw NativeError("the connection to the peer was released");
+}
+
 // All that may be outstanding fits into the socket's buffer, so that this never waits. What fails here shows in poll().
-void TcpReader::send(const RequestFrame& frame) {
+void TcpReader::send(RequestFrame frame) {
+  frame.received = received_;
   ssize_t sent = 0;
-  do sent = ::send(socket_.get(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
+  do sent = ::send(socket_.fd(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
   while (sent < 0 && errno == EINTR);
   if (sent == sizeof frame) return;
   // A frame that was cut off cannot be mended. The peer's last bytes, which say more, may still be received.
-  ::shutdown(socket_.get(), SHUT_RDWR);
+  socket_.shut_down();
 }
 
 std::vector<Completion> TcpReader::poll(double timeout_s, const std::function<void()>& interrupted) {
   const Clock::time_point until = Clock::now() + seconds_of(timeout_s);
-  if (polling_.exchange(true)) throw NativeError("another thread polls this connection");
-  struct Guard {
-    std::atomic<bool>& polling;
-    ~Guard() { polling = false; }
-  } guard{polling_};
+  const Polling polling(polling_);
   std::vector<Completion> completed;
+  if (released_) return completed;
   try {
     for (;;) {
       const bool idle = receive(completed);
@@ -94,8 +109,8 @@ std::vector<Completion> TcpReader::poll(double timeout_s, const std::function<vo
       const Clock::time_point now = Clock::now();
       if (now >= *stalls) throw PeerFault("it brought nothing for " + seconds_text(stall_) + ", or next to nothing");
       if (now >= until) break;
-      expect(body_ ? std::min(body_->size_bytes - body_->done, kPieceBytes) : frame_.missing_bytes());
-      await_socket(socket_.get(), POLLIN, wakeup_.fd(), -1, std::min(until, *stalls), interrupted);
+      socket_.expect(body_ ? std::min(body_->size_bytes - body_->done, kPieceBytes) : frame_.missing_bytes());
+      await_socket(socket_.fd(), POLLIN, wakeup_.fd(), -1, std::min(until, *stalls), interrupted);
     }
   } catch (const PeerFault& fault) {
     fail(fault.what(), completed);
@@ -114,6 +129,7 @@ bool TcpReader::receive(std::vector<Completion>& completed) {
 
 bool TcpReader::receive_frame(std::vector<Completion>& completed) {
   const std::size_t got = receive_some(frame_.free(), frame_.missing_bytes());
+  if (got > 0 && frame_.empty()) restart_stall();
   frame_.add(got);
   if (frame_.missing_bytes() == 0) begin_answer(frame_.take(), completed);
   return got > 0;
@@ -137,10 +153,9 @@ void TcpReader::begin_answer(const AnswerFrame& answer, std::vector<Completion>&
   if (answer.size_bytes != expected)
     throw PeerFault(what + " has " + std::to_string(answer.size_bytes) + " bytes, expected are " +
                     std::to_string(expected));
-  if (status == ReadStatus::kOk)
-    body_.emplace(answer.request, pending);
-  else
-    finish({answer.request, status, 0}, completed);
+  if (status != ReadStatus::kOk) return finish({answer.request, status, 0}, completed);
+  body_.emplace(answer.request, pending);
+  restart_stall();
 }
 
 bool TcpReader::receive_body(std::vector<Completion>& completed) {
@@ -167,14 +182,13 @@ void TcpReader::finish(const Completion& completion, std::vector<Completion>& co
   if (!pending_.empty()) return;  // the next request will say so
   RequestFrame frame;
   frame.kind = kReceived;
-  frame.received = received_;
   send(frame);
 }
 
 // Nothing if nothing is there now.
 std::size_t TcpReader::receive_some(std::byte* to, std::size_t size_bytes) {
   for (;;) {
-    const ssize_t got = ::recv(socket_.get(), to, size_bytes, MSG_DONTWAIT);
+    const ssize_t got = ::recv(socket_.fd(), to, size_bytes, MSG_DONTWAIT);
     if (got > 0) return static_cast<std::size_t>(got);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
@@ -189,17 +203,13 @@ std::size_t TcpReader::receive_some(std::byte* to, std::size_t size_bytes) {
 
 void TcpReader::note_progress(std::size_t size_bytes) {
   fresh_bytes_ += size_bytes;
-  if (fresh_bytes_ < kProgressBytes) return;
+  if (fresh_bytes_ >= kProgressBytes) restart_stall();
+}
+
+void TcpReader::restart_stall() {
   fresh_bytes_ = 0;
   const std::lock_guard lock(mutex_);
   progress_at_ = Clock::now();
-}
-
-// From how many bytes on a wait ends: one for each few of them would cost more than the bytes.
-void TcpReader::expect(std::size_t size_bytes) {
-  if (size_bytes == expected_) return;
-  const int least = static_cast<int>(size_bytes);
-  if (::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least) == 0) expected_ = size_bytes;
 }
 
 // When the peer must have brought something; nothing if nothing is outstanding.
@@ -217,17 +227,31 @@ std::optional<Clock::time_point> TcpReader::stalls_at() const {
 
 void TcpReader::fail(const std::string& reason, std::vector<Completion>& completed) {
   body_.reset();
-  ::shutdown(socket_.get(), SHUT_RDWR);
+  socket_.shut_down();
   const std::lock_guard lock(mutex_);
   if (!error_) error_ = reason;
   for (const auto& [request, pending] : pending_) completed.push_back({request, ReadStatus::kFailed, 0});
   pending_.clear();
 }
 
+void TcpReader::release() {
+  const Polling polling(polling_);
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  if (!pending_.empty()) throw NativeError(std::to_string(pending_.size()) + " requests are outstanding: poll first");
+  RequestFrame frame;
+  frame.kind = kLeave;
+  send(frame);
+  socket_.give_back();
+  released_ = true;
+}
+
 void TcpReader::cancel() {
+  const std::lock_guard lock(mutex_);
+  if (released_) return;
   cancelled_ = true;
   wakeup_.set();
-  ::shutdown(socket_.get(), SHUT_RDWR);
+  socket_.shut_down();
 }
 
 std::optional<std::string> TcpReader::error() const {

@@ -24,6 +24,8 @@ class TcpReader : public Reader {
   void submit(std::uint64_t request, std::uint64_t offset, std::uint64_t size_bytes, double wait_s) override;
   std::vector<Completion> poll(double timeout_s, const std::function<void()>& interrupted) override;
   void cancel() override;
+  // Leaves the connection, which is sound and has nothing outstanding, to the next handshake: this reads no more. NativeError.
+  void release();
   std::optional<std::string> error() const override;
 
  private:
@@ -43,7 +45,8 @@ class TcpReader : public Reader {
     Xxh3 hash;
   };
 
-  void send(const RequestFrame& frame);
+  void send(RequestFrame frame);
+  void check_usable() const;
   bool receive(std::vector<Completion>& completed);
   bool receive_frame(std::vector<Completion>& completed);
   bool receive_body(std::vector<Completion>& completed);
@@ -51,15 +54,15 @@ class TcpReader : public Reader {
   void finish(const Completion& completion, std::vector<Completion>& completed);
   std::size_t receive_some(std::byte* to, std::size_t size_bytes);
   void note_progress(std::size_t size_bytes);
-  void expect(std::size_t size_bytes);
+  void restart_stall();
   std::optional<Clock::time_point> stalls_at() const;
   void fail(const std::string& reason, std::vector<Completion>& completed);
 
-  const Descriptor socket_;
+  PeerSocket socket_;
   const std::shared_ptr<Mapping> mapping_;
   const std::chrono::nanoseconds stall_;
   const Wakeup wakeup_;
-  std::atomic<bool> cancelled_{false}, polling_{false};
+  std::atomic<bool> cancelled_{false}, released_{false}, polling_{false};
 
   mutable std::mutex mutex_;  // of what follows, up to the empty line
   std::unordered_map<std::uint64_t, Pending> pending_;
@@ -71,7 +74,6 @@ class TcpReader : public Reader {
   FrameBuffer<AnswerFrame> frame_;
   std::optional<Body> body_;
   std::size_t fresh_bytes_ = 0;  // since progress was noted
-  std::size_t expected_ = 1;     // SO_RCVLOWAT
 };
 
 }  // namespace fs

@@ -35,7 +35,7 @@ std::uint64_t slab_size(const Region& region) {
 // processor time for a GB, both ends).
 TcpServer::TcpServer(int fd, const Region& region, const ControlBlock& control, std::uint64_t chunk_bytes,
                      ChunkRanges allowed, double stall_s)
-    : socket_(own_socket(fd, stall_s)),
+    : socket_(fd, stall_s),
       mapping_(region.mapping()),
       slabs_(region.fds()),
       slab_bytes_(slab_size(region)),
@@ -43,7 +43,7 @@ TcpServer::TcpServer(int fd, const Region& region, const ControlBlock& control, 
       chunk_bytes_(chunk_bytes),
       allowed_(std::move(allowed)),
       stall_(seconds_of(stall_s)),
-      copies_(slabs_.empty() || is_local(socket_.get())) {
+      copies_(slabs_.empty() || is_local(socket_.fd())) {
   if (chunk_bytes == 0) throw std::invalid_argument("chunk_bytes must not be 0");
   for (const auto& [begin, end] : allowed_)
     if (begin > end || end > control.chunk_count())
@@ -62,7 +62,10 @@ std::string TcpServer::run(std::int64_t until_unix_ms, const std::function<void(
   struct Closing {
     TcpServer& server;
     ~Closing() {
-      ::shutdown(server.socket_.get(), SHUT_RDWR);
+      if (server.left_)
+        server.socket_.give_back();
+      else
+        server.socket_.shut_down();
       // What the reader has not received is still read from these pages, by the kernel.
       if (!server.copies_ && server.answered_ > server.received_) server.mapping_->never_reuse();
     }
@@ -89,7 +92,7 @@ void TcpServer::serve(ReadyEvents& events) {
       for (const Waiting& waiting : waiting_) until = std::min(until, waiting.until);
     }
     const int ready = waiting_.empty() ? -1 : events.fd();
-    await_socket(socket_.get(), POLLIN, wakeup_.fd(), ready, until, interrupted_);
+    await_socket(socket_.fd(), POLLIN, wakeup_.fd(), ready, until, interrupted_);
   }
 }
 
@@ -100,7 +103,7 @@ void TcpServer::check_end() const {
 
 void TcpServer::receive_requests() {
   for (;;) {
-    const ssize_t got = ::recv(socket_.get(), frame_.free(), frame_.missing_bytes(), MSG_DONTWAIT);
+    const ssize_t got = ::recv(socket_.fd(), frame_.free(), frame_.missing_bytes(), MSG_DONTWAIT);
     if (got == 0) throw End{"closed"};
     if (got < 0) {
       if (errno == EINTR) continue;
@@ -121,6 +124,8 @@ void TcpServer::accept(const RequestFrame& frame) {
                       std::to_string(answered_) + ", it says, and earlier " + std::to_string(received_));
   received_ = frame.received;
   if (frame.kind == kReceived) return;
+  left_ = frame.kind == kLeave && waiting_.empty() && received_ == answered_;
+  if (left_) throw End{"left"};
   const std::string what = "the reader's request " + std::to_string(frame.request);
   if (frame.kind != kRead || frame.reserved != 0 || frame.wait_ms > kWaitMaxMs || frame.size_bytes == 0 ||
       frame.size_bytes > kRequestMaxBytes)
@@ -196,7 +201,7 @@ void TcpServer::answer(const Waiting& waiting, ReadStatus status) {
 std::size_t TcpServer::send_piece(std::uint64_t offset, std::size_t size_bytes, bool more) {
   if (copies_) return send_bytes(mapping_->range(offset, size_bytes), size_bytes, more);
   auto inside = static_cast<off_t>(offset % slab_bytes_);
-  const ssize_t sent = ::sendfile(socket_.get(), slabs_[offset / slab_bytes_], &inside, size_bytes);
+  const ssize_t sent = ::sendfile(socket_.fd(), slabs_[offset / slab_bytes_], &inside, size_bytes);
   if (sent < 0 && (errno == EINVAL || errno == ENOSYS)) {  // reserved huge pages are a file that cannot be sent
     copies_ = true;
     return 0;
@@ -211,7 +216,7 @@ std::size_t TcpServer::send_piece(std::uint64_t offset, std::size_t size_bytes, 
 
 std::size_t TcpServer::send_bytes(const void* data, std::size_t size_bytes, bool more) {
   const int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
-  const ssize_t sent = ::send(socket_.get(), data, size_bytes, flags);
+  const ssize_t sent = ::send(socket_.fd(), data, size_bytes, flags);
   if (sent > 0) {
     progress_at_ = Clock::now();
     return static_cast<std::size_t>(sent);
@@ -228,7 +233,7 @@ void TcpServer::await_room(int error) {
     throw_errno("sending to a reader");
   }
   const Clock::time_point stalls = progress_at_ + stall_;
-  await_socket(socket_.get(), POLLOUT, wakeup_.fd(), -1, std::min(until_, stalls), interrupted_);
+  await_socket(socket_.fd(), POLLOUT, wakeup_.fd(), -1, std::min(until_, stalls), interrupted_);
   check_end();
   if (Clock::now() >= stalls)
     throw TimedOut("the reader took nothing for " + std::to_string(std::chrono::duration<double>(stall_).count()) + " s");

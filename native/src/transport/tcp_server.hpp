@@ -26,9 +26,10 @@ class TcpServer {
             double stall_s);
   TcpServer(const TcpServer&) = delete;
 
-  // Serves until the reader closes, the grant ends at `until_unix_ms`, or stop(): which of them, "closed", "expired" or
-  // "stopped". NativeError for what no reader sends, TimedOut for one that takes nothing. Once only; the connection is
-  // closed then. Calls `interrupted` after each signal; it may throw.
+  // Serves until the reader leaves or closes, the grant ends at `until_unix_ms`, or stop(): which of them, "left",
+  // "closed", "expired" or "stopped". NativeError for what no reader sends, TimedOut for one that takes nothing. Once only;
+  // the connection is closed then, unless the reader left it for its next handshake. Calls `interrupted` after each
+  // signal; it may throw.
   std::string run(std::int64_t until_unix_ms, const std::function<void()>& interrupted);
   // From any thread, also before run().
   void stop();
@@ -55,7 +56,7 @@ class TcpServer {
   void check_end() const;
   void await_room(int error);
 
-  const Descriptor socket_;
+  PeerSocket socket_;
   const std::shared_ptr<Mapping> mapping_;
   const std::vector<int> slabs_;
   std::uint64_t slab_bytes_;
@@ -73,6 +74,7 @@ class TcpServer {
   std::function<void()> interrupted_;
   FrameBuffer<RequestFrame> frame_;
   std::deque<Waiting> waiting_;
+  bool left_ = false;
   std::uint64_t answered_ = 0, received_ = 0;  // answers with bytes that we sent, and that the reader has
   Clock::time_point progress_at_;
 };

@@ -23,7 +23,7 @@ Status = Literal["ok", "not_ready", "gone", "refused"]
 _REQUEST: Final = struct.Struct("<4sHHQQQIIQ")
 _ANSWER: Final = struct.Struct("<4sHHQQ")
 _REQUEST_MAGIC, _ANSWER_MAGIC = b"FSPQ", b"FSPA"
-_READ, _RECEIVED = 1, 2
+_READ, _RECEIVED, _LEAVE = 1, 2, 3
 _STATUSES: tuple[Status, ...] = get_args(Status)
 
 
@@ -48,9 +48,12 @@ class Received:
     """The count of answers with bytes that have arrived, sent when nothing is outstanding."""
 
     received: int
+    leaves: bool = False
+    """The reader gives the connection back to the handshake, for its next grant."""
 
     def encode(self) -> bytes:
-        return _REQUEST.pack(_REQUEST_MAGIC, VERSION, _RECEIVED, 0, 0, 0, 0, 0, self.received)
+        kind = _LEAVE if self.leaves else _RECEIVED
+        return _REQUEST.pack(_REQUEST_MAGIC, VERSION, kind, 0, 0, 0, 0, 0, self.received)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +75,8 @@ def decode_request(frame: bytes) -> ReadRequest | Received:
     magic, version, kind, request, offset, size_bytes, wait_ms, reserved, received = _REQUEST.unpack(frame)
     if (magic, version) != (_REQUEST_MAGIC, VERSION):
         raise ValueError(f"the reader sent no request of version {VERSION}")
-    if kind == _RECEIVED:
-        return Received(received=received)
+    if kind in (_RECEIVED, _LEAVE):
+        return Received(received=received, leaves=kind == _LEAVE)
     if kind != _READ or reserved or wait_ms > MAX_WAIT_MS or not 1 <= size_bytes <= MAX_REQUEST_BYTES:
         raise ValueError(
             f"the reader's request {request} is none: kind {kind}, {size_bytes} bytes, a wait of {wait_ms} ms"
