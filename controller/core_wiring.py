@@ -21,6 +21,7 @@ from .gateway.app import Gateway
 from .gateway.load_reporter import LoadReporter
 from .gateway.node_links import NodeLinks
 from .identity.nodes import NodeIdentities
+from .identity.peer_keys import NodePeerKeys
 from .scheduler.calibrator import Calibrator
 from .scheduler.leader import LeaderLease
 from .scheduler.loop import Scheduler
@@ -102,7 +103,13 @@ def build_core(
     journal = Journal(config.home / "journal", gateway_id)
     overflow = JournalOverflow(config.home / "journal", gateway_id)
     ledger = LedgerWriter(clients.ledger, journal, view.unreadable, overflow)
-    scheduler = Scheduler(gateway_id, LeaderLease(clients.leases, state), ledger, SecretSealer(view, cipher))
+    scheduler = Scheduler(
+        gateway_id,
+        LeaderLease(clients.leases, state),
+        ledger,
+        SecretSealer(view, cipher),
+        NodePeerKeys(view, cipher),
+    )
     calibrator = Calibrator(state, lambda: scheduler.fence)
     reporter = LoadReporter(state, clients.leases)
     billing = BudgetWatch(clients.ledger, view, unwritten=lambda: ledger.unwritten, fence=lambda: scheduler.fence)

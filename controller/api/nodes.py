@@ -98,7 +98,8 @@ class NodesApi:
             )
         await self._identities.remove(node)
         async with self._state.client.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.desired(node))
+            pipe.delete(keys.desired(node), keys.copies(node), keys.peer_key(node))
+            pipe.hdel(keys.PEER_KEYS, node)
             if not before.alive:
                 pipe.delete(keys.observed(node), keys.node(node))
                 pipe.hdel(keys.NODES, node)

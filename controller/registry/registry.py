@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -51,6 +51,17 @@ NO_VERSION = Version(0)
 """Stands for no version: numbers begin with 1."""
 
 
+class WeightNeeds(NamedTuple):
+    """What a version's weights need."""
+
+    segment_bytes: int
+    """Memory on a node."""
+    chunks: int
+    """Chunks of the checkpoint, without those of an adapter."""
+    layout: LayerLayout | None
+    """Its layers, if it can be cut into stages."""
+
+
 class Registry:
     """Deploys, changes, reads and deletes functions. Errors: REDIS_ERRORS."""
 
@@ -77,7 +88,7 @@ class Registry:
         for _ in range(TRIES):
             marks = await self.deletion_guard.marks(needed, now_unix_ms)  # before the look into the store
             await require_bundle(self._store, spec.name, spec.bundle)
-            segment_bytes, layout = await self._require_weights(spec)
+            needs = await self._require_weights(spec)
             packages = await require_layer(self._store, spec.name, spec.layer) if spec.layer is not None else None
             raw, function = await self._function(spec.name)
             known = await self._same(function, digest)
@@ -85,9 +96,10 @@ class Registry:
                 version=await self._next_version(spec.name),
                 digest=digest,
                 spec=spec,
-                segment_bytes=segment_bytes,
+                segment_bytes=needs.segment_bytes,
                 created_unix_ms=now_unix_ms,
-                layout=layout,
+                layout=needs.layout,
+                chunks=needs.chunks,
                 packages_bytes=packages.total_bytes if packages is not None else 0,
                 packages_for=packages_for(packages.python, packages.platform) if packages is not None else "",
             )
@@ -234,19 +246,18 @@ class Registry:
                     raise unreadable(f"a version of {function}, which may need anything,", error) from error
         return sorted(records, key=lambda record: record.version)
 
-    async def _require_weights(self, spec: FunctionSpec) -> tuple[int, LayerLayout | None]:
-        """Returns the memory that the weights take on a node, and their layer layout if they can be cut into stages."""
+    async def _require_weights(self, spec: FunctionSpec) -> WeightNeeds:
         if spec.weights is None:
-            return 0, None
+            return WeightNeeds(0, 0, None)
         base = await require_checkpoint(self._store, spec.name, spec.weights)
-        layout = layout_of(base) if spec.in_layers else None
+        layout, chunks = layout_of(base) if spec.in_layers else None, len(base.chunks)
         if spec.layered and layout is not None and not layout.layer_bytes:
             raise InvalidSpec(
                 f"function {spec.name}: its weights have no numbered layers, and it is Layered",
                 hint='name them, and deploy again: @function(weights=..., layers="features.{}")',
             )
         if spec.adapter is None:
-            return base.total_bytes, layout
+            return WeightNeeds(base.total_bytes, chunks, layout)
         adapter = await require_checkpoint(self._store, spec.name, spec.adapter)
         if not is_adapter(adapter):
             raise InvalidSpec(
@@ -255,7 +266,7 @@ class Registry:
             )
         config = await read_file(self._store, spec.adapter, adapter, CONFIG, CONFIG_MAX_BYTES)
         require_fit(spec.name, base, read_adapter(config, adapter.tensors.items(), patterns=False))
-        return base.total_bytes + adapter.total_bytes, layout
+        return WeightNeeds(base.total_bytes + adapter.total_bytes, chunks, layout)
 
     async def _run(
         self,

@@ -8,6 +8,7 @@ import msgspec
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.ids import NodeId
 
 from ..schemas.history import SystemEvent
 from ..state.records import Failure, VersionKey
@@ -69,6 +70,18 @@ class LeaderLease:
         for order in step.deleted_orders:
             names.append(keys.desired(order.node))
             args += ["del", order.worker, "", "", ""]
+        for copy in step.pool.copies:
+            raw = msgspec.json.encode(copy)
+            names.append(keys.copies(copy.node))
+            args += ["set", copy.checkpoint, raw, keys.events_copies(copy.node), raw]
+        for copy in step.pool.deleted_copies:
+            names.append(keys.copies(copy.node))
+            args += ["del", copy.checkpoint, "", "", ""]
+        for made in step.pool.peer_keys:
+            node = NodeId(made.record.node)
+            names += [keys.PEER_KEYS, keys.peer_key(node)]
+            args += ["set", node, msgspec.json.encode(made.record), "", ""]
+            args += ["put", "", msgspec.json.encode(made.sealed), "", ""]
         if len(names) == 2:
             return True
         async with self._state.writes:
@@ -106,6 +119,11 @@ class LeaderLease:
             view.put_order(order)
         for order in step.deleted_orders:
             view.drop_order(order.worker)
+        for copy in step.pool.copies:
+            view.copies[copy.node, copy.checkpoint] = copy
+        for copy in step.pool.deleted_copies:
+            view.copies.pop((copy.node, copy.checkpoint))
+        view.peer_keys |= {NodeId(made.record.node): made.record for made in step.pool.peer_keys}
         if step.failures:
             view.changed()
 

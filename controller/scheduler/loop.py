@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.process.tasks import run_all
 
 from ..billing.ledger_writer import LedgerWriter
+from ..peers.pool import ParameterPool, PeerKeys
 from ..state.records import VersionKey
 from ..state.redis_client import REDIS_ERRORS
 from .agenda import Agenda
@@ -34,17 +35,25 @@ ABANDONED_EVERY_S = 5.0
 
 class Scheduler:
     def __init__(
-        self, gateway: str, lease: LeaderLease, ledger: LedgerWriter, seal: Callable[[WorkerOrder], WorkerOrder]
+        self,
+        gateway: str,
+        lease: LeaderLease,
+        ledger: LedgerWriter,
+        seal: Callable[[WorkerOrder], WorkerOrder],
+        peer_keys: PeerKeys,
     ) -> None:
-        """`seal` adds secrets to an order, encrypted for its node."""
+        """`seal` adds secrets to an order, encrypted for its node; `peer_keys` sign leave to read from peers."""
         self._gateway = gateway
         self._lease = lease
         self._view = lease.view
         self._ledger = ledger
         self._seal = seal
+        self._peer_keys = peer_keys
         self._wake = asyncio.Event()
         self._reconciler = Reconciler()
         self._agenda = Agenda(lease.view)
+        self.pool = ParameterPool(lease.view, peer_keys)
+        """Copies and sources of weights, as far as this controller decides about them."""
         self.fence = 0
         """Fencing token; 0 while another controller schedules, or it is not known which."""
         self._caught_up = 0
@@ -52,6 +61,7 @@ class Scheduler:
         self.unplaced: dict[VersionKey, ErrorInfo] = {}
         """Versions whose workers could not be placed when they were looked at last, with the reason."""
         self._faults: dict[VersionKey, str] = {}
+        self._pool_error = ""
         lease.view.on_change(self._wake.set)
 
     def wake(self) -> None:
@@ -82,6 +92,7 @@ class Scheduler:
         if fence:
             log.info("this controller schedules", extra={"fence": fence})
             self._reconciler, self._agenda = Reconciler(), Agenda(self._view)
+            self.pool = ParameterPool(self._view, self._peer_keys)
             self.unplaced = {}
             self._wake.set()
         else:
@@ -101,6 +112,7 @@ class Scheduler:
             agenda = self._agenda
             try:
                 await self._step(agenda)
+                await self._pool_step()
             except REDIS_ERRORS as error:
                 log.warning("orders cannot be written: redis is unavailable", extra={"error": str(error)})
                 wait_s = 0.1
@@ -120,19 +132,59 @@ class Scheduler:
             return
         step = self._reconciler.step(self._view, now_ns=now_ns, now_unix_ns=time.time_ns(), keys=keys)
         step.orders = [with_mounts(self._view, self._seal(order)) for order in step.orders]
+        step.orders = self._with_sources(step.orders)
         try:
             written = await self._lease.write(step, fence)
         except REDIS_ERRORS:
             agenda.again(keys)
             raise
         if not written:
-            log.warning("orders were rejected: another controller schedules", extra={"fence": fence})
-            self.fence = 0
+            self._rejected(fence)
             return
         agenda.done(step.rests, step.unplaced.keys(), now_ns)
         self.unplaced = {key: why for key, why in self.unplaced.items() if key not in step.rests} | step.unplaced
         self._log_faults(step)
         _log_step(step)
+
+    async def _pool_step(self) -> None:
+        """Writes what follows from who holds which weights: sources, copies, peer keys."""
+        fence = self.fence
+        if not fence or fence != self._caught_up:
+            return
+        try:
+            changes = self.pool.step(time.monotonic_ns(), time.time_ns())
+        except Exception as error:
+            self._pool_fault(error)
+            return
+        if not changes:
+            return
+        if not await self._lease.write(Step(orders=changes.orders, pool=changes), fence):
+            self._rejected(fence)
+            return
+        for copy in (*changes.copies, *changes.deleted_copies):
+            log.info(
+                "copy ordered" if copy in changes.copies else "copy taken back",
+                extra={"node": copy.node, "checkpoint": copy.checkpoint[:12], "peers": len(copy.peers)},
+            )
+
+    def _with_sources(self, orders: list[WorkerOrder]) -> list[WorkerOrder]:
+        """The orders with peers to read from. Without any, weights come from the store."""
+        try:
+            return self.pool.with_sources(orders, time.time_ns())
+        except Exception as error:
+            self._pool_fault(error)
+            return orders
+
+    def _pool_fault(self, error: Exception) -> None:
+        """Begins the pool anew: what it cannot decide about must not stop the orders of workers."""
+        if repr(error) != self._pool_error:
+            log.error("sources and copies of weights cannot be decided", exc_info=error)
+        self._pool_error = repr(error)
+        self.pool = ParameterPool(self._view, self._peer_keys)
+
+    def _rejected(self, fence: int) -> None:
+        log.warning("orders were rejected: another controller schedules", extra={"fence": fence})
+        self.fence = 0
 
     def _log_faults(self, step: Step) -> None:
         """Logs each fault once, as long as it lasts."""

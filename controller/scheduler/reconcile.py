@@ -20,6 +20,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
+from ..peers.pool import PoolChanges
 from ..planner import Plan
 from ..planner.selection import SIZE_USUAL
 from ..state.records import Failure, VersionKey, VersionRecord, is_helper
@@ -46,6 +47,8 @@ class Step:
     """Records of failed starts; None clears the record."""
     orders: list[WorkerOrder] = field(default_factory=list)
     deleted_orders: list[WorkerOrder] = field(default_factory=list)
+    pool: PoolChanges = field(default_factory=PoolChanges)
+    """Changes of copies and of peer keys."""
     rests: dict[VersionKey, tuple[Rest, int | None]] = field(default_factory=dict)
     """What is expected of each version that was looked at, and the monotonic time at which it must be again."""
     impossible: list[str] = field(default_factory=list)
@@ -81,8 +84,8 @@ class Reconciler:
 
     def __init__(self, ids: IdSource = NEW_IDS) -> None:
         self._windows: dict[VersionKey, KeepAliveWindow] = {}
-        self._seen: dict[WorkerId, tuple[int, int]] = {}
-        """Time of each worker's last order, and when it was first seen, on a monotonic clock."""
+        self._seen: dict[WorkerId, tuple[WorkerOrder, int]] = {}
+        """Each worker's last order but for its sources, and when it was first seen, on a monotonic clock."""
         self._active: set[VersionKey] = set()
         """Versions of which something is expected."""
         self._live: LiveCluster | None = None
@@ -284,8 +287,8 @@ class Reconciler:
     def _first_seen_ns(self, order: WorkerOrder, now_ns: int) -> int:
         """When this scheduler first saw the order as it is, by a clock that does not step."""
         known = self._seen.get(order.worker)
-        if known is None or known[0] != order.ordered_unix_ns:
-            known = self._seen[order.worker] = (order.ordered_unix_ns, now_ns)
+        if known is None or not (known[0].ordered_unix_ns == order.ordered_unix_ns or _same_work(known[0], order)):
+            known = self._seen[order.worker] = (order, now_ns)
         return known[1]
 
     def _write(
@@ -377,6 +380,14 @@ def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> 
         count = max(FAILURES_TO_BREAK, known.count if known is not None else 0)
         step.failures.append((key, Failure(count=count, last_unix_ms=now_unix_ms, error=info)))
     return step
+
+
+def _same_work(known: WorkerOrder, order: WorkerOrder) -> bool:
+    """Whether an order asks for what an earlier one did: other sources give a start no more time."""
+    changed = msgspec.structs.replace(
+        known, sources=order.sources, pulls=order.pulls, ordered_unix_ns=order.ordered_unix_ns
+    )
+    return changed == order
 
 
 def _moves(view: View, order: WorkerOrder) -> bool:

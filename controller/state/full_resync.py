@@ -17,16 +17,17 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.peers import CopyOrder
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import Raw, read_table
-from .identity_records import NodeIdentity
+from .identity_records import NodeIdentity, PeerKeyRecord
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
 from .traffic import tracked_versions
 from .unreadable import UnreadableRecords
-from .view import NodeSeen, View
+from .view import CopyKey, NodeSeen, View
 
 Record = TypeVar("Record")
 
@@ -92,6 +93,8 @@ class FullResync:
         self._identities = _DecodeCache("identity", NodeIdentity)
         self._orders = _DecodeCache("order", WorkerOrder)
         self._statuses = _DecodeCache("status", WorkerStatus)
+        self._copies = _DecodeCache("copy", CopyOrder)
+        self._peer_keys = _DecodeCache("peer key", PeerKeyRecord)
         self._errors = RecordDecoder(ErrorInfo)
         self._turn = 0
         self._history = ""
@@ -107,6 +110,7 @@ class FullResync:
             pipe.hkeys(keys.NODES)
             pipe.hkeys(keys.NODES_DRAINING)
             pipe.hgetall(keys.NODES_IDENTITIES)
+            pipe.hgetall(keys.PEER_KEYS)
             pipe.get(keys.LEADER)
             pipe.hgetall(keys.MEASURES)
             pipe.smembers(keys.FAILING)
@@ -120,6 +124,7 @@ class FullResync:
                 node_names,
                 draining,
                 identities,
+                peer_keys,
                 leader,
                 measures,
                 failing,
@@ -138,19 +143,21 @@ class FullResync:
             raise AnotherHistory("another Redis answers, or it was started again: it is read as a whole")
         view.node_names = frozenset(nodes)
         view.draining = frozenset(NodeId(name.decode()) for name in draining)
-        self._apply_identities(identities)
+        self._apply_identities(identities, peer_keys)
         self._apply_access(raw_keys, raw_projects, raw_secrets, raw_volumes)
         self._apply(by_node)
         await self._load_failures(failing)
         view.leader = leader.decode() if leader else ""
         self._apply_measures(measures)
-        for cache in (self._nodes, self._identities, self._orders, self._statuses):
+        for cache in (self._nodes, self._identities, self._orders, self._statuses, self._copies, self._peer_keys):
             cache.turn(view.unreadable)
         self._spare_collector()
 
-    def _apply_identities(self, raw: Mapping[bytes, bytes]) -> None:
+    def _apply_identities(self, raw: Mapping[bytes, bytes], raw_keys: Mapping[bytes, bytes]) -> None:
         found = {NodeId(name.decode()): self._identities.read(name, data) for name, data in raw.items()}
         self._view.identities = {node: record for node, record in found.items() if record is not None}
+        peer_keys = {NodeId(name.decode()): self._peer_keys.read(name, data) for name, data in raw_keys.items()}
+        self._view.peer_keys = {node: record for node, record in peer_keys.items() if record is not None}
 
     def _spare_collector(self) -> None:
         """Exempts what was read from garbage collection, which would go through it for 100 ms again and again: records
@@ -161,7 +168,7 @@ class FullResync:
             gc.freeze()
 
     async def _read_nodes(self, nodes: list[NodeId]) -> dict[NodeId, list[Any]]:
-        """Lease, orders and statuses of each node."""
+        """Lease, orders, statuses and copies of each node."""
         found: dict[NodeId, list[Any]] = {}
         for begin in range(0, len(nodes), NODES_AT_ONCE):
             some = nodes[begin : begin + NODES_AT_ONCE]
@@ -170,8 +177,9 @@ class FullResync:
                     pipe.get(keys.node(node))
                     pipe.hgetall(keys.desired(node))
                     pipe.hgetall(keys.observed(node))
+                    pipe.hgetall(keys.copies(node))
                 answers = await pipe.execute()
-            found |= {node: answers[3 * i : 3 * i + 3] for i, node in enumerate(some)}
+            found |= {node: answers[4 * i : 4 * i + 4] for i, node in enumerate(some)}
             await asyncio.sleep(0)
         return found
 
@@ -251,8 +259,9 @@ class FullResync:
         view, now_ns = self._view, self._monotonic_ns()
         orders: dict[WorkerId, WorkerOrder] = {}
         statuses: dict[WorkerId, WorkerStatus] = {}
+        copies: dict[CopyKey, CopyOrder] = {}
         unread: set[NodeId] = set()
-        for node, (lease, desired, observed) in by_node.items():
+        for node, (lease, desired, observed, copied) in by_node.items():
             seen = view.nodes.get(node)
             report = self._nodes.read(node, lease) if lease else None
             if report is not None:
@@ -270,6 +279,8 @@ class FullResync:
                     seen.absent_since_ns = now_ns
                 view.node_came_or_went(node)  # at each read, until it is lost
             orders.update({o.worker: o for name, raw in desired.items() if (o := self._orders.read(name, raw))})
+            found = (self._copies.read(name, raw) for name, raw in copied.items())
+            copies.update({(copy.node, copy.checkpoint): copy for copy in found if copy is not None})
             if node in unread or (node in view.nodes and not view.nodes[node].lost(now_ns)):
                 read = ((name, self._statuses.read(name, raw)) for name, raw in observed.items())
                 statuses.update({status.worker: status for _, status in read if status is not None})
@@ -286,6 +297,7 @@ class FullResync:
                 view.orders[worker] = orders[worker]
             else:
                 del view.orders[worker]
+        view.copies.become(copies)
         for status in statuses.values():
             view.put_status(status, touch=False)
         for worker in view.statuses.keys() - statuses.keys() - view.touched:

@@ -1,4 +1,4 @@
-"""Records of the certificate authority and of the nodes that it vouches for, in Redis."""
+"""Records of the certificate authority, of the nodes that it vouches for, and of their peer keys, in Redis."""
 
 from __future__ import annotations
 
@@ -27,3 +27,12 @@ class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """End of its newest certificate."""
     certificate: str = ""
     """The newest certificate, PEM: a renewal that is asked for again gets the same one."""
+
+
+class PeerKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's peer key, for controllers: with it they sign leave to read the node's memory."""
+
+    node: str
+    epoch: str
+    key: SecretRecord
+    """In hex, encrypted as secrets are."""

@@ -95,6 +95,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ms: int
     layout: LayerLayout | None = None
     """Sizes of its layers; None if it cannot be cut into stages, or was deployed before there were stages."""
+    chunks: int = 0
+    """Number of its checkpoint's chunks; 0 without weights, or if an earlier release deployed it."""
     packages_bytes: int = 0
     """Size of its packages on a node's disk."""
     packages_for: str = ""

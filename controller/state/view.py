@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import cast
 from weakref import WeakSet
 
-from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.peers import CopyOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
 
 from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import EMPTY, AccessTable
-from .identity_records import NodeIdentity
+from .identity_records import NodeIdentity, PeerKeyRecord
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
 from .traffic import tracked_versions
 from .unreadable import UnreadableRecords
@@ -31,6 +32,9 @@ GATEWAY_LEASE_MS = 3_000
 """Lease of a gateway's report, in Redis and in each view."""
 ENDED_KEPT = 1024
 """Number of final worker statuses that are kept, so that a call can be answered with the reason of its worker's end."""
+
+
+CopyKey = tuple[NodeId, CheckpointId]
 
 
 @dataclass(slots=True)
@@ -74,6 +78,10 @@ class View:
         self._orders_by_version: Groups[WorkerId, WorkerOrder] = Groups(_version_of_order)
         self._orders_by_node: Groups[WorkerId, WorkerOrder] = Groups(lambda order: order.node)
         self._statuses_by_function: Groups[WorkerId, WorkerStatus] = Groups(lambda status: status.function)
+        self.copies: WatchedDict[CopyKey, CopyOrder] = WatchedDict(self._copy_changed)
+        """Copies of checkpoints that nodes are to hold."""
+        self._copies_by_node: Groups[CopyKey, CopyOrder] = Groups(lambda copy: copy.node)
+        self.peer_keys: dict[NodeId, PeerKeyRecord] = {}
         self.shell_orders: dict[WorkerId, WorkerOrder] = {}
         self.shell_statuses: dict[WorkerId, WorkerStatus] = {}
         """Statuses of shell workers, kept apart because they serve no calls."""
@@ -153,6 +161,11 @@ class View:
             changes.nodes.add(status.node)
             changes.functions.add(status.function)
 
+    def _copy_changed(self, key: CopyKey, before: CopyOrder | None, after: CopyOrder | None) -> None:
+        self._copies_by_node.note(key, before, after)
+        for changes in self._followers:
+            changes.nodes.add(key[0])
+
     def _node_changed(self, node: NodeId, before: NodeSeen | None, after: NodeSeen | None) -> None:
         stays = before is not None and after is not None and before.report.epoch == after.report.epoch
         if stays and before is not None and before.absent_since_ns is None:
@@ -196,6 +209,10 @@ class View:
     def orders_on(self, node: NodeId) -> Mapping[WorkerId, WorkerOrder]:
         """The orders for a node."""
         return self._orders_by_node.of(node)
+
+    def copies_on(self, node: NodeId) -> Mapping[CopyKey, CopyOrder]:
+        """The copies that a node is to hold."""
+        return self._copies_by_node.of(node)
 
     def statuses_of(self, name: FunctionName) -> Mapping[WorkerId, WorkerStatus]:
         """The statuses of a function's workers, of all its versions."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ..contract.function.spec import SLO, Isolation, Limits, Scale
+from ..contract.function.spec import SLO, Isolation, Keep, Limits, Scale
 from ..contract.function.tasks import check_task
 
 Target = TypeVar("Target")
@@ -20,7 +20,7 @@ Target = TypeVar("Target")
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "retries", "queue_timeout_s",
     "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
-    "probe", "schedule", "timezone", "keep_requests", "project", "secrets",
+    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep",
 )  # fmt: skip
 """Settings of every declaration."""
 OF_CODE = ("requirements", "calls", "volumes")
@@ -71,6 +71,7 @@ def function(
     schedule: str = ...,
     timezone: str = ...,
     keep_requests: bool = ...,
+    keep: Keep = ...,
     project: str = ...,
     secrets: Iterable[str] = ...,
     requirements: str | Iterable[str] = ...,
@@ -123,6 +124,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         schedule: Cron expression of five fields at which the live version is invoked.
         timezone: Time zone of the schedule, for example `"Europe/Berlin"`. Default: UTC.
         keep_requests: Whether requests of synchronous calls are stored for a day, for `fs replay`.
+        keep: `"host"`: one copy of the weights is kept in the memory of some node, also while no worker uses them.
         project: Project of the function. Default: that of the key, or `default`.
         requirements: Packages to install for it, for example `["scikit-learn==1.7"]`, or the name of a file with them.
         calls: Functions that the handler may call with `call` and `acall`, for example `["embed"]`. Default: none.

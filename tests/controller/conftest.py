@@ -20,8 +20,9 @@ import redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.ids import NodeId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.peers import CopyOrder
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.sizes import MIB
@@ -50,10 +51,15 @@ class HandNode:
         self.region = ""
         self.isolations: list[str] = []
         self.speeds: dict[str, Speed] = {}
+        self.peer_address = ""
+        self.public_key = ""
         self.segments: Callable[[], list[SegmentReport]] = list
         self.answer: Callable[[HandNode, WorkerOrder], None] = HandNode.serve
         self.report: Callable[[NodeReport], bytes] = msgspec.json.encode
         self.orders: list[WorkerOrder] = []
+        self.latest: dict[WorkerId, WorkerOrder] = {}
+        """Orders as they are in Redis, also those with other sources only."""
+        self.copies: dict[CheckpointId, CopyOrder] = {}
         self.apps: dict[WorkerId, WorkerApp] = {}
         self.servers: dict[WorkerId, AppServer] = {}
         self.statuses: dict[WorkerId, WorkerStatus] = {}
@@ -108,13 +114,20 @@ class HandNode:
         report = NodeReport(
             node=self.name, epoch=self.epoch, address="127.0.0.1", memory_bytes=self.memory_bytes,
             memory_used_bytes=0, cpus=2, speeds=self.speeds, segments=self.segments(), region=self.region,
-            isolations=self.isolations,
+            isolations=self.isolations, public_key=self.public_key, peer_address=self.peer_address,
+            peer_transports=("tcp",) if self.peer_address else (),
         )  # fmt: skip
         self._client.hset(keys.NODES, self.name, "1")
         self._client.set(keys.node(self.name), self.report(report), px=2000)
         desired: dict[bytes, bytes] = self._client.hgetall(keys.desired(self.name))  # type: ignore[assignment]
-        for raw in desired.values():
-            self._order(msgspec.json.decode(raw, type=WorkerOrder))
+        found = [msgspec.json.decode(raw, type=WorkerOrder) for raw in desired.values()]
+        self.latest = {order.worker: order for order in found}
+        copies: dict[bytes, bytes] = self._client.hgetall(keys.copies(self.name))  # type: ignore[assignment]
+        self.copies = {
+            copy.checkpoint: copy for raw in copies.values() for copy in [msgspec.json.decode(raw, type=CopyOrder)]
+        }
+        for order in found:
+            self._order(order)
         for worker in list(self.statuses):
             if worker.encode() not in desired and worker in self._seen:
                 self._client.hdel(keys.observed(self.name), worker)

@@ -139,6 +139,7 @@ EXAMPLES = (
     Example("cors", ["https://app.example.com"]),
     Example("weights", "./weights"),
     Example("adapter", "./adapter"),
+    Example("keep", "host"),
     Example("layers", "blocks.{}", "layered"),
     Example("dtype", "bf16", "llm"),
     Example("max_batch", 16, "llm"),

@@ -93,6 +93,9 @@ def setting_flags(function: Decorated) -> Decorated:
                 "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag for usage and cost; may be repeated."
             ),
             click.option("--region", multiple=True, help="Region in which it may run, such as eu; may be repeated."),
+            click.option(
+                "--keep", type=click.Choice(["host"]), help="Keep one copy of its weights in the memory of some node."
+            ),
             click.option("--calls", multiple=True, metavar="NAME", help="Function that it may call; may be repeated."),
             click.option("--project", help="Its project; default: that of the key, or `default`."),
             click.option(

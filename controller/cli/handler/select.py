@@ -80,6 +80,7 @@ def flags_of(
     project: str | None = None,
     region: Sequence[str] = (),
     calls: Sequence[str] = (),
+    keep: str | None = None,
 ) -> dict[str, Any]:
     """The settings that command line flags stand for."""
     scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
@@ -100,6 +101,7 @@ def flags_of(
         "project": project,
         "region": list(region) or None,
         "calls": list(calls) or None,
+        "keep": keep,
     }
     return {key: value for key, value in given.items() if value is not None}
 

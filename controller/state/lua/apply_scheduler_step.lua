@@ -1,10 +1,12 @@
 -- Apply the writes of a scheduler's step, all or none: rejected if another controller has become the scheduler.
 --
 -- KEYS[1] fs:fence; KEYS[2] fs:failing
--- KEYS[2 + i] the key of write i: fs:desired:{node} or fs:failures:{name}:{version}
+-- KEYS[2 + i] the key of write i: fs:desired:{node}, fs:copies:{node}, fs:peer_keys, fs:peer_key:{node} or
+--   fs:failures:{name}:{version}
 -- ARGV[1] the writer's fence, then for each write five: what, field, value, channel, message
---   set   HSET key field value          an order
+--   set   HSET key field value          an order, of a worker or a copy; a peer key for controllers
 --   del   HDEL key field                an order is taken back
+--   put   SET key value                 a peer key for its node
 --   fail  HSET key count .. (value is "count|last_unix_ms", message in field)
 --   clear DEL key                       a failure record is cured
 -- A write with a channel publishes its message.
@@ -20,6 +22,8 @@ for i = 3, #KEYS do
     redis.call('HSET', KEYS[i], field, value)
   elseif what == 'del' then
     redis.call('HDEL', KEYS[i], field)
+  elseif what == 'put' then
+    redis.call('SET', KEYS[i], value)
   elseif what == 'fail' then
     local count, last = string.match(value, '^(%d+)|(%d+)$')
     redis.call('HSET', KEYS[i], 'count', count, 'last_unix_ms', last, 'error', field)

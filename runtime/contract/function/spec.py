@@ -99,6 +99,7 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InvalidSpec(f"llm: kv_memory must be at least 1 MiB, got {self.kv_memory_bytes} bytes")
 
 
+Keep = Literal["", "host"]
 Isolation = Literal["namespaces", "gvisor"]
 
 
@@ -174,6 +175,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Time zone of the schedule, such as "Europe/Berlin"; empty: UTC."""
     keep_requests: bool = False
     """Whether requests and answers of synchronous calls are stored for a day, so that they can be replayed."""
+    keep: Keep = ""
+    """"host": one copy of its weights is kept in the host memory of some node, also while no worker uses them."""
 
     def __post_init__(self) -> None:
         if not is_function_name(self.name):
@@ -234,6 +237,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(
                 f"function {self.name} is in project {project_of(self.name)}, and its setting names {self.project}",
                 hint="name the project once: in the name, or as project",
+            )
+        if self.keep and self.weights is None:
+            raise InvalidSpec(
+                f"function {self.name}: keep is about weights, and it has none", hint="leave out keep, or name weights"
             )
         if self.adapter is not None and self.weights is None:
             raise InvalidSpec(

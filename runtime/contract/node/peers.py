@@ -83,6 +83,9 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[Peer, ...] = ()
     pulls: tuple[Pull, ...] = ()
     ordered_unix_ns: int
+    """Time of this order; a changed order has a later one."""
+    decided_unix_ns: int = 0
+    """Time of its first order."""
 
 
 def peer_key_bound_to(node: NodeId, epoch: str) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 
 from fleetstart.controller.registry.checkpoints import UNFINISHED_S, Checkpoints
 from fleetstart.controller.registry.deletion_guard import FORGET_MS, STALE_MS, DeletionGuard
-from fleetstart.controller.registry.registry import Registry
+from fleetstart.controller.registry.registry import Registry, WeightNeeds
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
@@ -24,7 +24,6 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound, Refused, Un
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName
 from fleetstart.runtime.contract.weights.manifest import checkpoint_id, manifest_bytes
-from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.conftest import BUNDLE, BUNDLE_ID
 from tests.controller.manifests import NOW_MS, PART, manifest, objects_of
 
@@ -98,7 +97,7 @@ def test_a_removal_behind_the_back_of_a_deploy_makes_it_look_again(redis_url: st
         checkpoint = await room.push(manifest_bytes(manifest()))
         require = room.registry._require_weights
 
-        async def then_removed(spec: FunctionSpec) -> tuple[int, LayerLayout | None]:
+        async def then_removed(spec: FunctionSpec) -> WeightNeeds:
             found = await require(spec)
             await room.checkpoints.remove(checkpoint, NOW_MS)
             return found

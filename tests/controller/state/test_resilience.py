@@ -27,6 +27,7 @@ from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, 
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
+from tests.controller.peers.test_pool import Keys
 from tests.controller.scheduler.test_autoscaler import spec
 from tests.servers import RedisServer, until, wait_until
 
@@ -283,7 +284,7 @@ def test_a_new_scheduler_knows_what_the_last_one_ordered_without_being_told(redi
         )
         assert await one.write(Step(orders=[order]), await one.acquire_or_renew("gw-1", 0))
         await one.release("gw-1")
-        scheduler = Scheduler("gw-2", two, LedgerWriter(client), lambda order: order)
+        scheduler = Scheduler("gw-2", two, LedgerWriter(client), lambda order: order, Keys())
         running = asyncio.create_task(scheduler.run())
         async with asyncio.timeout(10):
             while await client.hexists(keys.desired(NodeId("n")), "w"):
