@@ -82,6 +82,10 @@ class Search:
         """`peers`: what nodes have of the checkpoint for others."""
         self._request = request
         self._peers = PeerPool(peers, request.layout, now_s)
+        self._own_bytes: dict[int, int] = {}
+        """Cached memory of stages on nodes without a GPU, by their layers."""
+        self._shared_fetches: dict[tuple[int, ...], list[Fetch] | None] = {}
+        """Cached fetches of groups that use peers, by their size and their nodes."""
         self._now_s = now_s
         self._has_weights = request.segment_bytes > 0
         free = [node for node in nodes if not node.shared]
@@ -170,7 +174,16 @@ class Search:
         request = self._request
         size_bytes = cut.size_bytes if self._has_weights else 0
         segment_growth = missing_bytes(node.held, cut.layers, size_bytes, request.layout)
-        return node.state.free_bytes >= request.own_bytes(cut, full=False, kv_on_device=node.has_gpu) + segment_growth
+        return node.state.free_bytes >= self._least_bytes(cut, node) + segment_growth
+
+    def _least_bytes(self, cut: Cut, node: CandidateNode) -> int:
+        """Memory of a worker that has only this stage, without its weights."""
+        known = self._own_bytes.get(cut.layers)
+        if node.has_gpu or known is None:
+            known = self._request.own_bytes(cut, full=False, kv_on_device=node.has_gpu)
+            if not node.has_gpu:
+                self._own_bytes[cut.layers] = known
+        return known
 
     def _holder_placements(self, cuts: tuple[Cut, ...], nodes: Sequence[CandidateNode]) -> list[HolderPlacement]:
         """Placements on nodes whose layers make a stage quicker than its fetch on the quickest node, best first.
@@ -252,8 +265,16 @@ class Search:
         """The fetches of a group, which share the uplinks of their peers: no uplink's promises to others are broken.
         None if the links to the store cannot take what these refuse."""
         fetches = [self._fetch(cut, node) for cut, node in zip(cuts, nodes, strict=True)]
-        if not self._peers:
+        if not self._peers or not any([fetch.peers for fetch in fetches]):
             return fetches
+        key = (len(cuts), *map(id, nodes))
+        if key not in self._shared_fetches:
+            self._shared_fetches[key] = self._share_uplinks(cuts, nodes, fetches)
+        return self._shared_fetches[key]
+
+    def _share_uplinks(
+        self, cuts: tuple[Cut, ...], nodes: list[CandidateNode], fetches: list[Fetch]
+    ) -> list[Fetch] | None:
         refused: set[NodeId] = set()
         ups, now_s = self._peers.ups, self._now_s
         while True:
@@ -292,7 +313,6 @@ class Search:
         reserved: list[int] = []
         weighted_bytes = whole_s = undisturbed_share = 0.0
         undisturbed, fetching = 0, False
-        exchanging = len(nodes) > 1 and all([node.state.up is not None for node in nodes])
         for stage, (cut, node, fetch) in enumerate(zip(cuts, nodes, fetches, strict=True)):
             load_s = cut.size_bytes / node.state.device_bytes_per_s if self._has_weights else 0.0
             fetching = fetching or fetch.seconds > 0 or node.files_s > 0
@@ -300,14 +320,13 @@ class Search:
                 undisturbed, undisturbed_share = undisturbed + 1, undisturbed_share + cut.share
             # The process is forked while its files come, and imports them afterwards.
             times.append(StageTimes(max(node.state.start_s, node.files_s), library_s, fetch.seconds, load_s))
-            least_bytes = request.own_bytes(cut, full=False, kv_on_device=node.has_gpu) + fetch.missing_bytes
+            least_bytes = self._least_bytes(cut, node) + fetch.missing_bytes
             size_bytes = request.memory_bytes + node.missing_bytes if stage < full else least_bytes
             if stage < becoming_whole:
-                whole_s = max(
-                    whole_s,
-                    (node.missing_bytes - fetch.missing_bytes)
-                    / (node.state.down_bytes_per_s if exchanging else node.bytes_per_s),
-                )
+                rest_bytes = node.missing_bytes - fetch.missing_bytes
+                # The other stages have the rest by then, and pass it on as fast as peers do.
+                per_s = node.bytes_per_s if stages == 1 else node.state.down_bytes_per_s
+                whole_s = max(whole_s, rest_bytes / per_s)
             reserved.append(size_bytes)
             if node.shared:
                 weighted_bytes += size_bytes * SHARING

@@ -20,11 +20,13 @@ from .checkpoint_layout import EVERY_LAYER
 from .constraints import NO_CONSTRAINTS, PlacementConstraints, admits
 from .links.contention import Link
 from .node_state import HeldLayers, NodeState, with_stage, with_upload
-from .peers import PeerSource, peer_sources
+from .peers import PEERS_MOST, PeerSource, peer_sources
 from .plan import FileTree, StagePlan
 
 HOLDERS = 16
 """Holders of a checkpoint that a decision examines: twice the stages of the largest group."""
+PEERS_SEEN = 2 * PEERS_MOST
+"""Peers that a decision examines, to take those whose uplinks are the least busy."""
 
 Rank = tuple[float, NodeId]
 """Lower is better."""
@@ -130,7 +132,7 @@ class Cluster:
         if ranks is None or checkpoint is None:
             return []
         states = (self._states[node] for rank, node in ranks if rank < ON_DISK)
-        serving = islice((state for state in states if state.up is not None), HOLDERS)
+        serving = islice((state for state in states if state.up is not None), PEERS_SEEN)
         return peer_sources(serving, checkpoint, now_s)
 
     def with_trees(

@@ -66,16 +66,18 @@ def find_candidate_nodes(
     """The nodes that groups of these sizes may use, fastest first, and those whose links are committed to others."""
     has_weights = request.segment_bytes > 0
     needs = {request.memory_bytes + request.segment_bytes}
+    least_bytes = request.memory_bytes
     for size in sizes:
         for cut in request.layout.cuts(size):
-            needs.add(request.own_bytes(cut, full=False) + cut.size_bytes * has_weights)
+            own_bytes = request.own_bytes(cut, full=False)
+            least_bytes = min(least_bytes, own_bytes)
+            needs.add(own_bytes + cut.size_bytes * has_weights)
             if cluster.gpus:
                 needs.add(request.own_bytes(cut, full=False, kv_on_device=True) + cut.size_bytes * has_weights)
     least_fetch = min(cut.size_bytes for cut in request.layout.cuts(max(sizes))) if has_weights else 0
     fetch_bytes = (least_fetch, request.segment_bytes)
     states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.wanted)
     examined = {snapshot.state.node for snapshot in states}
-    least_bytes = min(request.own_bytes(cut, full=False) for size in sizes for cut in request.layout.cuts(size))
     holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
     nodes = [CandidateNode(snapshot, request, now_s) for snapshot in states]
     holders = [*holders, *cluster.with_trees(request.trees, least_bytes, now_s, request.wanted)]

@@ -78,11 +78,14 @@ class NodeState:
     @property
     def down_bytes_per_s(self) -> float:
         """The fastest rate at which it has received anything."""
-        return max(self.link.bytes_per_s, self.from_peers_bytes_per_s)
+        per_s = self.link.bytes_per_s
+        return per_s if self.peer_bytes_per_s is None else max(per_s, self.peer_bytes_per_s)
 
     def link_bytes(self, store_bytes: float, peer_bytes: float) -> float:
         """A fetch in bytes from the store that would keep the link busy for as long. Where peers were found to be
         faster, the store is slower than the link."""
+        if self.peer_bytes_per_s is None:
+            return store_bytes + peer_bytes
         return store_bytes + peer_bytes * self.link.bytes_per_s / self.down_bytes_per_s
 
 

@@ -56,26 +56,23 @@ class Fetch(NamedTuple):
 
 
 def peer_sources(holders: Iterable[NodeState], checkpoint: CheckpointId, now_s: float) -> list[PeerSource]:
-    """What these nodes have for others, the least busy first. Layers that a node is receiving count only if no node has
-    them."""
+    """What these nodes have for others, the least busy first; layers that they are receiving come behind."""
     there: list[PeerSource] = []
     coming: list[PeerSource] = []
     for state in holders:
-        held = state.held.get(checkpoint)
-        if held is None or state.up is None:
+        held, up = state.held.get(checkpoint), state.up
+        if held is None or up is None:
             continue
-        up = state.up.at(now_s)
+        if up.fetches:
+            up = up.at(now_s)
         if held.host:
             there.append(PeerSource(state.node, state.region, held.host, up))
         if held.coming & ~held.host:
             after_s = state.link.pending_s(checkpoint, now_s)
             coming.append(PeerSource(state.node, state.region, held.coming & ~held.host, up, after_s))
-    there = sorted(there, key=_busyness)[:PEERS_MOST]
-    had = 0
-    for source in there:
-        had |= source.layers
-    later = [source._replace(layers=source.layers & ~had) for source in coming if source.layers & ~had]
-    return there + sorted(later, key=_busyness)[:PEERS_MOST]
+    if len(there) > 1:
+        there = sorted(there, key=_busyness)[:PEERS_MOST]
+    return there + (sorted(coming, key=_busyness)[:PEERS_MOST] if coming else coming)
 
 
 def _busyness(source: PeerSource) -> tuple[float, float, NodeId]:
@@ -145,34 +142,55 @@ class PeerPool:
         return Fetch(missing_bytes, divided.store_bytes, seconds, divided.peers, divided.peer_bytes)
 
     def _divide(self, layers: int, state: NodeState, on_disk: int, refused: Set[NodeId]) -> Division | None:
-        near, elsewhere = [], on_disk
-        for source in self._sources:
-            if (
-                source.layers & layers
-                and source.node != state.node
-                and source.region == state.region
-                and source.node not in refused
-            ):
-                near.append(source)
-                elsewhere |= source.layers
+        """Divides a fetch over the nodes that have the layers, and for layers that none has, over those that receive
+        them; or over all of these, if the uplinks of the others are so busy that it is quicker."""
+        node, region = state.node, state.region
+        near = [
+            source
+            for source in self._sources
+            if source.layers & layers and source.node != node and source.region == region and source.node not in refused
+        ]
         if not near:
             return None
-        sources = [FetchSource(source.layers, source.bytes_per_s) for source in near]
+        if not near[-1].after_s:  # those that receive it come last
+            return self._division(layers, state, on_disk, near)
+        had = 0
+        for source in near:
+            had |= 0 if source.after_s else source.layers
+        there = [source if not source.after_s else source._replace(layers=source.layers & ~had) for source in near]
+        best = self._division(layers, state, on_disk, there)
+        if any(source.after_s and source.layers & had for source in near):
+            relayed = self._division(layers, state, on_disk, near)
+            if best is None or (relayed is not None and relayed.up_s < best.up_s):
+                return relayed
+        return best
+
+    def _division(self, layers: int, state: NodeState, on_disk: int, near: Sequence[PeerSource]) -> Division | None:
+        size_bytes, now_s = self._layout.size_bytes, self._now_s
+        if len(near) == 1 and not on_disk:  # the usual case, and the quickest
+            source = near[0]
+            got_bytes = size_bytes(layers & source.layers)
+            up_s = max(source.up.fetch_s(got_bytes, now_s), source.after_s)
+            rest_bytes = size_bytes(layers & ~source.layers)
+            return Division((PeerShare(source.node, got_bytes),), got_bytes, 0.0, rest_bytes, up_s)
+        sources, elsewhere = [], on_disk
+        for source in near:
+            sources.append(FetchSource(source.layers, source.bytes_per_s))
+            elsewhere |= source.layers
         if on_disk:
             sources.append(FetchSource(on_disk, state.disk_bytes_per_s))
-        size_bytes = self._layout.size_bytes
         shares = divide(layers, sources, size_bytes)
-        used = [(source, share) for source, share in zip(near, shares, strict=False) if share >= 1]
-        if not used:
+        from_peers: dict[NodeId, int] = {}
+        up_s = 0.0
+        for source, share in zip(near, shares, strict=False):
+            if share >= 1:  # a node that has some layers and receives others is there twice
+                from_peers[source.node] = from_peers.get(source.node, 0) + round(share)
+                up_s = max(up_s, source.up.fetch_s(from_peers[source.node], now_s), source.after_s)
+        if not from_peers:
             return None
-        named = tuple([PeerShare(source.node, round(share)) for source, share in used])
-        return Division(
-            peers=named,
-            peer_bytes=sum([share.size_bytes for share in named]),
-            disk_bytes=shares[-1] if on_disk else 0.0,
-            store_bytes=size_bytes(layers & ~elsewhere),
-            up_s=max([max(source.up.fetch_s(share, self._now_s), source.after_s) for source, share in used]),
-        )
+        named = tuple([PeerShare(node, size) for node, size in from_peers.items()])
+        store_bytes = size_bytes(layers & ~elsewhere)
+        return Division(named, sum(from_peers.values()), shares[-1] if on_disk else 0.0, store_bytes, up_s)
 
 
 def uploads(reader: NodeState, orders: Iterable[OrderState]) -> list[tuple[NodeId, PendingFetch]]:

@@ -212,13 +212,18 @@ def _report(request: PlanRequest, candidate: Candidate | TooFewNodes, choice: Ch
     if isinstance(candidate, TooFewNodes):
         why = f"{candidate.stages} nodes with room are needed, there are {candidate.available}"
         return CandidateReport(stages=candidate.stages, full=candidate.full, nodes=[], why_not=why)
+    missing_bytes = store_bytes = peer_bytes = 0
+    for fetch in candidate.fetches:
+        missing_bytes += fetch.missing_bytes
+        store_bytes += fetch.store_bytes
+        peer_bytes += fetch.peer_bytes
     return CandidateReport(
         stages=len(candidate.cuts),
         full=candidate.full,
         nodes=[node.state.node for node in candidate.nodes],
-        missing_bytes=sum([fetch.missing_bytes for fetch in candidate.fetches]),
-        store_bytes=sum([fetch.store_bytes for fetch in candidate.fetches]),
-        peer_bytes=sum([fetch.peer_bytes for fetch in candidate.fetches]),
+        missing_bytes=missing_bytes,
+        store_bytes=store_bytes,
+        peer_bytes=peer_bytes,
         ttft_s=candidate.ttft_s,
         margin=candidate.margin,
         tpot_s=candidate.tpot_s,

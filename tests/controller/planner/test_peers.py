@@ -80,6 +80,22 @@ def test_a_node_that_receives_it_passes_it_on() -> None:
     assert stage.fetch_s == pytest.approx(0.8), "the first has it after 0.6 s, its own link takes 0.8"
 
 
+def test_starts_at_once_pass_on_what_the_only_holder_has() -> None:
+    """New ones read from those that are receiving, too, as the holder's uplink has no full share for them."""
+    cluster = Cluster([holder("has"), *(node(f"n{index}", up=100.0 * MB, memory_bytes=500 * MB) for index in range(4))])
+    wanted = request(1, 400 * MB, measures=measured(prefill_s=0.0), memory_bytes=600 * MB)
+    readers = []
+    for number in range(4):
+        found = make_plan(wanted, cluster, 0.0)
+        (stage,) = found.stages
+        readers.append([share.node for share in stage.peers])
+        assert stage.store_bytes == 0
+        assert stage.fetch_s == pytest.approx(4.0)
+        taken(found, cluster, wanted, 0.0, f"w{number}-")
+    assert readers[0] == ["has"]
+    assert all("has" not in peers or len(peers) > 1 for peers in readers[1:]), "its uplink alone would take 8 s"
+
+
 def test_other_regions_are_asked_for_nothing() -> None:
     (stage,) = plan(node("new", region="eu"), holder("far", region="us")).stages
     assert not stage.peers
