@@ -28,6 +28,8 @@ from .node_filter import CandidateNode, missing_bytes
 from .peers import NOBODY, STORE_WORTH, Fetch, PeerPool, PeerSource
 from .plan import PlanRequest
 
+WARM_MOST = 8
+"""Maximum number of stages of a group that is cut where nodes' layers end: that of the largest groups."""
 SHARING = 2.0
 """Cost factor of memory on a node that has other workers, against a free device: the workers slow each other."""
 
@@ -47,6 +49,8 @@ class Candidate(NamedTuple):
     tpot_s: float
     whole_s: float
     ready_s: float
+    load_s: float
+    """The longest that a stage's weights take from host memory onto a GPU."""
     hidden_s: float
     """Time hidden by overlapping: the difference between eq. 1 and eq. 5."""
     cost_gib_s: float
@@ -116,6 +120,36 @@ class Search:
             placements = [self._holder_placements(cuts, nodes) if self._any_held else [] for nodes in self._variants]
             for full in range(0 if size > 1 else 1, size + 1):
                 yield from self._variant_candidates(cuts, full, placements)
+            if size == 2 and self._any_held:
+                yield from self._warm_candidates()
+
+    def _warm_candidates(self) -> Iterator[Candidate | TooFewNodes]:
+        """Yields groups that fetch nothing: nodes whose memory together has the model, cut where their layers end
+        (λScale section 5). Those that an even cut suits are among the other candidates."""
+        layout, nodes = self._request.layout, self._variants[-1]
+        warm = [node for node in nodes if node.held is not None and node.held.host and not node.files_s]
+        cuts, chosen, first = [], list[CandidateNode](), 0
+        while first < layout.count and len(chosen) < WARM_MOST:
+            reach, taker = max(
+                ((_run_end(node, first, layout.count), node) for node in warm if node not in chosen),
+                key=lambda pair: pair[0],
+                default=(first, None),
+            )
+            cut = layout.stage(first, reach) if reach > first else None
+            if cut is None or taker is None:
+                return
+            if not self._fits(cut, taker, False):
+                warm.remove(taker)
+                continue
+            cuts.append(cut)
+            chosen.append(taker)
+            first = reach
+        if first < layout.count or len(chosen) < 2 or tuple(cuts) == layout.cuts(len(cuts)):
+            return
+        for full in range(len(chosen) + 1):
+            if full and not chosen[full - 1].fits_whole:
+                break
+            yield self._predict(tuple(cuts), full, chosen)
 
     def _variant_candidates(
         self, cuts: tuple[Cut, ...], full: int, placements: Sequence[list[HolderPlacement]]
@@ -311,10 +345,12 @@ class Search:
         becoming_whole = max(1, min(full, request.workers))
         times: list[StageTimes] = []
         reserved: list[int] = []
-        weighted_bytes = whole_s = undisturbed_share = 0.0
+        weighted_bytes = whole_s = undisturbed_share = onto_gpu_s = 0.0
         undisturbed, fetching = 0, False
         for stage, (cut, node, fetch) in enumerate(zip(cuts, nodes, fetches, strict=True)):
             load_s = cut.size_bytes / node.state.device_bytes_per_s if self._has_weights else 0.0
+            if node.has_gpu:
+                onto_gpu_s = max(onto_gpu_s, load_s)
             fetching = fetching or fetch.seconds > 0 or node.files_s > 0
             if stage < full or not node.shared:
                 undisturbed, undisturbed_share = undisturbed + 1, undisturbed_share + cut.share
@@ -349,10 +385,20 @@ class Search:
             tpot_s=tpot_s(decode_s=measures.decode_s.value, hop_s=hop_s, stages=stages, work=token_work),
             whole_s=whole_s,
             ready_s=ready_s,
+            load_s=onto_gpu_s,
             hidden_s=sequential_s - ready_s,
             cost_gib_s=cost_gib_s(sum(reserved), first_s, whole_s),
             weight=cost_gib_s(weighted_bytes, first_s, whole_s),
         )
+
+
+def _run_end(node: CandidateNode, first: int, count: int) -> int:
+    """The end of the node's layers in memory that begin with this one; this one, if it is not there."""
+    if node.held is None:
+        return first
+    above = ~(node.held.host >> first)
+    run = (above & -above).bit_length() - 1 if above else count
+    return min(count, first + run)
 
 
 def _margin(request: PlanRequest, stages: int, fetching: bool) -> float:

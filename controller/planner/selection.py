@@ -91,14 +91,15 @@ def _complete(candidates: Sequence[Candidate | TooFewNodes]) -> list[Candidate]:
 
 
 def _single_worker_choice(request: PlanRequest, candidates: Sequence[Candidate | TooFewNodes]) -> Choice | None:
-    """The choice of a single worker, if it meets the SLO and does not wait for weights: a group would only cost
-    more."""
+    """The choice of a single worker, if it meets the SLO and does not wait for weights, neither for their fetch nor for
+    their way onto a GPU: a group would only cost more."""
     library_s = request.measures.library_s.value
     not_waiting = [
         candidate
         for candidate in _complete(candidates)
         if _meets_slo(request, candidate)
         and candidate.fetches[0].seconds <= candidate.nodes[0].state.start_s + library_s
+        and candidate.load_s <= library_s
     ]
     if not not_waiting or request.workers > 1:
         return None
