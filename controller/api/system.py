@@ -16,8 +16,9 @@ from fleetstart.runtime.contract.errors import FleetError, InvalidInput
 from ..auth.audit_log import AuditLog
 from ..auth.request_context import caller_of
 from ..http.json_api import json_response, query_flag
+from ..peers.report import reported_copies
 from ..schemas.functions import BudgetInfo, FunctionInfo, RedisMemory, SystemStatus, UnreadableInfo
-from ..schemas.nodes import NodeCertificate
+from ..schemas.nodes import CopyInfo, NodeCertificate
 from ..state.redis_probe import try_redis
 from ..state.redis_server.memory_watch import MemoryWatch
 from ..state.view import View
@@ -101,6 +102,7 @@ class SystemApi:
                 store_problem=store_problem,
                 nodes=[seen.report for seen in view.nodes.values() if not seen.lost(now_ns) and not caller.limited],
                 draining=sorted(view.draining) if not caller.limited else [],
+                copies=self._copies(now_ns) if not caller.limited else [],
                 certificates=self._certificates() if not caller.limited else [],
                 functions=cast(list[FunctionInfo], functions),
                 budgets=[info for info in self._budgets() if caller.sees(info.function)],
@@ -109,6 +111,18 @@ class SystemApi:
                 limited=caller.limited,
             )
         )
+
+    def _copies(self, now_ns: int) -> list[CopyInfo]:
+        return [
+            CopyInfo(
+                node=one.node,
+                checkpoint=one.checkpoint,
+                state=one.state,
+                ready_bytes=one.ready_bytes,
+                size_bytes=one.size_bytes,
+            )
+            for one in reported_copies(self._view, now_ns)
+        ]
 
     def _certificates(self) -> list[NodeCertificate]:
         return [

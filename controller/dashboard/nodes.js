@@ -21,10 +21,11 @@ export function view(status) {
     }
   }
   const workers = status.functions.flatMap(workersOf);
-  return status.nodes.map((node) => one(node, workers.filter((worker) => worker.node === node.node), users, status.draining.includes(node.node)));
+  return status.nodes.map((node) => one(node, workers.filter((worker) => worker.node === node.node), users, status.draining.includes(node.node),
+    new Set(status.copies.filter((copy) => copy.node === node.node).map((copy) => copy.checkpoint))));
 }
 
-function one(node, workers, users, draining) {
+function one(node, workers, users, draining, kept) {
   const memory = node.weights_memory;
   const weights = Math.min(memory.used_bytes, node.memory_used_bytes);
   const reserved = node.memory_used_bytes - weights;
@@ -45,7 +46,7 @@ function one(node, workers, users, draining) {
         ...(node.isolation_refused ? [["the kernel refused", node.isolation_refused]] : []),
         ...Object.entries(memory.refused).map(([pages, reason]) => [`${pages} pages unavailable`, reason]),
       ]))),
-    h("h2", null, "Checkpoints"), checkpoints(node, users),
+    h("h2", null, "Checkpoints"), checkpoints(node, users, kept),
     h("h2", null, "Workers"), workers.length ? table(
       [{ name: "worker" }, { name: "function" }, { name: "state" }, { name: "start" }],
       workers.map((worker) => [h("span", { class: "mono" }, worker.worker),
@@ -76,19 +77,19 @@ function tiers(node) {
   ]);
 }
 
-function checkpoints(node, users) {
+function checkpoints(node, users, kept) {
   const known = new Map(node.segments.map((segment) => [segment.checkpoint, segment]));
-  const ids = [...new Set([...known.keys(), ...Object.keys(node.disk)])];
+  const ids = [...new Set([...known.keys(), ...Object.keys(node.disk), ...kept])];
   if (!ids.length) return empty("None in memory or on disk: weights are fetched by the first call of a function that has some.");
-  return table([{ name: "checkpoint" }, { name: "functions" }, { name: "in memory" }, { name: "loaded", num: true }, { name: "size", num: true }, { name: "" }, { name: "on disk" }],
+  return table([{ name: "checkpoint" }, { name: "functions" }, { name: "in memory" }, { name: "loaded", num: true }, { name: "size", num: true }, { name: "" }, { name: "on disk" }, { name: "copy" }],
     ids.map((id) => {
       const segment = known.get(id);
       const of = users.get(id);
       return [h("span", { class: "mono", title: id }, id.slice(0, 12)), of ? of.map((name, index) => [index ? ", " : "", functionLink(name)]) : h("span", { class: "dim" }, "no live version"),
-        segment ? tag(segment.state, { ready: "good", filling: "busy", partial: "busy", failed: "bad" }[segment.state]) : tag("no"),
+        segment ? tag(segment.state, { ready: "good", filling: "busy", partial: "busy", failed: "bad" }[segment.state]) : tag(kept.has(id) ? "ordered" : "no"),
         segment ? bytes(segment.ready_bytes) : "–", segment ? bytes(segment.size_bytes) : "–",
         segment ? meter([["weights", segment.size_bytes ? segment.ready_bytes / segment.size_bytes : 0, bytes(segment.ready_bytes)]], "share loaded") : null,
-        node.disk[id] ? tag("yes", "good") : tag("no")];
+        node.disk[id] ? tag("yes", "good") : tag("no"), kept.has(id) ? tag("kept here", "good") : null];
     }));
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 
+from ..peers.report import kept_states, reported_copies
 from ..schemas.functions import BudgetInfo
 from ..state.view import View
 from .prometheus import MetricFamily
@@ -24,6 +25,7 @@ def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns
         *_starts(view),
         *_nodes(nodes),
         *_memory(nodes),
+        *_copies(view, now_ns),
         *_bytes(nodes),
         *_prediction(view),
         *_unreadable(view),
@@ -89,6 +91,22 @@ def _memory(nodes: list[NodeReport]) -> list[MetricFamily]:
             here = sum(segment.ready_bytes for segment in node.segments if segment.state == state)
             ready.add(here, node=node.node, state=state)
     return [pool, segments, ready, disk]
+
+
+def _copies(view: View, now_ns: int) -> list[MetricFamily]:
+    kept = MetricFamily(
+        "fleetstart_kept_checkpoints", "gauge", "Checkpoints of which functions keep a copy in memory, by its state."
+    )
+    copied = MetricFamily("fleetstart_copy_bytes", "gauge", "Bytes in memory of the copies that a node is to keep.")
+    counts = Counter(kept_states(view, now_ns).values())
+    for state in ("ready", "fetching", "missing"):
+        kept.add(counts[state], state=state)
+    here: Counter[str] = Counter()
+    for copy in reported_copies(view, now_ns):
+        here[copy.node] += copy.ready_bytes
+    for node, size_bytes in sorted(here.items()):
+        copied.add(size_bytes, node=node)
+    return [kept, copied]
 
 
 def _bytes(nodes: list[NodeReport]) -> list[MetricFamily]:

@@ -26,7 +26,9 @@ from fleetstart.runtime.contract.weights.manifest import (
     read_manifest,
 )
 
+from ..peers.report import nodes_with, reported_copies
 from ..schemas.functions import CheckpointInfo
+from ..state.view import View
 from ..storage.object_store import ObjectStore, StoredObject
 from .registry import Registry
 
@@ -72,6 +74,7 @@ class Checkpoints:
             for checkpoint, objects in groups.items()
             if unfinished or _manifest_of(objects) is not None
         ]
+        infos = _with_nodes(infos, self._registry.view, time.monotonic_ns())
         return sorted(infos, key=lambda info: (-info.created_unix_ms, info.id))
 
     async def manifest(self, checkpoint: CheckpointId) -> bytes:
@@ -168,6 +171,19 @@ class Checkpoints:
         if checkpoint not in self._summaries:
             self._summaries[checkpoint] = await _summary_in(await self.manifest(checkpoint), checkpoint)
         return self._summaries[checkpoint]
+
+
+def _with_nodes(infos: Iterable[CheckpointInfo], view: View, now_ns: int) -> list[CheckpointInfo]:
+    """The checkpoints, with the nodes that have them in memory."""
+    holders, copies = nodes_with(view, now_ns), reported_copies(view, now_ns)
+    return [
+        msgspec.structs.replace(
+            info,
+            in_memory=list(holders.get(info.id, ())),
+            copies=[copy.node for copy in copies if copy.checkpoint == info.id],
+        )
+        for info in infos
+    ]
 
 
 async def _summary_in(data: bytes, checkpoint: CheckpointId) -> ManifestSummary:

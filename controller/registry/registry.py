@@ -32,6 +32,7 @@ from ..state.records import Failure, FunctionRecord, Rollout, VersionKey, Versio
 from ..state.redis_client import Script
 from ..state.sync import StateSync
 from ..state.unreadable import unreadable
+from ..state.view import View
 from ..storage.object_store import ObjectStore, read_file, require_bundle, require_checkpoint, require_layer
 from .deletion_guard import DeletionGuard
 
@@ -74,6 +75,10 @@ class Registry:
         self._decoder = RecordDecoder(VersionRecord)
         self._functions = RecordDecoder(FunctionRecord)
         self.deletion_guard = DeletionGuard(state.client)
+
+    @property
+    def view(self) -> View:
+        return self._state.view
 
     async def deploy(
         self, spec: FunctionSpec, now_unix_ms: int, *, alias: str = LIVE, percent: int = 100, probe: bool = False

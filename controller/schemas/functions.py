@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 
 from ..state.records import ScaleOverride
-from .nodes import NodeCertificate
+from .nodes import CopyInfo, NodeCertificate
 
 
 class FailedStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +134,10 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ms: int
     used_by: list[str]
     """Versions of deployed functions, as name@version."""
+    in_memory: list[str] = []
+    """Nodes that have all of it in memory."""
+    copies: list[str] = []
+    """Nodes that keep a copy in memory because a function asks for one (`keep`), also those that still fetch it."""
 
 
 class UnreadableInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +177,8 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeReport]
     draining: list[str] = []
     """Names of the nodes that get no workers (`fs node drain`)."""
+    copies: list[CopyInfo] = []
+    """Copies of checkpoints that nodes keep in memory because functions ask for them (`keep`)."""
     certificates: list[NodeCertificate] = []
     """Certificates of the nodes that have joined (`fs node join`), also of those that are not alive."""
     functions: list[FunctionInfo]

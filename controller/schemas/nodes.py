@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
 
 class NodeJoin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,3 +59,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     workers: int
     """Workers that are ordered to it and have not ended."""
+
+
+class CopyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of a checkpoint that a node is to keep in memory."""
+
+    node: NodeId
+    checkpoint: CheckpointId
+    state: Literal["ready", "fetching"]
+    ready_bytes: int
+    size_bytes: int
+    """0 until its node has begun."""

@@ -42,7 +42,7 @@ def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> 
     if not nodes:
         output.message("no node is registered: nothing can run")
     for report in nodes:
-        output.data(node_lines(report))
+        output.data(node_lines(report, status.copies))
         if certificate := next((one for one in status.certificates if one.node == report.node), None):
             output.data(f"         certificate {certificate_text(certificate, time.time())}")
         if report.node in status.draining:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, NodeReport
 
 from ...schemas.functions import BudgetInfo, RedisMemory, SystemStatus
+from ...schemas.nodes import CopyInfo
 from .. import output
 from ..api_client import ApiClient, find_server
 from ..curl_hint import access_line
@@ -46,7 +48,7 @@ def command(home: Path, *, url: str | None, as_json: bool) -> None:
         output.data(f"store    {status.store_problem}")
     output.data(f"access   {access_line(status.access, address)}")
     for node in status.nodes:
-        output.data(node_lines(node))
+        output.data(node_lines(node, status.copies))
     if not status.nodes and not status.limited:
         output.data("no node is registered: nothing can run")
     for budget in status.budgets:
@@ -71,7 +73,7 @@ def _budget(budget: BudgetInfo) -> str:
     return f"budget   {budget.function}   {share} is spent{ending}, it renews {format_utc(budget.renews_unix_ms)}"
 
 
-def node_lines(node: NodeReport) -> str:
+def node_lines(node: NodeReport, copies: Iterable[CopyInfo] = ()) -> str:
     used = f"{output.format_size(node.memory_used_bytes)} of {output.format_size(node.memory_bytes)}"
     where = f"   region {node.region}" if node.region else ""
     line = f"node     {node.node}{where}   {node.cpus} cores   memory {used}"
@@ -85,10 +87,14 @@ def node_lines(node: NodeReport) -> str:
     if node.layers or node.preloaded_bytes:
         line += f"\n         packages: {len(node.layers)} layers on disk, {output.format_size(node.preloaded_bytes)} "
         line += "imported ahead of calls"
+    kept = {copy.checkpoint for copy in copies if copy.node == node.node}
     for segment in node.segments:
         share = f"{segment.ready_bytes / segment.size_bytes:.0%}" if segment.size_bytes else "empty"
         line += f"\n         weights {segment.checkpoint[:12]}   {output.format_size(segment.size_bytes)}   "
         line += segment.state if segment.state != "filling" else f"filling, {share}"
+        line += "   a kept copy" if segment.checkpoint in kept else ""
+    for checkpoint in sorted(kept - {segment.checkpoint for segment in node.segments}):
+        line += f"\n         weights {checkpoint[:12]}   to be fetched   a kept copy"
     return line
 
 

@@ -87,7 +87,7 @@ def _source(sources: Sequence[str]) -> Source:
 @verb()
 @click.pass_obj
 def ls(home: Path, *, unfinished: bool, url: str | None, as_json: bool) -> None:
-    """List checkpoints: size, contents, age, and which functions use them."""
+    """List checkpoints: size, contents, age, the nodes that have them in memory, and the functions that use them."""
     with ApiClient(find_server(url, home)) as server:
         checkpoints = server.get("/api/v1/checkpoints", list[CheckpointInfo], unfinished=int(unfinished))
     if as_json:
@@ -113,12 +113,19 @@ def checkpoints_table(checkpoints: Iterable[CheckpointInfo], *, now_s: float) ->
             str(info.files),
             str(info.parts),
             output.format_age(max(0.0, now_s - info.created_unix_ms / 1000)),
+            _in_memory(info),
             ", ".join(info.used_by) or "-" if info.complete else f"incomplete: {info.problem}",
         )
         for info in checkpoints
     ]
-    headings = ("ID", "KIND", "SIZE", "TENSORS", "FILES", "PARTS", "AGE", "USED BY")
+    headings = ("ID", "KIND", "SIZE", "TENSORS", "FILES", "PARTS", "AGE", "IN MEMORY", "USED BY")
     return output.table(headings, rows, right=frozenset({2, 3, 4, 5, 6}))
+
+
+def _in_memory(info: CheckpointInfo) -> str:
+    """On how many nodes it is, and where a copy is kept."""
+    here = f"{len(info.in_memory)} node{'s' * (len(info.in_memory) != 1)}" if info.in_memory else "-"
+    return f"{here}, kept on {', '.join(info.copies)}" if info.copies else here
 
 
 @command.command("verify")

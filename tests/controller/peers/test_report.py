@@ -1,0 +1,44 @@
+"""What is told of copies: their states, and who has what in memory."""
+
+from __future__ import annotations
+
+from fleetstart.controller.cli.commands.status import node_lines
+from fleetstart.controller.observability.cluster_metrics import families
+from fleetstart.controller.peers.report import kept_states, nodes_with, reported_copies
+from fleetstart.controller.schemas.nodes import CopyInfo
+from fleetstart.runtime.contract.ids import NodeId
+from tests.controller.peers.test_pool import CHECKPOINT, SIZE_BYTES, World
+
+
+def kept(world: World) -> dict[str, float]:
+    """The metric, by state."""
+    found = families(world.view, [], 0, world.now_ns)
+    family = next(one for one in found if one.name == "fleetstart_kept_checkpoints")
+    return {sample.labels[0][1]: sample.value for sample in family.samples}
+
+
+def test_a_kept_checkpoint_is_missing_then_fetched_then_there() -> None:
+    world = World(2, keep="host")
+    assert kept_states(world.view, world.now_ns) == {CHECKPOINT: "missing"}
+    assert kept(world) == {"ready": 0, "fetching": 0, "missing": 1}
+    world.step()
+    [where] = world.copies()
+    assert kept_states(world.view, world.now_ns) == {CHECKPOINT: "fetching"}
+    world.holds(where, 8)
+    [copy] = reported_copies(world.view, world.now_ns)
+    assert (copy.state, copy.ready_bytes, copy.size_bytes) == ("fetching", SIZE_BYTES // 2, SIZE_BYTES)
+    world.holds(where)
+    assert kept_states(world.view, world.now_ns) == {CHECKPOINT: "ready"}
+    assert nodes_with(world.view, world.now_ns) == {CHECKPOINT: [where]}
+    world.dies(where)
+    assert kept_states(world.view, world.now_ns + 3 * 10**9) == {CHECKPOINT: "missing"}
+
+
+def test_fs_nodes_marks_kept_copies_also_those_to_come() -> None:
+    world = World(1)
+    report = world.view.nodes[NodeId("n0")].report
+    copy = CopyInfo(node=report.node, checkpoint=CHECKPOINT, state="fetching", ready_bytes=0, size_bytes=0)
+    assert f"{CHECKPOINT[:12]}   to be fetched   a kept copy" in node_lines(report, [copy])
+    world.holds("n0")
+    assert "ready   a kept copy" in node_lines(world.view.nodes[NodeId("n0")].report, [copy])
+    assert "kept" not in node_lines(world.view.nodes[NodeId("n0")].report)
