@@ -34,6 +34,7 @@ KEYS_AT_ONCE = 20
 """Peer keys made in one step, some milliseconds of the loop."""
 TICK_NS = 1_000_000_000
 """Interval at which grants and the progress of copies are looked at, though nothing has changed."""
+NOTHING_PLANNED: Mapping[WorkerId, Sequence[NodeId]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,14 @@ class ParameterPool:
 
     # ── sources ────────────────────────────────────────────────────────────────────────────────────
 
-    def with_sources(self, orders: Sequence[WorkerOrder], now_unix_ns: int) -> list[WorkerOrder]:
-        """The orders of a step, those of new workers with the peers that they are to read from."""
+    def with_sources(
+        self,
+        orders: Sequence[WorkerOrder],
+        now_unix_ns: int,
+        planned: Mapping[WorkerId, Sequence[NodeId]] = NOTHING_PLANNED,
+    ) -> list[WorkerOrder]:
+        """The orders of a step, those of new workers with the peers that they are to read from. `planned`: the peers
+        that their starts were predicted with, which come first."""
         if len(self._view.nodes) < 2:
             return list(orders)
         self._refresh()
@@ -211,7 +218,8 @@ class ParameterPool:
             if holding.complete:
                 continue
             needs = chunks_needed(order, known)
-            sources = self._chosen(self._fetch(order, weights, needs, holding), load, now_unix_ns)
+            fetch = self._fetch(order, weights, needs, holding)
+            sources = self._chosen(fetch, load, now_unix_ns, planned.get(order.worker, ()))
             done[order.worker] = msgspec.structs.replace(order, sources=sources)
             for peer in sources:
                 load[peer.node] = load.get(peer.node, 0) + 1
@@ -227,8 +235,10 @@ class ParameterPool:
         """How many fetches under way read from each node."""
         return readers_of([[peer.node for peer in one.peers] for some in self._fetches.values() for one in some])
 
-    def _chosen(self, fetch: _Fetch, load: Mapping[NodeId, int], now_unix_ns: int) -> tuple[Peer, ...]:
-        """The peers of a fetch, with new grants."""
+    def _chosen(
+        self, fetch: _Fetch, load: Mapping[NodeId, int], now_unix_ns: int, planned: Sequence[NodeId] = ()
+    ) -> tuple[Peer, ...]:
+        """The peers of a fetch, with new grants: those that it has, or else those that were planned, before others."""
         node = fetch.order.node
         report = self._living(node)
         holdings = self._holdings.get(fetch.checkpoint, {})
@@ -246,7 +256,7 @@ class ParameterPool:
             since_unix_ns=fetch.since_unix_ns,
             needs=fetch.needs,
         )
-        kept = [peer.node for peer in fetch.peers]
+        kept = [peer.node for peer in fetch.peers] or planned
         sources = sources_for(reader, holdings, {other: self._peers[other] for other in keys}, load, kept=kept)
         now_unix_ms = now_unix_ns // 1_000_000
         return tuple(

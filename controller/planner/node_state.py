@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import Confinement, NodeReport, SegmentReport
@@ -59,6 +60,9 @@ class NodeState:
     files_bytes_per_s: float = FILES_BYTES_PER_S
     """Rate at which it fetches and writes them."""
     region: str = ""
+    machine: str = ""
+    peers_on: str = ""
+    """The machine whose nodes alone reach its peer server, as it listens on loopback; empty: any."""
     isolations: frozenset[str] = frozenset()
     """Supported isolations beyond namespaces."""
     confines: Confinement = "namespaces"
@@ -153,6 +157,8 @@ def node_state(
         trees=frozenset(report.layers).union(report.volumes),
         files_bytes_per_s=max(1.0, report.bytes_per_s.get("layers", FILES_BYTES_PER_S)),
         region=report.region,
+        machine=report.machine,
+        peers_on=report.machine if is_loopback(report.peer_address.rpartition(":")[0]) else "",
         isolations=frozenset(report.isolations),
         confines=report.confines,
         isolation_refused=report.isolation_refused,

@@ -2,8 +2,9 @@
 what a fetch beside the store and the disk takes from each.
 
 A holder's uplink is shared like a link to the store (`links.contention`): a fetch that would break what another one was
-promised does not use it. Only holders in the reader's region count: no rate between regions is known. The store is
-left alone as far as peers have the layers, unless it alone would be much quicker: it is the one source that all share.
+promised does not use it. Only holders in the reader's region that it can reach count: no rate between regions is
+known. The store is left alone as far as peers have the layers, unless it alone would be much quicker: it is the one
+source that all share.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class PeerSource(NamedTuple):
     region: str
     layers: int
     up: Link
+    machine: str
+    """The machine whose nodes alone reach it; empty: any."""
     after_s: float = 0.0
     """Time until it has them all itself."""
 
@@ -66,10 +69,10 @@ def peer_sources(holders: Iterable[NodeState], checkpoint: CheckpointId, now_s: 
         if up.fetches:
             up = up.at(now_s)
         if held.host:
-            there.append(PeerSource(state.node, state.region, held.host, up))
+            there.append(PeerSource(state.node, state.region, held.host, up, state.peers_on))
         if held.coming & ~held.host:
             after_s = state.link.pending_s(checkpoint, now_s)
-            coming.append(PeerSource(state.node, state.region, held.coming & ~held.host, up, after_s))
+            coming.append(PeerSource(state.node, state.region, held.coming & ~held.host, up, state.peers_on, after_s))
     if len(there) > 1:
         there = sorted(there, key=_busyness)[:PEERS_MOST]
     return there + (sorted(coming, key=_busyness)[:PEERS_MOST] if coming else coming)
@@ -113,7 +116,7 @@ class PeerPool:
         self._sources = sources
         self._layout = layout
         self._now_s = now_s
-        self._divisions: dict[tuple[int, str, NodeId | None], Division | None] = {}
+        self._divisions: dict[tuple[int, str, str, NodeId | None], Division | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._sources)
@@ -125,7 +128,7 @@ class PeerPool:
         if on_disk or refused:
             divided = self._divide(layers, state, on_disk, refused)
         else:
-            key = (layers, state.region, state.node if state.node in self.ups else None)
+            key = (layers, state.region, state.machine, state.node if state.node in self.ups else None)
             try:
                 divided = self._divisions[key]
             except KeyError:
@@ -144,11 +147,15 @@ class PeerPool:
     def _divide(self, layers: int, state: NodeState, on_disk: int, refused: Set[NodeId]) -> Division | None:
         """Divides a fetch over the nodes that have the layers, and for layers that none has, over those that receive
         them; or over all of these, if the uplinks of the others are so busy that it is quicker."""
-        node, region = state.node, state.region
+        node, region, machine = state.node, state.region, state.machine
         near = [
             source
             for source in self._sources
-            if source.layers & layers and source.node != node and source.region == region and source.node not in refused
+            if source.layers & layers
+            and source.node != node
+            and source.region == region
+            and (not source.machine or source.machine == machine)
+            and source.node not in refused
         ]
         if not near:
             return None

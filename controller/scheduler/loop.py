@@ -24,6 +24,7 @@ from ..state.redis_client import REDIS_ERRORS
 from .agenda import Agenda
 from .leader import LeaderLease
 from .reconcile import Reconciler, Step
+from .start_orders import planned_peers
 from .volume_mounts import with_mounts
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ class Scheduler:
             return
         step = self._reconciler.step(self._view, now_ns=now_ns, now_unix_ns=time.time_ns(), keys=keys)
         step.orders = [with_mounts(self._view, self._seal(order)) for order in step.orders]
-        step.orders = self._with_sources(step.orders)
+        step.orders = self._with_sources(step)
         try:
             written = await self._lease.write(step, fence)
         except REDIS_ERRORS:
@@ -167,10 +168,12 @@ class Scheduler:
                 extra={"node": copy.node, "checkpoint": copy.checkpoint[:12], "peers": len(copy.peers)},
             )
 
-    def _with_sources(self, orders: list[WorkerOrder]) -> list[WorkerOrder]:
-        """The orders with peers to read from. Without any, weights come from the store."""
+    def _with_sources(self, step: Step) -> list[WorkerOrder]:
+        """The orders of a step with peers to read from, first those that the plan names. Without any, weights come from
+        the store."""
+        orders = step.orders
         try:
-            return self.pool.with_sources(orders, time.time_ns())
+            return self.pool.with_sources(orders, time.time_ns(), planned_peers(orders, step.plans))
         except Exception as error:
             self._pool_fault(error)
             return orders

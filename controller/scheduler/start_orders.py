@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import CheckpointId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
@@ -140,6 +140,17 @@ def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, no
         )
         for index, stage in enumerate(plan.stages)
     ]
+
+
+def planned_peers(orders: Iterable[WorkerOrder], plans: Mapping[WorkerId, Plan]) -> dict[WorkerId, list[NodeId]]:
+    """The peers that the plans of new workers fetch from, the largest share first."""
+    found: dict[WorkerId, list[NodeId]] = {}
+    for order in orders:
+        plan, index = plans.get(order.worker), order.stage.index if order.stage is not None else 0
+        if plan is not None and index < len(plan.stages) and plan.stages[index].peers:
+            shares = sorted(plan.stages[index].peers, key=lambda share: -share.size_bytes)
+            found[order.worker] = [share.node for share in shares]
+    return found
 
 
 def reserve(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanRequest, now_ns: int) -> None:

@@ -143,6 +143,18 @@ def test_a_new_order_names_the_holders_with_grants_for_its_node() -> None:
     assert peer.secret == grant_secret(peer.grant, KEY)
 
 
+def test_the_peers_of_the_plan_come_first() -> None:
+    world = World(4)
+    world.step()
+    for name in ("n0", "n1", "n2"):
+        world.holds(name)
+    for planned in ("n0", "n1", "n2"):
+        order = world.new_order("n3", f"w-{planned}")
+        [found] = world.pool.with_sources([order], world.unix_ns(), {order.worker: [NodeId(planned)]})
+        assert named(found)[0] == planned
+        assert sorted(named(found)) == ["n0", "n1", "n2"], "the others stand in for it"
+
+
 def test_an_order_for_a_node_that_has_all_names_nobody() -> None:
     world = World()
     world.step()

@@ -103,6 +103,12 @@ def test_other_regions_are_asked_for_nothing() -> None:
     assert [share.node for share in stage.peers] == ["near"]
 
 
+def test_a_peer_server_on_loopback_is_for_its_machine() -> None:
+    for machine, used in (("m", True), ("other", False)):
+        (stage,) = plan(node("new", machine=machine), holder("has", machine="m", peers_on="m")).stages
+        assert bool(stage.peers) is used
+
+
 def test_the_stages_of_a_group_share_the_uplink_of_their_peer() -> None:
     """So a group that fetches all from one node is no quicker than a single worker; with four holders it is."""
     new = [node(f"n{index}", peer_bytes_per_s=100.0 * MB) for index in range(4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.planner import node_state
 from fleetstart.controller.planner.estimates import NodeMeasures
 from fleetstart.controller.scheduler.live_cluster import NODES_AT_ONCE, LiveCluster
+from fleetstart.controller.scheduler.start_orders import NEW_IDS, orders_of, plan_start, planned_peers, request_of
 from fleetstart.controller.state.records import VersionKey, VersionRecord
 from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.function.spec import LLMSettings
@@ -132,6 +135,22 @@ def test_an_uplink_has_what_other_nodes_are_ordered_to_fetch_from_it() -> None:
     assert pending == {"n0": [], "n1": [1.5 * MIB], "n2": [1.5 * MIB]}, "three of four layers, from two nodes"
     cluster.view.drop_order(WorkerId("w02"))
     assert not any(state.up.fetches for state in live.refreshed(0, 0) if state.up is not None)
+
+
+def test_the_peers_of_a_plan_are_those_of_its_orders() -> None:
+    cluster = Cluster(nodes=3)
+    record = model(1)
+    play(cluster, "version", 0, 1)
+    play(cluster, "segment", 1, 1)
+    request = request_of(cluster.view, VersionKey(record.spec.name, Version(1)), record, 1)
+    full = LiveCluster(cluster.view).refreshed(0, 0)
+    full.put(dataclasses.replace(full[NodeId("n1")], free_bytes=0))
+    plan = plan_start(request, full, 0.0)
+    orders = orders_of(plan, record, NEW_IDS, grow=1, now_unix_ns=0)
+    assert planned_peers(orders, {order.worker: plan for order in orders}) == {
+        order.worker: [NodeId("n1")] for order in orders
+    }
+    assert planned_peers(orders, {}) == {}
 
 
 def test_a_node_that_cannot_be_understood_stops_no_start_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
