@@ -68,6 +68,11 @@ class Scheduler:
     def wake(self) -> None:
         self._wake.set()
 
+    def use_peer_keys(self, peer_keys: PeerKeys) -> None:
+        """Signs with other keys from now on."""
+        self._peer_keys = peer_keys
+        self.pool = ParameterPool(self._view, peer_keys)
+
     async def run(self) -> None:
         await run_all(self._hold_lease(), self._steps(), self._close_abandoned())
 

@@ -22,6 +22,7 @@ from fleetstart.runtime.contract.sizes import MIB
 from tests.simulation.controllers import SimulatedController
 from tests.simulation.plan import FunctionPlan
 from tests.simulation.processes import Process
+from tests.simulation.weights import CHECKPOINT, OBJECTS
 from tests.simulation.workers import in_process
 
 BUNDLE = BundleId(hashlib.sha256(b"a bundle").hexdigest())
@@ -150,6 +151,7 @@ class Clients:
         """Makes a key and deploys all functions."""
         world = self._world
         world.store.data[bundle_key(BUNDLE)] = (b"a bundle", world.unix_ms())
+        world.store.data.update({key: (data, world.unix_ms()) for key, data in OBJECTS.items()})
         context = in_process(self.process)
         await asyncio.sleep(0.3)
         self._key = await world.loop.create_task(self._new_key("user"), context=context)
@@ -230,6 +232,8 @@ class Clients:
             timeout_s=12.0,
             start_timeout_s=5.0,
             env={"NUMBER": str(self._number())},
+            weights=CHECKPOINT if function.keeps else None,
+            keep="host" if function.keeps else "",
         )
         await self._until_done(lambda controller: controller.registry.deploy(spec, time.time_ns() // 1_000_000), 6)
 

@@ -23,6 +23,7 @@ from fleetstart.controller.state.redis_client import RedisClients
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.simulation.processes import Process
 from tests.simulation.store.client import Client
+from tests.simulation.weights import SimulatedPeerKeys
 from tests.simulation.workers import WorkerSession
 
 CLIENT_TIMEOUT_S = 2.0
@@ -42,6 +43,7 @@ class SimulatedController:
         client, session = cast(Any, self.client), cast(Any, WorkerSession(world, process))
         clients = RedisClients(leases=client, view=client, ledger=client, calls=client, followers=client)
         self.core = core = build_core(config, gateway_id, cipher, clients=clients, session=session)
+        core.scheduler.use_peer_keys(SimulatedPeerKeys(core.view))
         self.stopping = asyncio.Event()
         self.invocations = build_async_invocations(
             config,

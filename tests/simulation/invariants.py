@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow,
 from fleetstart.runtime.contract.ids import InvocationId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.simulation.monitor import SILENT_NS
+from tests.simulation.weights import copies_of
 
 SETTLED_S = 60.0
 """All leases together are shorter: 5 s of a claim or a node, 30 s until a dead gateway's calls are closed, 5 s between
@@ -76,7 +77,31 @@ def unsettled(world: Any) -> list[str]:
         ended += progress is not None and progress.ended
     if ended < len(world.clients.told.accepted):
         found.append(f"{len(world.clients.told.accepted) - ended} async calls that have not ended")
-    return found + _workers(world)
+    return found + _workers(world) + _copies(world)
+
+
+def _copies(world: Any) -> list[str]:
+    """Kept checkpoints without their one copy, and fetches under way whose orders name nodes that are gone."""
+    view = next((one.core.view for one in world.controllers.values() if one is not None), None)
+    assert view is not None
+    kept = sorted(
+        {
+            spec.weights
+            for name, record in view.functions.items()
+            if (spec := view.versions[name, record.live].spec).keep and spec.weights is not None
+        }
+    )
+    copies = copies_of(world)
+    found = []
+    if sorted(copy.checkpoint for copy in copies) != kept:
+        found.append(f"copies: {[(copy.node, copy.checkpoint[:8]) for copy in copies]}, kept: {kept}")
+    for copy in copies:
+        node = world.nodes.get(copy.node)
+        if node is None or node.epoch != copy.epoch:
+            found.append(f"the copy of {copy.checkpoint[:8]} is ordered of a node that is gone: {copy.node}")
+        elif not any(one.checkpoint == copy.checkpoint and one.state == "ready" for one in node.weights.reports()):
+            found.append(f"{copy.node} has no copy of {copy.checkpoint[:8]}")
+    return found
 
 
 def _workers(world: Any) -> list[str]:

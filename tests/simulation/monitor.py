@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller.async_invocations.idempotency.silence import KEPT_SILENT_MS, SILENT_MS
+from fleetstart.controller.peers.copies import COPIES_MAX
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.simulation.processes import Process
 from tests.simulation.store.server import Command
+from tests.simulation.weights import copies_of
 
 
 class _Spec(msgspec.Struct):
@@ -114,13 +117,24 @@ class Monitor:
         count = int(command[2])
         written = command[3 + 2 : 3 + count]
         args = command[3 + count + 1 :]
-        for index, _ in enumerate(written):
+        for index, key in enumerate(written):
             what, field, value = args[5 * index : 5 * index + 3]
+            if not key.startswith(b"fs:desired:"):
+                continue
             if what == b"set":
                 self.orders[field.decode()] = _ORDER.decode(value)
             elif what == b"del":
                 self.orders.pop(field.decode(), None)
         self._count()
+        if any(key.startswith(b"fs:copies:") for key in written):
+            self._count_copies()
+
+    def _count_copies(self) -> None:
+        """A checkpoint has one order of a copy, and another while it moves or its node's order is to be deleted."""
+        counts = Counter(copy.checkpoint for copy in copies_of(self._world))
+        for checkpoint, count in counts.items():
+            if count > COPIES_MAX:
+                self._world.violated(f"copies do not grow with the nodes: {checkpoint[:8]} has {count} orders")
 
     def reload(self) -> None:
         """Forgets orders that Redis has lost."""

@@ -24,6 +24,7 @@ from fleetstart.runtime.contract.process.tasks import run_all
 from fleetstart.runtime.contract.sizes import MIB
 from tests.simulation.processes import Process
 from tests.simulation.store.client import Client
+from tests.simulation.weights import NodeWeights
 from tests.simulation.workers import SimulatedWorker
 
 MEMORY_BYTES = 8192 * MIB
@@ -40,6 +41,7 @@ class SimulatedNode:
         self.client = Client(world.loop, world.server, world.network, process, retries=0, timeout_s=REPLY_TIMEOUT_S)
         self.state = NodeState(cast(Any, self.client), self.name)
         self.workers: dict[WorkerId, SimulatedWorker] = {}
+        self.weights = NodeWeights(world, process, self.client, self.name, epoch)
         self.ledger = LedgerBuffer()
         logs = LogBuffer()
         outbox = Outbox(self.state, logs, self.ledger)
@@ -66,10 +68,13 @@ class SimulatedNode:
             changed=lease.changed,
             worker_of=cast(Any, lambda order, services: self._worker(order)),
         )
-        self._loops = (
+        self._loops = [
             lease.renew, orders.listen, orders.read, outbox.write_statuses, outbox.write_logs, outbox.write_rows,
             metering.flush, metering.refresh_rates,
-        )  # fmt: skip
+        ]  # fmt: skip
+        self._serves_peers = any(one.keeps for one in world.plan.functions)
+        if self._serves_peers:
+            self._loops.append(self.weights.follow_copies)
 
     def _worker(self, order: WorkerOrder) -> SimulatedWorker:
         return SimulatedWorker(order, self)
@@ -83,6 +88,9 @@ class SimulatedNode:
             address=self.process.name,
             memory_bytes=MEMORY_BYTES,
             memory_used_bytes=used_bytes,
+            segments=self.weights.reports(),
+            peer_address=f"{self.process.name}:7000" if self._serves_peers else "",
+            public_key="simulated",
             cpus=8,
             measured={"store": 1e9, "disk": 1e9, "memory": 1e10},
         )

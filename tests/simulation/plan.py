@@ -6,7 +6,7 @@ Faults are a list, so that a failing run can be repeated with fewer of them.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal[
@@ -40,6 +40,8 @@ class FunctionPlan:
     concurrency: int
     keep_alive_s: float
     retries: int
+    keeps: bool = False
+    """Whether it has weights, of which a copy is kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ WEIGHTS: dict[Kind, int] = {
 }  # fmt: skip
 
 
+KEEPING = 0.3
+"""Share of the plans whose first function has weights."""
+
+
 def plan_of(seed: int) -> Plan:
     chance = random.Random(f"plan {seed}")
     controllers, nodes = chance.choice((1, 2, 2, 3)), chance.choice((1, 2, 2, 3))
@@ -78,6 +84,8 @@ def plan_of(seed: int) -> Plan:
         )
         for number in range(chance.choice((1, 1, 2)))
     )
+    if random.Random(f"weights {seed}").random() < KEEPING:
+        functions = (replace(functions[0], keeps=True), *functions[1:])
     chaos_s = chance.uniform(4, 10)
     faults = [_fault(chance, controllers, nodes, chaos_s) for _ in range(chance.choice((0, 1, 2, 3, 4, 6, 8)))]
     return Plan(

@@ -111,7 +111,9 @@ class SimulatedWorker:
         self.kill()
 
     async def _run(self) -> None:
-        chance, error = self._world.chance, None
+        chance, error, weights = self._world.chance, None, self.order.spec.weights
+        if weights is not None:
+            self._node.weights.pin(weights, self.order.worker)
         try:
             async with asyncio.timeout(chance.uniform(0.02, 0.8)):
                 if await self._events.get() == "fail":
@@ -121,6 +123,8 @@ class SimulatedWorker:
                 error = StartFailed("its handler raised while it was loaded").info()
             else:
                 error = await self._serve()
+        if weights is not None:
+            self._node.weights.unpin(weights, self.order.worker)
         self._end(error)
 
     async def _serve(self) -> ErrorInfo | None:
