@@ -8,6 +8,7 @@
 #   make chaos    SECONDS=600 SEED=...: calls while everything is killed, stopped, cut off and starved; then the verdict
 #   make soak     HOURS=2: load at a bounded rate, and what of memory, descriptors, keys and files grows
 #   make sanitize the native module's tests with address and undefined-behaviour sanitizers; needs gcc
+#   make rdma-bed the two virtual machines whose kernel has RDMA; `make test` makes them where it can
 #   make docs     the documentation as a site, in site/
 
 PYTHON ?= python3
@@ -31,14 +32,14 @@ EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: style types import-rules quick-tests sanitize simulate soak fuzz chaos
+.PHONY: rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos
 
 demo: models
 	@$(BIN)/python examples/demo.py
 
 # Four at a time, as most tests wait for something now and then; the longest come first. The test beds, which
 # leave three quarters of the cores idle, run beside the other systems. PYTEST_ARGS=... picks some.
-test: dev models
+test: dev models rdma-bed
 	@$(PYTHON) tests/programs.py
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -50,6 +51,11 @@ endif
 # $(call timed,NAME,COMMAND): the command, and after it how long it took.
 timed = @began=$$(date +%s); $(2); code=$$?; printf '%5d s  %s\n' $$(($$(date +%s) - began)) '$(1)'; exit $$code
 
+# A Debian kernel and pyverbs, downloaded from the machine's own mirror and only unpacked: ten seconds, once. Where it cannot
+# be, it says why, and so do the tests that are skipped for it: in CI they fail.
+rdma-bed:
+	@tests/rdma/image.sh build/rdma-bed || true
+
 lint: style import-rules types
 
 style: dev
@@ -58,10 +64,11 @@ style: dev
 import-rules: dev
 	$(call timed,import rules,$(BIN)/lint-imports)
 
-# stubtest compares the names and arguments in _core.pyi with those of the compiled module.
+# stubtest compares the names and arguments in _core.pyi and _rdma.pyi with those of the compiled modules.
 types: dev
 	$(call timed,types,$(BIN)/mypy .typecheck/fleetstart tests && \
 	  MYPYPATH=.typecheck $(BIN)/python -m mypy.stubtest fleetstart.native._core \
+	  $$($(BIN)/python -c "import fleetstart.native._rdma" 2>/dev/null && echo fleetstart.native._rdma) \
 	  --allowlist tests/native/stubtest_allowlist.txt)
 
 # Which tests start processes is not listed: each is stopped when it is about to. One that computes for long is marked

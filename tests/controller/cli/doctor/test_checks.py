@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.doctor.checks import Finding, check_access, check_sandboxes, run_checks
+from fleetstart.controller.cli.doctor.checks import Finding, check_access, check_rdma, check_sandboxes, run_checks
 from fleetstart.controller.cli.doctor.throughput import check_throughput, page_finding, speed_findings, store_location
 from fleetstart.controller.cli.home import HomeLayout
 from fleetstart.controller.cli.root import run
@@ -172,3 +172,13 @@ def test_loads_of_the_server_that_runs_here_are_compared(system: System, tmp_pat
     found = loads()
     assert "loads from the store run at" in found.found
     assert found.numbers["share"] > 0
+
+
+def test_it_tells_of_rdma_devices_and_why_they_are_of_no_use(tmp_path: Path) -> None:
+    assert check_rdma(tmp_path).found == "no device: nodes read from each other by TCP"
+    port = tmp_path / "mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("1: DOWN\n")
+    (port / "link_layer").write_text("Ethernet\n")
+    told = check_rdma(tmp_path)
+    assert (told.verdict, told.found, told.advice) == ("warn", "mlx5_0 DOWN Ethernet", "its port is DOWN")

@@ -1,0 +1,315 @@
+"""The reader's guest: reads from the other one in every way that is tested, and writes down what it found.
+
+Each finding is a function; the results go to `results.json` in the bed's folder, errors with their trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from fleetstart.native import Region, TcpReader, xxh3
+from fleetstart.native._rdma import RdmaMemory, RdmaReader
+from fleetstart.prefetcher.network.rdma_devices import rdma_devices
+from fleetstart.prefetcher.peers.rdma import Range, read_ranges
+from tests.rdma.bed import DEBIAN_PYTHON
+from tests.rdma.guests import region as shared
+from tests.rdma.guests.holder import PEER, pyverbs_environment
+
+PORTS = count(7100)
+CALM_S = 30.0
+"""Silence that no guest of a busy machine reaches, where it is not what is looked at."""
+SILENCE_S = 0.8
+"""The default."""
+LIMIT_S = 60.0
+RANGES = [Range(chunk, chunk * shared.CHUNK_BYTES, shared.CHUNK_BYTES) for chunk in range(shared.CHUNKS)]
+
+
+class Holder:
+    """The other guest, by its commands."""
+
+    def __init__(self) -> None:
+        self._link = shared.connect(shared.COMMANDS_PORT).makefile("rw")
+
+    def __call__(self, verb: str, **options: object) -> dict[str, Any]:
+        self._link.write(json.dumps({"verb": verb, **options}) + "\n")
+        self._link.flush()
+        return json.loads(self._link.readline())  # type: ignore[no-any-return]
+
+    def hold(
+        self,
+        port: int,
+        *,
+        ready: int = shared.CHUNKS,
+        brings: bool = False,
+        allowed: int = shared.CHUNKS,
+        silence_s: float = CALM_S,
+    ) -> int:
+        answer = self("hold", port=port, ready=ready, brings=brings, allowed=allowed, silence_s=silence_s)
+        return int(answer["pid"])
+
+
+class Node:
+    """This guest's memory, and connections that read into it."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.holder = holder
+        self.region, self.memory = shared.new_region()
+
+    def reader(self, port: int, silence_s: float = CALM_S) -> RdmaReader:
+        with shared.connect(port) as sock:
+            return RdmaReader(sock.fileno(), self.memory, connect_s=30, silence_s=silence_s, stall_s=30)
+
+    def clear(self) -> None:
+        for chunk in range(shared.CHUNKS):
+            self.region.view(chunk * shared.CHUNK_BYTES, shared.CHUNK_BYTES)[:] = bytes(shared.CHUNK_BYTES)
+
+    def right(self) -> int:
+        return sum(shared.is_content(self.region, chunk) for chunk in range(shared.CHUNKS))
+
+
+def read_all(reader: RdmaReader) -> dict[str, Any]:
+    """Asks for every chunk at once."""
+    began_s = time.monotonic()
+    for one in RANGES:
+        reader.submit(one.number, one.offset, one.size_bytes, LIMIT_S)
+    done = []
+    while completions := reader.poll(LIMIT_S):
+        done.extend(completions)
+    right = [one.request for one in done if one.status == "ok" and one.checksum == xxh3(shared.content(one.request))]
+    return {
+        "statuses": sorted({one.status for one in done}),
+        "requests": sorted(one.request for one in done),
+        "right_checksums": len(right),
+        "mb_per_s": round(shared.REGION_BYTES / (time.monotonic() - began_s) / 1e6, 1),
+        "error": reader.error,
+    }
+
+
+def ours_reads_pyverbs(node: Node) -> dict[str, Any]:
+    node.clear()
+    port = next(PORTS)
+    node.holder("pyverbs", arguments=["hold", str(port), str(shared.REGION_BYTES), str(shared.CHUNK_BYTES)])
+    reader = node.reader(port)
+    found = read_all(reader)
+    reader.cancel()
+    del reader
+    return {**found, "right": node.right(), "peer": node.holder("pyverbs_outcome")}
+
+
+def pyverbs_reads_ours(node: Node) -> dict[str, Any]:
+    """The second half of the chunks becomes ready while it reads."""
+    port = next(PORTS)
+    pid = node.holder.hold(port, ready=shared.CHUNKS // 2, brings=True)
+    command = [
+        str(DEBIAN_PYTHON),
+        PEER,
+        "read",
+        shared.HOLDER,
+        str(port),
+        str(shared.REGION_BYTES),
+        str(shared.CHUNK_BYTES),
+    ]
+    peer = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=pyverbs_environment(), timeout=LIMIT_S)
+    return {"peer": json.loads(peer.stdout), "holder": node.holder("outcome", pid=pid)}
+
+
+def ours_reads_ours(node: Node) -> dict[str, Any]:
+    """Chunks come one by one at the holder; a second reader may have only some, and is refused the others."""
+    node.clear()
+    port = next(PORTS)
+    pid = node.holder.hold(port, ready=0, brings=True)
+    reader = node.reader(port)
+    found = {**read_all(reader), "right": node.right()}
+    del reader
+    found["holder"] = node.holder("outcome", pid=pid)
+    port = next(PORTS)
+    pid = node.holder.hold(port, ready=2, allowed=4)
+    reader = node.reader(port)
+    for chunk in (0, 3, 4):
+        reader.submit(chunk, RANGES[chunk].offset, RANGES[chunk].size_bytes, 0.0)
+    statuses: dict[int, str] = {}
+    while completions := reader.poll(LIMIT_S):
+        statuses |= {one.request: one.status for one in completions}
+    reader.cancel()
+    del reader
+    node.holder("outcome", pid=pid)
+    return {**found, "some": [statuses[chunk] for chunk in (0, 3, 4)]}
+
+
+def keep_reading(reader: RdmaReader, seconds: float) -> list[str]:
+    """Reads the region again and again. Statuses of the last answers, once the connection is lost or time is over."""
+    until_s, numbers, statuses = time.monotonic() + seconds, count(), ["ok"]
+    outstanding = 0
+    while time.monotonic() < until_s:
+        try:
+            while outstanding < 16:
+                one = RANGES[(number := next(numbers)) % shared.CHUNKS]
+                reader.submit(number, one.offset, one.size_bytes, LIMIT_S)
+                outstanding += 1
+        except Exception:
+            return statuses  # the connection is lost
+        completions = reader.poll(0.05)
+        outstanding -= len(completions)
+        if completions:
+            statuses = [one.status for one in completions]
+    return statuses
+
+
+def _loses_holder(node: Node, name: str, silence_s: float) -> dict[str, Any]:
+    port = next(PORTS)
+    pid = node.holder.hold(port, silence_s=CALM_S)
+    reader = node.reader(port, silence_s)
+    before = keep_reading(reader, 0.5)
+    for one in RANGES[:8]:
+        try:
+            reader.submit(10_000_000 + one.number, one.offset, one.size_bytes, LIMIT_S)
+        except Exception as error:
+            return {"error": f"lost too early: {error}"}
+    began_s = time.monotonic()
+    node.holder("signal", pid=pid, name=name)
+    after = keep_reading(reader, LIMIT_S)
+    noticed_s = time.monotonic() - began_s
+    why = reader.error
+    del reader
+    node.holder("signal", pid=pid, name="SIGKILL")
+    node.holder("outcome", pid=pid)
+    return {"before": sorted(set(before)), "after": sorted(set(after)), "noticed_s": noticed_s, "why": why}
+
+
+def holder_is_killed(node: Node) -> dict[str, Any]:
+    return _loses_holder(node, "SIGKILL", CALM_S)
+
+
+def holder_is_silent(node: Node) -> dict[str, Any]:
+    return _loses_holder(node, "SIGSTOP", SILENCE_S)
+
+
+def _loses_reader(node: Node, name: signal.Signals, silence_s: float) -> dict[str, Any]:
+    port = next(PORTS)
+    pid = node.holder.hold(port, silence_s=silence_s)
+    child = os.fork()
+    if child == 0:
+        try:
+            region, memory = shared.new_region()
+            with shared.connect(port) as sock:
+                keep_reading(RdmaReader(sock.fileno(), memory, connect_s=30, silence_s=CALM_S), LIMIT_S)
+            del region
+        finally:
+            os._exit(1)
+    time.sleep(1.0)  # it reads by then, or comes to it: either way its end must be noticed
+    began_s = time.monotonic()
+    os.kill(child, name)
+    outcome = node.holder("outcome", pid=pid)
+    noticed_s = time.monotonic() - began_s
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {"noticed_s": noticed_s, "holder": outcome}
+
+
+def reader_is_killed(node: Node) -> dict[str, Any]:
+    return _loses_reader(node, signal.SIGKILL, CALM_S)
+
+
+def reader_is_silent(node: Node) -> dict[str, Any]:
+    return _loses_reader(node, signal.SIGSTOP, SILENCE_S)
+
+
+def falls_back_to_tcp(node: Node) -> dict[str, Any]:
+    """The holder is killed when a part has come by RDMA; the rest comes from another process by TCP."""
+    node.clear()
+    rdma_port, tcp_port = next(PORTS), next(PORTS)
+    pid = node.holder.hold(rdma_port, ready=shared.CHUNKS // 2)
+    node.holder("hold_tcp", port=tcp_port)
+
+    def by_tcp() -> TcpReader:
+        with shared.connect(tcp_port) as sock:
+            return TcpReader(sock.fileno(), node.region)
+
+    came: list[int] = []
+    wrong = 0
+    killed = False
+    for one, checksum in read_ranges(RANGES, (lambda: node.reader(rdma_port), by_tcp)):
+        came.append(one.number)
+        wrong += checksum != xxh3(shared.content(one.number))
+        if len(came) == shared.CHUNKS // 4 and not killed:
+            killed = True
+            node.holder("signal", pid=pid, name="SIGKILL")
+    node.holder("outcome", pid=pid)
+    return {"came": sorted(came), "wrong": wrong, "right": node.right()}
+
+
+def strangers_are_refused(node: Node) -> dict[str, Any]:
+    """What is no holder's protocol ends the connection with a reason."""
+    errors = []
+    for words in (b"GET / HTTP/1.1\r\n\r\n" * 8, b""):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(words)
+            theirs.shutdown(socket.SHUT_WR)
+            try:
+                RdmaReader(ours.fileno(), node.memory)
+                errors.append("")
+            except Exception as error:
+                errors.append(f"{type(error).__name__}: {error}")
+    return {"errors": errors}
+
+
+def bad_arguments_are_refused(node: Node) -> dict[str, Any]:
+    region: Region = node.region
+    memory: RdmaMemory = node.memory
+    errors = []
+    for call in (
+        lambda: memory.add(region, 0, shared.SLAB_BYTES),
+        lambda: memory.add(region, shared.REGION_BYTES, shared.SLAB_BYTES),
+        lambda: memory.add_dmabuf(shared.REGION_BYTES, -1, 0, 4096),
+    ):
+        try:
+            call()
+            errors.append("")
+        except Exception as error:
+            errors.append(type(error).__name__)
+    return {"errors": errors}
+
+
+FINDINGS: tuple[Callable[[Node], dict[str, Any]], ...] = (
+    ours_reads_pyverbs,
+    pyverbs_reads_ours,
+    ours_reads_ours,
+    holder_is_killed,
+    holder_is_silent,
+    reader_is_killed,
+    reader_is_silent,
+    falls_back_to_tcp,
+    strangers_are_refused,
+    bad_arguments_are_refused,
+)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    results: dict[str, Any] = {"devices": [[one.name, one.state, one.link, one.problem] for one in rdma_devices()]}
+    node = Node(Holder())
+    for finding in FINDINGS:
+        began_s = time.monotonic()
+        try:
+            results[finding.__name__] = finding(node)
+        except Exception:
+            results[finding.__name__] = {"failed": traceback.format_exc()}
+        results[finding.__name__]["took_s"] = round(time.monotonic() - began_s, 2)
+        print(finding.__name__, results[finding.__name__], flush=True)
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What both guests do alike: a segment's memory with a known content, registered with the guest's RDMA device."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from fleetstart.native import ControlBlock, Region, SlabPool
+
+if TYPE_CHECKING:
+    from fleetstart.native._rdma import RdmaMemory
+
+HOLDER, READER = "198.18.0.1", "198.18.0.2"
+COMMANDS_PORT = 7000
+SLAB_BYTES = 2 << 20
+CHUNK_BYTES = 256 << 10
+CHUNKS = 28
+"""Three and a half slabs: the last one is part of the region to its middle."""
+REGION_BYTES = CHUNKS * CHUNK_BYTES
+CONNECT_S = 60.0
+
+
+def content(chunk: int) -> bytes:
+    """The chunk's bytes: of a cycle whose length divides no power of two, from a place of its own."""
+    cycle = bytes(range(251))
+    begin = chunk * 37 % 251
+    return (cycle * (CHUNK_BYTES // 251 + 2))[begin : begin + CHUNK_BYTES]
+
+
+def new_region() -> tuple[Region, RdmaMemory]:
+    """Memory of a pool of slabs, as segments have it, each slab registered."""
+    from fleetstart.native._rdma import RdmaDevice, RdmaMemory  # not on the host where it is not built
+
+    pool = SlabPool("rdma", pages="small", slab_bytes=SLAB_BYTES, capacity=8)
+    region = pool.take(REGION_BYTES)
+    memory = RdmaMemory(RdmaDevice("rxe0"))
+    for offset in range(0, REGION_BYTES, SLAB_BYTES):
+        memory.add(region, offset, min(SLAB_BYTES, REGION_BYTES - offset))
+    return region, memory
+
+
+def fill(region: Region) -> None:
+    for chunk in range(CHUNKS):
+        region.view(chunk * CHUNK_BYTES, CHUNK_BYTES)[:] = content(chunk)
+
+
+def new_control(ready: range) -> ControlBlock:
+    control = ControlBlock.create("rdma", CHUNKS, b"{}", 1)
+    for chunk in ready:
+        control.mark_ready(chunk)
+    return control
+
+
+def is_content(region: Region, chunk: int) -> bool:
+    return region.view(chunk * CHUNK_BYTES, CHUNK_BYTES) == content(chunk)
+
+
+def connect(port: int) -> socket.socket:
+    """A connection to the holder's guest, which may still be starting."""
+    until_s = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return socket.create_connection((HOLDER, port), timeout=CONNECT_S)
+        except OSError:
+            if time.monotonic() >= until_s:
+                raise
+            time.sleep(0.05)

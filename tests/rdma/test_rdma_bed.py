@@ -1,0 +1,98 @@
+"""RDMA between two guests of the bed, started once for all tests: ours against pyverbs, deaths, and the way to TCP.
+
+The guests are emulated, twenty times as slow as real ones, and share the machine with other tests. So bounds on how
+soon an end is noticed are the promise, a second, and SLACK_S for that.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rdma.bed import HERE, run_guests, why_not
+from tests.rdma.guests.region import CHUNKS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+
+TIMEOUT_S = 240.0
+PROMISE_S = 1.0
+SLACK_S = 4.0
+"""Emulation on a busy machine: a guest may stand still for seconds. An end that the side channel misses is noticed only
+by what the tests switch off, after thirty."""
+
+
+@pytest.fixture(scope="module")
+def findings() -> Iterator[dict[str, Any]]:
+    """What the reader's guest wrote down."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="fs-rdma-") as name:  # a short path: sockets are in it
+        folder = Path(name)
+        run_guests(folder, (HERE / "guests/holder.py", HERE / "guests/reader.py"), TIMEOUT_S)
+        yield json.loads((folder / "results.json").read_text())
+
+
+def of(findings: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = findings[name]
+    assert "failed" not in found, found["failed"]
+    return found
+
+
+def test_the_guests_device_is_found_and_usable(findings: dict[str, Any]) -> None:
+    assert findings["devices"] == [["rxe0", "ACTIVE", "Ethernet", ""]]
+
+
+def test_our_reader_reads_a_region_from_pyverbs_bit_for_bit(findings: dict[str, Any]) -> None:
+    found = of(findings, "ours_reads_pyverbs")
+    assert (found["statuses"], found["requests"]) == (["ok"], list(range(CHUNKS)))
+    assert found["right"] == found["right_checksums"] == CHUNKS
+    assert found["peer"] == {"answered": CHUNKS}
+
+
+def test_pyverbs_reads_a_registered_segment_from_our_server_bit_for_bit(findings: dict[str, Any]) -> None:
+    """Of a pool's slabs, four of them, registered once; its second half is not there yet when it is asked for."""
+    found = of(findings, "pyverbs_reads_ours")
+    assert found["peer"] == {"parts": 4, "wrong": [], "chunks": CHUNKS}
+    assert found["holder"] == {"reason": "closed"}
+
+
+def test_chunks_that_are_not_ready_are_waited_for_and_others_are_refused(findings: dict[str, Any]) -> None:
+    found = of(findings, "ours_reads_ours")
+    assert (found["statuses"], found["right"], found["holder"]) == (["ok"], CHUNKS, {"reason": "closed"})
+    assert found["some"] == ["ok", "not_ready", "refused"]
+
+
+@pytest.mark.parametrize("end", ["killed", "silent"])
+def test_a_reader_notices_the_end_of_its_holder_within_a_second(findings: dict[str, Any], end: str) -> None:
+    found = of(findings, f"holder_is_{end}")
+    assert (found["before"], found["after"]) == (["ok"], ["failed"])
+    assert found["noticed_s"] < PROMISE_S + SLACK_S, found
+
+
+@pytest.mark.parametrize("end", ["killed", "silent"])
+def test_a_holder_notices_the_end_of_its_reader_within_a_second(findings: dict[str, Any], end: str) -> None:
+    found = of(findings, f"reader_is_{end}")
+    assert found["noticed_s"] < PROMISE_S + SLACK_S, found
+    reason = found["holder"]["reason"]
+    assert reason == "closed" if end == "killed" else "nothing came from the peer" in reason
+
+
+def test_a_read_whose_holder_dies_goes_on_by_tcp(findings: dict[str, Any]) -> None:
+    found = of(findings, "falls_back_to_tcp")
+    assert (found["came"], found["wrong"], found["right"]) == (list(range(CHUNKS)), 0, CHUNKS)
+
+
+def test_a_stranger_is_no_holder(findings: dict[str, Any]) -> None:
+    wrong, ended = of(findings, "strangers_are_refused")["errors"]
+    assert wrong == "NativeError: the peer does not speak this protocol"
+    assert ended == "NativeError: the peer closed the side channel"
+
+
+def test_memory_is_registered_once_and_within_its_region(findings: dict[str, Any]) -> None:
+    again, outside, no_dmabuf = of(findings, "bad_arguments_are_refused")["errors"]
+    assert (again, outside, no_dmabuf) == ("ValueError", "IndexError", "OSError")
