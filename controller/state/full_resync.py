@@ -306,9 +306,22 @@ class FullResync:
             del view.shell_statuses[worker]
 
     def _apply_measures(self, raw: dict[bytes, bytes]) -> None:
-        if raw != self._measures:
-            self._measures = raw
-            self._view.node_measures, self._view.version_measures = read_measures(raw)
+        """Decodes what has changed: planning derives anew each node whose record is another one."""
+        if raw == self._measures:
+            return
+        view, known, self._measures = self._view, self._measures, raw
+        changed = {field: value for field, value in raw.items() if known.get(field) != value}
+        for field in (known.keys() - raw.keys()) | changed.keys():
+            node, version = _measured(field)
+            if node is not None:
+                view.node_measures.pop(node, None)
+            elif version is not None:
+                view.version_measures.pop(version, None)
+        nodes, versions = read_measures(changed)
+        view.node_measures.update(nodes)
+        view.version_measures.update(versions)
+        if len(view.node_measures) + len(view.version_measures) != len(raw):  # others were learnt here, and deleted
+            view.node_measures, view.version_measures = read_measures(raw)
 
     async def load_versions(self, wanted: list[VersionKey], *, again: bool = False) -> None:
         """Loads versions that the view lacks, or all. Versions never change, so each is read once, readable or not."""
@@ -380,13 +393,20 @@ def read_measures(
     nodes: dict[NodeId, NodeMeasures] = {}
     versions: dict[VersionKey, VersionMeasures] = {}
     for field, value in raw.items():
-        kind, _, name = field.decode(errors="replace").partition(":")
-        key = parse_version_key(name)
+        node, version = _measured(field)
         try:
-            if kind == "node":
-                nodes[NodeId(name)] = _NODE.decode(value)
-            elif kind == "version" and key is not None:
-                versions[key] = _VERSION.decode(value)
+            if node is not None:
+                nodes[node] = _NODE.decode(value)
+            elif version is not None:
+                versions[version] = _VERSION.decode(value)
         except UnreadableRecord:
             continue
     return nodes, versions
+
+
+def _measured(field: bytes) -> tuple[NodeId | None, VersionKey | None]:
+    """The node or the version that a field of fs:measures is of."""
+    kind, _, name = field.decode(errors="replace").partition(":")
+    if kind == "node":
+        return NodeId(name), None
+    return None, parse_version_key(name) if kind == "version" else None

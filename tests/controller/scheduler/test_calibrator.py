@@ -170,6 +170,31 @@ def test_what_nobody_needs_is_removed_by_the_scheduler_alone(redis_url: str, fen
     _with_learner(redis_url, act, fence)
 
 
+def test_a_resync_makes_new_records_of_changed_measures_alone(redis_url: str) -> None:
+    """A node is planned on anew when its record is another one: all of them were, whenever one start was learnt."""
+    fields = [keys.measures_of_node(NodeId(name)) for name in ("a", "b", "c")]
+    slow, fast = (NodeMeasures(store_bytes_per_s=MovingAverage(rate, 1)) for rate in (1e6, 1e9))
+
+    async def act(state: StateSync, calibrator: Calibrator) -> None:
+        await state.client.hset(keys.MEASURES, mapping=dict.fromkeys(fields, msgspec.json.encode(slow)))
+        await state.resync()
+        before = dict(state.view.node_measures)
+        await state.client.hset(keys.MEASURES, fields[0], msgspec.json.encode(fast))
+        await state.client.hset(keys.MEASURES, fields[2], b"of a later release")
+        await state.resync()
+        assert state.view.node_measures == {NodeId("a"): fast, NodeId("b"): slow}
+        await state.client.hdel(keys.MEASURES, fields[2])
+        await state.resync()
+        now = state.view.node_measures
+        assert now == {NodeId("a"): fast, NodeId("b"): slow}
+        await state.client.hset(keys.MEASURES, fields[0], msgspec.json.encode(slow))
+        await state.resync()
+        assert now[NodeId("b")] is state.view.node_measures[NodeId("b")]
+        assert now[NodeId("a")] is not before[NodeId("a")]
+
+    _with_learner(redis_url, act, 7)
+
+
 def test_when_a_pipeline_was_one_worker_is_noted_in_its_plan_once(redis_url: str) -> None:
     cuts = ((0, 2), (2, 4))
     orders = [
