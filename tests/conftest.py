@@ -8,6 +8,7 @@ tests with the marker `bed` are skipped where there can be no test bed.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import warnings
@@ -42,6 +43,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
         warnings.simplefilter("ignore", ResourceWarning)  # also at the end of the run
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Modules and items stay for good: no collection of garbage looks at them, neither meanwhile nor in any test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -29,24 +29,22 @@ from pathlib import Path
 from types import FrameType
 
 from tests.bench.coldstart import chart, down, ttft, up
-from tests.bench.coldstart.fleet import NODE, Fleet
-from tests.bench.coldstart.models import NOISE, chat_example, noise
+from tests.bench.coldstart.fleet import NODE, QUICK_NODE, Fleet
+from tests.bench.coldstart.models import NOISE, QUICK_NOISE, chat_example, noise
 from tests.bench.harness.caches import disk_folder
 from tests.bench.harness.samples import Report, parse_options, progress
 from tests.testbed import Testbed, why_not
 
 PARTS = ("ttft", "down", "up")
 HOSTS, QUICK_HOSTS = 4, 2
-MBIT, QUICK_MBIT = 200.0, 800.0
+MBIT = 200.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--mbit", type=float, help=f"of each host's link; default {MBIT:g}")
     parser.add_argument(
-        "--mbit", type=float, help=f"of each host's link; default {MBIT:g}, {QUICK_MBIT:g} with --quick"
-    )
-    parser.add_argument(
-        "--models", metavar="MODEL,...", help="of the first part; default chat,noise, chat with --quick"
+        "--models", metavar="MODEL,...", help="of the first part; default chat,noise, noise with --quick"
     )
     parser.add_argument("--chart", type=Path, metavar="PNG", help="where to draw the first part")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="only draw, what an earlier run wrote there")
@@ -63,16 +61,17 @@ def main() -> None:
     if reason := why_not():
         sys.exit(f"no test bed here: {reason}")
     signal.signal(signal.SIGTERM, _end)
-    mbit = extra["mbit"] or (QUICK_MBIT if options.quick else MBIT)
+    mbit = extra["mbit"] or MBIT
+    node = QUICK_NODE if options.quick else NODE
     hosts = QUICK_HOSTS if options.quick else HOSTS
-    names = (extra["models"] or ("chat" if options.quick else "chat,noise")).split(",")
+    names = (extra["models"] or ("noise" if options.quick else "chat,noise")).split(",")
     report = Report("the first token of a cold start comes from four hosts 3.4 times as soon as from one")
-    report.setup = {"hosts": hosts, "mbit": mbit, "cores": os.cpu_count(), "node": NODE}
+    report.setup = {"hosts": hosts, "mbit": mbit, "cores": os.cpu_count(), "node": node}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
-        fleet = Fleet(stack.enter_context(Testbed(nodes=hosts, mbit=mbit, env=NODE)))
-        models = [chat_example()]
-        if "ttft" in chosen and "noise" in names:
+        fleet = Fleet(stack.enter_context(Testbed(nodes=hosts, mbit=mbit, env=node)))
+        models = [noise(folder, QUICK_NOISE)] if options.quick else [chat_example()]
+        if not options.quick and "ttft" in chosen and "noise" in names:
             models.append(noise(folder, NOISE))
         crowd = up.crowded(models[0], hosts)
         for model in [*models, crowd] if "up" in chosen else models:

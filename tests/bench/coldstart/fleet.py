@@ -34,6 +34,7 @@ RATE_BYTES = 32 << 20
 """A second and a half at 200 Mbit/s: the first burst of a link's bucket is a hundredth of it."""
 NODE = {"FS_PROFILES": "torch", "FS_POOL_MEMORY": "320MiB"}
 """Memory for a stage made ahead, as a node in service has it."""
+QUICK_NODE = NODE | {"FS_POOL_MEMORY": "96MiB"}
 
 
 @dataclass(slots=True)
