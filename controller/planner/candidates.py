@@ -309,8 +309,8 @@ class Search:
     def _share_uplinks(
         self, cuts: tuple[Cut, ...], nodes: list[CandidateNode], fetches: list[Fetch]
     ) -> list[Fetch] | None:
-        refused: set[NodeId] = set()
         ups, now_s = self._peers.ups, self._now_s
+        fetches, refused, reverted = list(fetches), set[NodeId](), False
         while True:
             taken_bytes: dict[NodeId, int] = {}
             for fetch in fetches:
@@ -319,21 +319,26 @@ class Search:
             refusing = [
                 peer for peer, size in taken_bytes.items() if ups[peer].fetches and not ups[peer].accepts(size, now_s)
             ]
-            if not refusing:
+            if refusing:
+                refused.update(refusing)
+                fetches = [
+                    self._predict_fetch(cut, node, refused) if fetch.peers else fetch
+                    for cut, node, fetch in zip(cuts, nodes, fetches, strict=True)
+                ]
+                continue
+            up_s = {peer: ups[peer].fetch_s(size, now_s) for peer, size in taken_bytes.items()}
+            shared_s = [max([fetch.seconds, *[up_s[peer] for peer, _ in fetch.peers]]) for fetch in fetches]
+            # One by one, stages leave uplinks that they share for too long: the store gives them theirs sooner.
+            stage = max(range(len(cuts)), key=lambda index: shared_s[index] if fetches[index].peers else 0.0)
+            alone = self._fetch_alone(cuts[stage], nodes[stage])
+            if not fetches[stage].peers or alone.seconds >= STORE_WORTH * shared_s[stage]:
                 break
-            refused.update(refusing)
-            fetches = [self._predict_fetch(cut, node, refused) for cut, node in zip(cuts, nodes, strict=True)]
-        if refused and not all(self._accepts(fetch, node) for fetch, node in zip(fetches, nodes, strict=True)):
+            fetches[stage], reverted = alone, True
+        if (refused or reverted) and not all(
+            self._accepts(fetch, node) for fetch, node in zip(fetches, nodes, strict=True)
+        ):
             return None
-        if not taken_bytes or len(fetches) == 1:
-            return fetches
-        up_s = {peer: ups[peer].fetch_s(size, now_s) for peer, size in taken_bytes.items()}
-        return [
-            fetch._replace(seconds=max([fetch.seconds, *[up_s[peer] for peer, _ in fetch.peers]]))
-            if fetch.peers
-            else fetch
-            for fetch in fetches
-        ]
+        return [fetch._replace(seconds=seconds) for fetch, seconds in zip(fetches, shared_s, strict=True)]
 
     def _predict(self, cuts: tuple[Cut, ...], full: int, nodes: list[CandidateNode]) -> Candidate | TooFewNodes:
         """Predicts times and cost of the group on these nodes."""

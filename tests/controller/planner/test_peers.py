@@ -113,13 +113,22 @@ def test_the_stages_of_a_group_share_the_uplink_of_their_peer() -> None:
     """So a group that fetches all from one node is no quicker than a single worker; with four holders it is."""
     new = [node(f"n{index}", peer_bytes_per_s=100.0 * MB) for index in range(4)]
     assert plan(*new).ttft_s == pytest.approx(1.0), "from the store, a quarter each"
-    one = plan(*(node(f"n{index}", bytes_per_s=30.0 * MB, peer_bytes_per_s=100.0 * MB) for index in range(4)),
+    one = plan(*(node(f"n{index}", bytes_per_s=5.0 * MB, peer_bytes_per_s=100.0 * MB) for index in range(4)),
                holder("a"))  # fmt: skip
     assert len(one.stages) == 1
-    four = plan(*(node(f"n{index}", bytes_per_s=30.0 * MB, peer_bytes_per_s=100.0 * MB) for index in range(4)),
+    four = plan(*(node(f"n{index}", bytes_per_s=5.0 * MB, peer_bytes_per_s=100.0 * MB) for index in range(4)),
                 *(holder(name) for name in "abcd"))  # fmt: skip
     assert len(four.stages) == 4
     assert four.ttft_s == pytest.approx(1.0)
+
+
+def test_a_group_fetches_some_stages_from_a_peer_and_the_others_from_the_store() -> None:
+    """One uplink would take 4 s for all four, the store alone 1 s for each quarter."""
+    found = plan(*(node(f"n{index}", up=100.0 * MB) for index in range(4)), holder("has"))
+    assert len(found.stages) == 4
+    assert found.ttft_s == pytest.approx(1.0)
+    assert sum(stage.peer_bytes for stage in found.stages) == 100 * MB
+    assert sum(stage.store_bytes for stage in found.stages) == 300 * MB
 
 
 def test_an_uplink_that_has_promised_itself_is_not_used() -> None:
