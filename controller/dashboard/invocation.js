@@ -158,7 +158,7 @@ function placement(plan, tokens) {
     chosen.considered.length ? [h("h2", null, "Candidates"), table(
       [{ name: "stages" }, { name: "nodes", wide: true }, { name: term("TTFT, s", tokens), num: true }, ...(tokens ? [{ name: term("TPOT, s", tokens), num: true }] : []),
         { name: "GiB·s", num: true }, { name: "weights from" }, { name: "rejected because", wide: true }],
-      chosen.considered.filter(isNew()).map((one) => [one.stages, one.nodes.join(" ") || "–", one.nodes.length ? one.ttft_s.toFixed(2) : "–",
+      chosen.considered.filter(isNew()).map((one) => [one.kind === "multicast" ? one.kind : one.stages, one.nodes.join(" ") || "–", one.nodes.length ? one.ttft_s.toFixed(2) : "–",
         ...(tokens ? [one.nodes.length ? one.tpot_s.toFixed(3) : "–"] : []), one.nodes.length ? one.cost_gib_s.toFixed(1) : "–", weightsFrom(one),
         one.why_not || h("b", null, "selected")]))] : null);
 }

@@ -28,7 +28,7 @@ from .copies import KeptCheckpoint, decide_copies
 from .grants import granted, still_valid
 from .holdings import EMPTY, Checkpoint, Holding, checkpoint_of, chunks_needed, holdings_of, is_fetching
 from .kept import CopyProgress, all_kept, copy_node, copy_of, kept_by
-from .sources import PeerNode, Reader, peer_node, readers_of, sources_for
+from .sources import PeerNode, Reader, Source, peer_node, readers_of, sources_for
 
 KEYS_AT_ONCE = 20
 """Peer keys made in one step, some milliseconds of the loop."""
@@ -220,7 +220,8 @@ class ParameterPool:
             needs = chunks_needed(order, known)
             fetch = self._fetch(order, weights, needs, holding)
             sources = self._chosen(fetch, load, now_unix_ns, planned.get(order.worker, ()))
-            done[order.worker] = msgspec.structs.replace(order, sources=sources)
+            pulls = order.pulls if [peer.node for peer in sources] == list(planned.get(order.worker, ())) else ()
+            done[order.worker] = msgspec.structs.replace(order, sources=sources, pulls=pulls)
             for peer in sources:
                 load[peer.node] = load.get(peer.node, 0) + 1
             if not holding.since_unix_ns:  # others of this step may read from it
@@ -244,21 +245,26 @@ class ParameterPool:
         holdings = self._holdings.get(fetch.checkpoint, {})
         keys = {
             other: key
-            for other in holdings
+            for other in {*holdings, *planned, *(peer.node for peer in fetch.peers)}
             if (peer := self._peers.get(other)) is not None and (key := self._keys.key(other, peer.epoch)) is not None
         }
         if report is None or not keys:
             return ()
-        reader = Reader(
-            node=node,
-            region=report.region,
-            machine=report.machine,
-            since_unix_ns=fetch.since_unix_ns,
-            needs=fetch.needs,
-        )
-        kept = [peer.node for peer in fetch.peers] or planned
-        sources = sources_for(reader, holdings, {other: self._peers[other] for other in keys}, load, kept=kept)
         now_unix_ms = now_unix_ns // 1_000_000
+        kept = [peer.node for peer in fetch.peers] or list(planned)
+        known = self._checkpoints.get(fetch.checkpoint)
+        if fetch.order.pulls and known is not None and all(other in keys for other in kept):
+            # The plan of a multicast tells when each has what another one pulls.
+            sources = tuple(Source(other, known.every) for other in kept)
+        else:
+            reader = Reader(
+                node=node,
+                region=report.region,
+                machine=report.machine,
+                since_unix_ns=fetch.since_unix_ns,
+                needs=fetch.needs,
+            )
+            sources = sources_for(reader, holdings, {other: self._peers[other] for other in keys}, load, kept=kept)
         return tuple(
             granted(source, self._peers[source.node], node, fetch.checkpoint, keys[source.node], now_unix_ms)
             for source in sources
@@ -278,13 +284,14 @@ class ParameterPool:
             load = others
             for peer in fresh:
                 load[peer.node] = load.get(peer.node, 0) + 1
+            pulls = fetch.order.pulls if [one.node for one in fresh] == [one.node for one in fetch.peers] else ()
             if isinstance(fetch.order, WorkerOrder):
-                yield fetch.order.changed(now_unix_ns, sources=fresh, pulls=())
+                yield fetch.order.changed(now_unix_ns, sources=fresh, pulls=pulls)
             else:
                 yield msgspec.structs.replace(
                     fetch.order,
                     peers=fresh,
-                    pulls=(),
+                    pulls=pulls,
                     ordered_unix_ns=max(now_unix_ns, fetch.order.ordered_unix_ns + 1),
                 )
 

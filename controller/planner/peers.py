@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
 from .checkpoint_layout import CheckpointLayout
-from .links.contention import Link, PendingFetch
+from .links.contention import NEVER, Link, PendingFetch
 from .links.division import FetchSource, divide
 from .node_state import HeldLayers, NodeState, OrderState, link_factor, peer_layers
 from .plan import PeerShare
@@ -37,6 +37,11 @@ class PeerSource(NamedTuple):
     """The machine whose nodes alone reach it; empty: any."""
     after_s: float = 0.0
     """Time until it has them all itself."""
+
+    @property
+    def promised(self) -> bool:
+        """Whether fetches from it have deadlines."""
+        return any(fetch.deadline_s < NEVER for fetch in self.up.fetches)
 
     @property
     def bytes_per_s(self) -> float:

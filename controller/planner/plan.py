@@ -6,13 +6,14 @@ Plans are stored with the invocation that caused them, so that `fs explain` can 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, SLO, Isolation
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, LayerId, NodeId
+from fleetstart.runtime.contract.node.peers import Pull
 
 from .checkpoint_layout import CheckpointLayout, Cut
 from .constraints import NO_CONSTRAINTS, PlacementConstraints
@@ -49,6 +50,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The part of `missing_bytes` that must come from the store."""
     peers: list[PeerShare] = []
     """The part of it that other nodes give. The rest is on the node's disk."""
+    pulls: list[Pull] = []
+    """Its part of a multicast, by the places of `peers`."""
     files_bytes: int = 0
     """Packages and volumes of the function that the node does not have: they come from the store, too, and start with
     them."""
@@ -64,6 +67,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
 class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate that was considered, as `fs explain` prints it."""
 
+    kind: Literal["start", "multicast"] = "start"
+    """A multicast starts `full` whole workers, each by itself."""
     stages: int
     full: int
     nodes: list[NodeId]
@@ -87,6 +92,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     stages: list[StagePlan]
     """The workers to order; empty if no node can take one now, and `error` has the reason."""
+    together: bool = True
+    """Whether they are the stages of one pipeline; if not, each is a whole worker."""
+    multicast: str = ""
+    """The kind of multicast that brings their weights; empty: none."""
     ttft_s: float = 0.0
     """Predicted, from the decision."""
     margin: float = 1.0
@@ -145,6 +154,10 @@ class PlanRequest:
     """Whether the start may be postponed until links are free, if that keeps its SLO."""
     workers: int = 1
     """Whole workers that the start should become."""
+    missing: int = 1
+    """Whole workers that are wanted in all, which one multicast may start."""
+    chunks: int = 0
+    """Chunks of the checkpoint; 0 if they are not known."""
     most: int = 1
     """Maximum number of workers of the function, which later calls may need."""
     wanted: PlacementConstraints = NO_CONSTRAINTS

@@ -35,12 +35,6 @@ from ..state.view import View
 Measures = tuple[NodeMeasures, VersionMeasures]
 
 
-def stage_of(plan: Plan, order: WorkerOrder) -> StagePlan | None:
-    """The plan of this worker's stage; None if the plan has no such stage."""
-    index = order.stage.index if order.stage is not None else 0
-    return plan.stages[index] if index < len(plan.stages) else None
-
-
 def sharers(view: View, order: WorkerOrder) -> int:
     """Number of checkpoints that the node fetched at about the same time, the worker's own included."""
     others = {

@@ -37,10 +37,9 @@ from .calibration import (
     outdated,
     ready_s,
     sharers,
-    stage_of,
 )
 from .leader import PLAN_KEPT_S
-from .start_orders import prior_of
+from .start_orders import prior_of, stage_of
 
 log = logging.getLogger(__name__)
 

@@ -350,7 +350,9 @@ class Reconciler:
         6.1). Returns how many were placed."""
         missing = count
         while missing > 0:
-            request = request_of(view, key, record, min(missing, SIZE_USUAL), others=planning.others, waited_s=waited_s)
+            request = request_of(
+                view, key, record, min(missing, SIZE_USUAL), missing=missing, others=planning.others, waited_s=waited_s
+            )
             chosen = plan_start(request, planning.cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
@@ -358,7 +360,9 @@ class Reconciler:
                     step.soonest(math.ceil(now_unix_ns / 1e6 + chosen.wait_s * 1000))
                 break
             full = sum(stage.full for stage in chosen.stages)
-            grow = consolidation_count(group=len(chosen.stages), full=full, needed=missing, others=0)
+            grow = full
+            if chosen.together:
+                grow = consolidation_count(group=len(chosen.stages), full=full, needed=missing, others=0)
             orders = orders_of(chosen, record, self._ids, grow=grow, now_unix_ns=now_unix_ns)
             planning.reserve(chosen, orders, request)
             step.orders.extend(orders)

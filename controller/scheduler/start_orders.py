@@ -20,8 +20,8 @@ from ..planner import (
     FileTree,
     Plan,
     PlanRequest,
+    StagePlan,
     checkpoint_layout,
-    make_plan,
 )
 from ..planner.constraints import constraints_of
 from ..planner.error_margins import margins_of
@@ -31,6 +31,7 @@ from ..planner.estimates import (
     version_prior,
     with_fleet_measures,
 )
+from ..planner.multicast.starts import plan_starts
 from ..state.records import VersionKey, VersionRecord
 from ..state.view import View
 from .volume_mounts import volume_trees
@@ -69,10 +70,12 @@ def request_of(
     record: VersionRecord,
     workers: int,
     *,
+    missing: int = 1,
     others: FleetMeasures = NO_OTHERS,
     waited_s: float = 0.0,
 ) -> PlanRequest:
-    """The planner's request for so many whole workers. `others`: estimates over all versions."""
+    """The planner's request for so many whole workers, of those that are missing. `others`: estimates over all
+    versions."""
     spec = record.spec
     measures = with_fleet_measures(measures_of(view, key, record), others)
     return PlanRequest(
@@ -86,6 +89,8 @@ def request_of(
         margins=margins_of(measures.ttft_ratios, others.margins),
         slo=spec.slo,
         workers=workers,
+        missing=missing,
+        chunks=record.chunks,
         most=spec.scale.max,
         waited_s=waited_s,
         wanted=constraints_of(spec, record.packages_for),
@@ -100,9 +105,9 @@ def _trees(view: View, record: VersionRecord) -> tuple[FileTree, ...]:
 
 def plan_start(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
     """Plans a start. If it cannot meet the SLO of a call that has waited, it is planned for the calls after it."""
-    chosen = make_plan(request, cluster, now_s)
+    chosen = plan_starts(request, cluster, now_s)
     if request.waited_s and not chosen.meets_slo and chosen.error is None:
-        return make_plan(dataclasses.replace(request, waited_s=0.0, patient=False), cluster, now_s)
+        return plan_starts(dataclasses.replace(request, waited_s=0.0, patient=False), cluster, now_s)
     return chosen
 
 
@@ -120,7 +125,7 @@ def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, no
 
     Stages that are planned with less than a whole worker's memory are limited to it (HydraServe section 4.1).
     """
-    count = len(plan.stages)
+    count = len(plan.stages) if plan.together else 1
     cuts = tuple((stage.first, stage.end) for stage in plan.stages)
     pipeline, secret = (ids.pipeline(), ids.secret()) if count > 1 else (None, "")
     return [
@@ -137,20 +142,31 @@ def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, no
             secret=secret,
             peers=("",) * count if count > 1 else (),
             grow=count > 1 and index < grow,
+            pulls=tuple(stage.pulls),
         )
         for index, stage in enumerate(plan.stages)
     ]
 
 
 def planned_peers(orders: Iterable[WorkerOrder], plans: Mapping[WorkerId, Plan]) -> dict[WorkerId, list[NodeId]]:
-    """The peers that the plans of new workers fetch from, the largest share first."""
+    """The peers that the plans of new workers fetch from, the largest share first; those of a multicast in the order
+    that its pulls count by."""
     found: dict[WorkerId, list[NodeId]] = {}
     for order in orders:
-        plan, index = plans.get(order.worker), order.stage.index if order.stage is not None else 0
-        if plan is not None and index < len(plan.stages) and plan.stages[index].peers:
-            shares = sorted(plan.stages[index].peers, key=lambda share: -share.size_bytes)
+        plan = plans.get(order.worker)
+        stage = stage_of(plan, order) if plan is not None else None
+        if stage is not None and stage.peers:
+            shares = stage.peers if stage.pulls else sorted(stage.peers, key=lambda share: -share.size_bytes)
             found[order.worker] = [share.node for share in shares]
     return found
+
+
+def stage_of(plan: Plan, order: WorkerOrder) -> StagePlan | None:
+    """The plan of this worker's stage, or of this worker of a multicast; None if the plan has no such one."""
+    if not plan.together:
+        return next((stage for stage in plan.stages if stage.node == order.node), None)
+    index = order.stage.index if order.stage is not None else 0
+    return plan.stages[index] if index < len(plan.stages) else None
 
 
 def reserve(cluster: Cluster, plan: Plan, orders: list[WorkerOrder], request: PlanRequest, now_ns: int) -> None:

@@ -14,7 +14,7 @@ from fleetstart.controller.state.records import FunctionRecord, VersionKey, Vers
 from fleetstart.controller.state.view import NodeSeen, View
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus
-from fleetstart.runtime.contract.node.peers import CopyOrder, SealedPeerKey, grant_secret
+from fleetstart.runtime.contract.node.peers import CopyOrder, Pull, SealedPeerKey, grant_secret
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 from fleetstart.runtime.contract.node.sealed_secrets import Sealed
 from fleetstart.runtime.contract.sizes import MIB
@@ -153,6 +153,34 @@ def test_the_peers_of_the_plan_come_first() -> None:
         [found] = world.pool.with_sources([order], world.unix_ns(), {order.worker: [NodeId(planned)]})
         assert named(found)[0] == planned
         assert sorted(named(found)) == ["n0", "n1", "n2"], "the others stand in for it"
+
+
+def test_the_pulls_of_a_multicast_stay_while_all_its_peers_live() -> None:
+    """Receivers read from each other, whichever was ordered first."""
+    world = World(4)
+    world.step()
+    world.holds("n0")
+    planned = {"n1": ["n0", "n2"], "n2": ["n1"], "n3": ["n2", "n1"]}
+    orders = [
+        msgspec.structs.replace(world.new_order(name), pulls=(Pull(0, 0, 8), Pull(len(peers) - 1, 8, CHUNKS)))
+        for name, peers in planned.items()
+    ]
+    by_worker = {order.worker: [NodeId(peer) for peer in planned[order.node]] for order in orders}
+    for order in world.pool.with_sources(orders, world.unix_ns(), by_worker):
+        world.view.put_order(order)
+        assert named(order) == planned[order.node]
+        assert all(peer.ranges == ALL for peer in order.sources), "it waits for what is on its way"
+        assert len(order.pulls) == 2
+    assert world.step(1).orders == []
+    renewed = world.step(GRANT_MS / 1000 - 60).orders
+    assert {order.node: len(order.pulls) for order in renewed} == {"n1": 2, "n2": 2, "n3": 2}
+    world.dies("n2")
+    after = {order.node: order for order in world.step(1).orders}
+    assert after[NodeId("n3")].pulls == ()
+    assert "n2" not in named(after[NodeId("n3")])
+    lost = msgspec.structs.replace(orders[2], worker=WorkerId("late"))
+    [late] = world.pool.with_sources([lost], world.unix_ns(), {lost.worker: [NodeId("n2"), NodeId("n1")]})
+    assert late.pulls == ()
 
 
 def test_an_order_for_a_node_that_has_all_names_nobody() -> None:

@@ -19,8 +19,8 @@ from fleetstart.controller.scheduler.calibration import (
     outdated,
     ready_s,
     sharers,
-    stage_of,
 )
+from fleetstart.controller.scheduler.start_orders import stage_of
 from fleetstart.controller.state.full_resync import read_measures
 from fleetstart.controller.state.records import FunctionRecord, StartOutcome, VersionKey
 from fleetstart.controller.state.view import NodeSeen, View

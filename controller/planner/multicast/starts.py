@@ -1,0 +1,204 @@
+"""Starts of several workers by multicast: a candidate beside the group that `make_plan` finds, for as many new nodes as
+workers are wanted.
+
+Each node gets the whole model by its part of a multicast plan, and serves once it is whole. A group serves sooner where
+its nodes have more sources than one uplink, and is whole later; the predictions of both are compared and explained in
+one table. Departure: λScale's execution pipelines across sub-groups are the groups of `make_plan`, whose stages fetch
+their own layers first; the pulls of a multicast are in the order of the whole model.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetstart.runtime.contract.ids import NodeId
+
+from ..checkpoint_layout import EVERY_LAYER
+from ..cluster import Cluster
+from ..latency_model import StageTimes, cost_gib_s, ready_overlapped_s, ready_sequential_s, tpot_s, ttft_s
+from ..node_filter import CandidateNode
+from ..peers import PEERS_MOST, PeerSource
+from ..plan import CandidateReport, PeerShare, Plan, PlanRequest, StagePlan
+from ..selection import WORTH, make_plan
+from .plan import MulticastPlan, ReceiverPlan
+from .request import MulticastNode, MulticastRequest
+from .selection import plan_multicast
+
+RECEIVERS_MOST = 8
+"""Workers that one multicast starts: to plan more takes tens of milliseconds in the loop that serves calls."""
+
+
+def plan_starts(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan:
+    """Plans a start: a group or a single worker, or several workers by multicast, if they are wanted and it is
+    quicker."""
+    group = make_plan(request, cluster, now_s)
+    if request.missing < 2 or not request.chunks or not group.stages:
+        return group
+    multicast = _multicast(request, cluster, now_s)
+    if multicast is None:
+        return group
+    why_not = _why_not(request, multicast, group)
+    if why_not:
+        considered = [*group.considered, _report(multicast, why_not)]
+        return msgspec.structs.replace(group, considered=considered)
+    lost = f"slower: whole after {_whole_s(group):.2f} s, the multicast after {_whole_s(multicast):.2f} s"
+    others = [msgspec.structs.replace(one, why_not=one.why_not or lost) for one in group.considered]
+    return msgspec.structs.replace(multicast, considered=[*others, _report(multicast, "")])
+
+
+def _why_not(request: PlanRequest, multicast: Plan, group: Plan) -> str:
+    """The reason for which the group is taken; empty if the multicast is."""
+    if group.meets_slo and not multicast.meets_slo:
+        return f"TTFT {multicast.ttft_s:.2f} s × {multicast.margin:.2f} is above the SLO"
+    if multicast.meets_slo and not group.meets_slo:
+        return ""
+    if request.slo is None and group.ttft_s < WORTH * multicast.ttft_s:
+        return f"slower: the first token after {multicast.ttft_s:.2f} s against {group.ttft_s:.2f} s"
+    if multicast.ttft_s < WORTH * group.ttft_s or _whole_s(multicast) < WORTH * _whole_s(group):
+        return ""
+    return f"not 15% quicker: whole after {_whole_s(multicast):.2f} s against {_whole_s(group):.2f} s"
+
+
+def _whole_s(plan: Plan) -> float:
+    return plan.ttft_s + plan.whole_s
+
+
+def _multicast(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan | None:
+    """The start by multicast; None if there are no copies to begin with, or fewer than two nodes for it."""
+    wanted = min(request.missing, RECEIVERS_MOST)
+    peers = [peer for peer in cluster.peers(request.checkpoint, now_s) if peer.layers == EVERY_LAYER]
+    sources = [peer for peer in peers if not peer.promised][:PEERS_MOST]
+    if not sources:
+        return None
+    new = _new_nodes(request, cluster, sources, wanted, now_s)
+    if len(new) < 2:
+        return None
+    nodes = [_sender(peer, request) for peer in sources] + [_receiver(node) for node in new]
+    found = plan_multicast(
+        MulticastRequest(nodes=tuple(nodes), size_bytes=request.segment_bytes, chunks=request.chunks)
+    )
+    by_node = {one.node: one for one in found.receivers}
+    if not found.name or len(by_node) < len(new):
+        return None
+    return _plan(request, found, [(node, by_node[node.state.node]) for node in new])
+
+
+def _new_nodes(
+    request: PlanRequest, cluster: Cluster, sources: list[PeerSource], wanted: int, now_s: float
+) -> list[CandidateNode]:
+    """The fastest nodes with room for a whole worker that serve chunks, have none of these and reach the sources."""
+    need_bytes, fetch_bytes = request.memory_bytes + request.segment_bytes, request.segment_bytes
+    seen = wanted + len(sources)
+    snapshots, _ = cluster.quickest([need_bytes], (fetch_bytes, fetch_bytes), seen, now_s, request.wanted)
+    region, machines = sources[0].region, {source.machine for source in sources} - {""}
+    nodes = [
+        CandidateNode(snapshot, request, now_s)
+        for snapshot in snapshots
+        if snapshot.state.up is not None
+        and snapshot.state.region == region
+        and machines <= {snapshot.state.machine}
+        and (not snapshot.state.peers_on or machines)
+    ]
+    free = [
+        node for node in nodes if node.fits_whole and (node.held is None or not (node.held.host | node.held.coming))
+    ]
+    return sorted(free, key=lambda node: (node.shared, node.ratio, node.state.node))[:wanted]
+
+
+def _sender(peer: PeerSource, request: PlanRequest) -> MulticastNode:
+    return MulticastNode(
+        node=peer.node,
+        up_bytes_per_s=peer.bytes_per_s,
+        down_bytes_per_s=peer.bytes_per_s,
+        held=((0, request.chunks),),
+        receives=False,
+    )
+
+
+def _receiver(node: CandidateNode) -> MulticastNode:
+    state, link = node.state, node.link
+    up = state.up.bytes_per_s if state.up is not None else 0.0
+    down = state.down_bytes_per_s / (len(link.fetches) + 1)
+    return MulticastNode(node=state.node, up_bytes_per_s=up, down_bytes_per_s=down)
+
+
+def _plan(request: PlanRequest, found: MulticastPlan, parts: list[tuple[CandidateNode, ReceiverPlan]]) -> Plan:
+    measures = request.measures
+    times = [
+        StageTimes(
+            start_s=max(node.state.start_s, node.files_s),
+            library_s=measures.library_s.value,
+            fetch_s=part.last_s,
+            load_s=request.segment_bytes / node.state.device_bytes_per_s,
+        )
+        for node, part in parts
+    ]
+    ready_s = sorted(ready_overlapped_s([time]) + measures.rest_s.value for time in times)
+    prefill_s = measures.prefill_s.value
+    first_s, last_s = (
+        ttft_s(at, prefill_s=prefill_s, hop_s=0.0, stages=1, work=1.0) for at in (ready_s[0], ready_s[-1])
+    )
+    reserved_bytes = sum(request.memory_bytes + node.missing_bytes for node, _ in parts)
+    slo, margin = request.slo, request.margins.group
+    token_s = tpot_s(decode_s=measures.decode_s.value, hop_s=0.0, stages=1, work=1.0)
+    return Plan(
+        stages=[_stage(request, node, part) for node, part in parts],
+        together=False,
+        multicast=found.name,
+        regions=list(request.wanted.regions),
+        isolation=request.wanted.isolation,
+        ttft_s=first_s,
+        margin=margin,
+        sequential_ttft_s=min(ready_sequential_s([time]) for time in times) + measures.rest_s.value + prefill_s,
+        ready_s=ready_s[0],
+        tpot_s=token_s,
+        cost_gib_s=cost_gib_s(reserved_bytes, first_s, last_s - first_s),
+        whole_s=last_s - first_s,
+        meets_slo=slo is None
+        or (
+            (slo.ttft_s is None or first_s * margin + request.waited_s <= slo.ttft_s)
+            and (slo.tpot_s is None or token_s <= slo.tpot_s)
+        ),
+        reason=f"a multicast to {len(parts)} nodes, {found.name}: the last is whole after {found.seconds:.2f} s",
+    )
+
+
+def _stage(request: PlanRequest, node: CandidateNode, part: ReceiverPlan) -> StagePlan:
+    """A whole worker, with its part of the multicast."""
+    pulled: dict[NodeId, int] = dict.fromkeys(part.peers, 0)
+    for pull in part.pulls:
+        pulled[part.peers[pull.peer]] += pull.end - pull.first
+    chunk_bytes = request.segment_bytes / request.chunks
+    return StagePlan(
+        node=node.state.node,
+        region=node.state.region,
+        epoch=node.state.epoch,
+        first=0,
+        end=request.layout.count,
+        full=True,
+        memory_bytes=request.memory_bytes,
+        reserved_bytes=request.memory_bytes + node.missing_bytes,
+        missing_bytes=node.missing_bytes,
+        store_bytes=0,
+        peers=[PeerShare(peer, round(chunks * chunk_bytes)) for peer, chunks in pulled.items()],
+        pulls=list(part.pulls),
+        files_bytes=node.files_bytes,
+        fetch_s=max(part.last_s, node.files_s),
+    )
+
+
+def _report(plan: Plan, why_not: str) -> CandidateReport:
+    missing_bytes = sum(stage.missing_bytes for stage in plan.stages)
+    return CandidateReport(
+        kind="multicast",
+        stages=1,
+        full=len(plan.stages),
+        nodes=[stage.node for stage in plan.stages],
+        missing_bytes=missing_bytes,
+        peer_bytes=missing_bytes,
+        ttft_s=plan.ttft_s,
+        margin=plan.margin,
+        tpot_s=plan.tpot_s,
+        cost_gib_s=plan.cost_gib_s,
+        why_not=why_not,
+    )

@@ -1,0 +1,97 @@
+"""Several workers that are started by multicast: when it is taken, what each node reads, and what the plan says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleetstart.controller.planner import Cluster, HeldLayers, NodeState, Plan, PlanRequest
+from fleetstart.controller.planner.accuracy_report import ObservedStart, explain, format_explanation
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
+from fleetstart.controller.planner.links.contention import PendingFetch
+from fleetstart.controller.planner.multicast.starts import RECEIVERS_MOST, plan_starts
+from fleetstart.controller.planner.node_state import uplink
+from fleetstart.runtime.contract.function.spec import SLO
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+from tests.controller.planner.worlds import CHAT, MB, measured, names, node, request, taken
+
+
+def burst(count: int, **fields: Any) -> PlanRequest:
+    """Of a model in 100 chunks, for so many whole workers."""
+    fields = {"measures": measured(prefill_s=0.0), "chunks": 100, **fields}
+    return request(workers=min(4, count), missing=count, most=16, **fields)
+
+
+def new(count: int, **fields: Any) -> list[NodeState]:
+    """Nodes whose store is slow, and whose network is not."""
+    fields = {"bytes_per_s": 10.0 * MB, "peer_bytes_per_s": 100.0 * MB, "up": 100.0 * MB, **fields}
+    return [node(f"n{index}", **fields) for index in range(count)]
+
+
+def holder(name: str = "has", **fields: Any) -> NodeState:
+    fields = {"up": 100.0 * MB, "holds": HeldLayers(host=EVERY_LAYER), "free_bytes": 0, **fields}
+    return node(name, **fields)
+
+
+def planned(nodes: list[NodeState], wanted: PlanRequest) -> Plan:
+    return plan_starts(wanted, Cluster(nodes), 0.0)
+
+
+def test_a_burst_behind_one_copy_is_a_multicast() -> None:
+    found = planned([*new(4), holder()], burst(4))
+    assert found.multicast
+    assert not found.together
+    assert sorted(names(found)) == ["n0", "n1", "n2", "n3"]
+    assert found.ttft_s + found.whole_s < 4.0 * 1.25, "400 MB over one uplink take 4 s, and each new node sends, too"
+    for stage in found.stages:
+        assert stage.full
+        assert stage.store_bytes == 0
+        assert stage.peer_bytes == pytest.approx(400 * MB, abs=100)
+        assert sorted(chunk for pull in stage.pulls for chunk in range(pull.first, pull.end)) == list(range(100))
+        assert all(0 <= pull.peer < len(stage.peers) for pull in stage.pulls)
+
+
+def test_one_table_has_the_group_and_the_multicast() -> None:
+    for nodes, taken_kind in ((new(4), "multicast"), (new(4, bytes_per_s=400.0 * MB), "start")):
+        found = planned([*nodes, holder()], burst(4))
+        kinds = {one.kind: one.why_not for one in found.considered}
+        assert set(kinds) == {"start", "multicast"}
+        assert [one.kind for one in found.considered if not one.why_not] == [taken_kind]
+        text = format_explanation(explain(found, ObservedStart()))
+        assert "multicast" in text
+        assert "peers" in text
+
+
+def test_one_worker_and_a_burst_without_a_copy_are_no_multicast() -> None:
+    assert planned([*new(4), holder()], burst(1)).multicast == ""
+    assert planned(new(4), burst(4)).multicast == ""
+    assert planned([*new(4), holder()], burst(4, chunks=0)).multicast == "", "what to pull is not known"
+    assert planned([*new(1), holder()], burst(4)).multicast == "", "one node is no multicast"
+    silent = [replace(one, up=None) for one in new(4)]
+    assert planned([*silent, holder()], burst(4)).multicast == "", "they could pass nothing on"
+
+
+def test_copies_whose_uplinks_are_promised_are_left_alone() -> None:
+    promised = PendingFetch(WorkerId("w"), CheckpointId("d"), 100 * MB, 1.0)
+    busy = holder("busy", free_bytes=0)
+    busy = replace(busy, up=uplink(100.0 * MB, [promised], 0.0))
+    assert planned([*new(4), busy], burst(4)).multicast == ""
+    found = planned([*new(4), busy, holder("idle")], burst(4))
+    assert {share.node for stage in found.stages for share in stage.peers} <= {"idle", "n0", "n1", "n2", "n3"}
+
+
+def test_a_multicast_has_at_most_so_many_receivers_and_the_slo_counts() -> None:
+    found = planned([*new(12), holder()], burst(12))
+    assert len(found.stages) == RECEIVERS_MOST
+    assert planned([*new(4), holder()], burst(4, slo=SLO(ttft_s=30))).meets_slo
+
+
+def test_a_multicast_is_on_the_uplinks_of_all_that_send() -> None:
+    cluster, wanted = Cluster([*new(4), holder()]), burst(4)
+    found = plan_starts(wanted, cluster, 0.0)
+    taken(found, cluster, wanted, 0.0)
+    sent = sum(fetch.pending_bytes for state in cluster if state.up is not None for fetch in state.up.fetches)
+    assert sent == pytest.approx(4 * 400 * MB, abs=100)
+    assert all(state.held[CHAT].coming for state in cluster if state.node != "has")
