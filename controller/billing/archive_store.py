@@ -17,7 +17,10 @@ from .archive_format import SEGMENT_MAX_BYTES, LedgerEntry, SegmentHeader, check
 FOLDER = "ledger/"
 PROBE = FOLDER + "created-once"
 KEPT_SEGMENTS = 4
-"""Number of cached segments, with their rows: some tens of MB."""
+"""Number of cached segments, with their rows: what a question about the last hours goes through again and again."""
+KEPT_BYTES = 16 << 20
+"""Bytes of their rows as they are stored; in memory, decoded, they take three times as much. A segment has 4 MB unless
+it is set to have more rows."""
 
 
 def segment_key(sequence: int) -> str:
@@ -27,7 +30,8 @@ def segment_key(sequence: int) -> str:
 class LedgerArchive:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._kept: OrderedDict[int, list[LedgerEntry]] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[list[LedgerEntry], int]] = OrderedDict()
+        """Rows of the last segments that were read, and their bytes."""
 
     async def check_creates_once(self) -> None:
         """Checks that the store creates objects only once. Errors: StoreFailed if it would overwrite a segment."""
@@ -55,7 +59,7 @@ class LedgerArchive:
         """The rows of a segment whose header is known. Errors: NotFound, StoreFailed, ChecksumMismatch."""
         if known.sequence in self._kept:
             self._kept.move_to_end(known.sequence)
-            return self._kept[known.sequence]
+            return self._kept[known.sequence][0]
         key = segment_key(known.sequence)
         data = await self._store.read(key, SEGMENT_MAX_BYTES)
         if data is None:
@@ -63,7 +67,10 @@ class LedgerArchive:
         header, entries = await asyncio.to_thread(unpack, data, known.sequence)
         if header != known:
             raise StoreFailed(f"{key} is another segment than the one that was published under that name")
-        self._kept[known.sequence] = entries
-        while len(self._kept) > KEPT_SEGMENTS:
-            self._kept.popitem(last=False)
+        self._keep(known.sequence, entries)
         return entries
+
+    def _keep(self, sequence: int, entries: list[LedgerEntry]) -> None:
+        self._kept[sequence] = entries, sum(len(entry.raw) for entry in entries)
+        while len(self._kept) > KEPT_SEGMENTS or sum(size for _, size in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
