@@ -115,6 +115,7 @@ class Daemon:
             cpus=config.cpus,
             room_bytes=lambda: self._segments.budget.free_bytes,
         )
+        self._peers = NodePeers(node=config.node, epoch=self.epoch, read_key=self._read_peer_key)
         self._segments = SegmentStore(
             source=source,
             memory_bytes=config.memory_bytes,
@@ -126,12 +127,12 @@ class Daemon:
             disk=open_disk_cache(config),
             changed=self._lease.changed,
             reject=self._reject,
+            open_peer=self._peers.chunks,
         )
         self._relays = open_relays(config.store, config.http)
         self._io_thread = IoThread()
         self._certificate: NodeCertificate | None = None
         self._tls_ingress: TlsIngress | None = None
-        self._peers = NodePeers(node=config.node, epoch=self.epoch, read_key=self._read_peer_key)
         self._egress = open_egress(config, self._io_thread)
         self._orders = OrderReconciler(
             state=self._state,

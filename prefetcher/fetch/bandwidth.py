@@ -18,6 +18,11 @@ LEAST_BYTES = 16 * 1024 * 1024
 """Smaller transfers measure round trips."""
 
 
+def kind_of(source: str) -> str:
+    """The kind of a source, in which reports sum them up: "peer" of peer:NODE."""
+    return source.partition(":")[0]
+
+
 class Stopwatch:
     """Bytes transferred, and the time in which any transfer was in progress. Thread-safe."""
 
@@ -65,9 +70,11 @@ class Bandwidths:
         self._rates: dict[str, MovingAverage] = {}
 
     def note(self, source: str, size_bytes: int, busy_s: float) -> None:
+        """Of a peer, notes the rate of all peers too."""
         if size_bytes < LEAST_BYTES or busy_s <= 0:
             return
-        self._rates[source] = self._rates.get(source, MovingAverage()).fold(size_bytes / busy_s, WEIGHT)
+        for name in dict.fromkeys((source, kind_of(source))):
+            self._rates[name] = self._rates.get(name, MovingAverage()).fold(size_bytes / busy_s, WEIGHT)
 
     def bytes_per_s(self) -> dict[str, float]:
         return {source: rate.value for source, rate in self._rates.items()}

@@ -1,7 +1,7 @@
 """Chunk sources of a fetch, and the buffers in memory that chunks are read into.
 
-The node's disk has some chunks of a checkpoint, the store has all. `progress` decides which source reads which
-chunk.
+The node's disk and peers have some chunks of a checkpoint, the store has all. `progress` decides which source reads
+which chunk.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest
 
 from ..sources.base import PAGE_BYTES, ObjectRange, Piece, Source
 from ..sources.throttle import BackgroundThrottle
+
+PATIENCE_S = 2.0
+"""A disk or a store that was not broken has always answered by then."""
 
 
 class ChunkSource(Protocol):
@@ -67,7 +70,16 @@ class FetchSource:
 
     source: ChunkSource
     chunks: Sequence[ChunkRange]
+    """Those that it has, or will have when they are asked for."""
     threads: int
+    costly: bool = False
+    """Whether others that are nearly as quick deliver what they have: so is the object store."""
+    spare: bool = False
+    """Whether the fetch does without it once it has failed twice: so is a peer."""
+    patience_s: float = PATIENCE_S
+    """Time for a chunk that another source could deliver, before the other takes it."""
+    bytes_per_s: float | None = None
+    """Its rate in earlier fetches."""
 
 
 def pieces_in(region: native.Region, slab_bytes: int, chunks: Sequence[ChunkRange]) -> list[Piece]:

@@ -1,10 +1,12 @@
 """Fetches one checkpoint's chunks into its segment, each verified before workers see it.
 
-Sources are ordered: the disk has some chunks, the store has all. Each source has threads that take runs of chunks from
-its order, so that no thread waits for another's share; they end when there is nothing to take, and new ones start when
-more is wanted. A corrupt chunk is read once more; after that, and after a few failures, it passes to the next source; a
-failure in the last one ends the fetch. However it ends, the control block says so, and the workers that wait on it
-wake.
+The disk and peers have some chunks, the store has all; what several have comes from whoever is expected to finish it
+soonest. Each source has threads that take runs of chunks, so that no thread waits for another's share; they end when
+there is nothing to take, and new ones start when more is wanted. A corrupt chunk is read once more; after that, and
+after a few failures, it passes to another source; a failure in the last one ends the fetch. A peer is given up after
+two failures, or one that says that nothing will come. A source takes over a late chunk from another once that has
+really stopped: two never write to one place. However a fetch ends, the control block says so, and the workers that wait
+on it wake.
 
 Unwanted chunks are left alone until the segment shall grow: then one thread a source fetches them in the background,
 once all wanted ones are present, and from the store at a throttled rate. A failure of these ends the growth and
@@ -24,12 +26,13 @@ from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 from ..sources.base import Piece
-from ..sources.errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled, SourceError
+from ..sources.errors import ObjectMissing, ObjectSizeMismatch, ReadCancelled, SourceError, SourceLost
 from ..sources.throttle import BackgroundThrottle
 from .bandwidth import Stopwatch
 from .chunk_sources import FetchSource, pieces_in
 from .errors import RETRY_DELAYS_S, CorruptChunk, drop_traceback, fetch_error
 from .progress import ChunkRun, Exhausted, FetchProgress, Retry
+from .pulls import PullPlan
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ class Fetch:
         on_filled: Callable[[FleetError | None], None],
         on_grown: Callable[[FleetError | None], None] = lambda error: None,
         on_chunk: Callable[[ChunkRange, str], None] = lambda chunk, source: None,
+        plan: PullPlan | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._region: native.Region | None = region
@@ -67,7 +71,7 @@ class Fetch:
         self._throttle = throttle
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self.progress = FetchProgress(sources, control.chunk_count)
+        self.progress = FetchProgress(sources, control.chunk_count, plan=plan)
         self._error: FleetError | None = None
         self._error_reported = False
         self._threads: list[threading.Thread] = []
@@ -81,6 +85,25 @@ class Fetch:
         self.progress.want(chunks)
         self._start_threads()
 
+    def add_source(self, source: FetchSource) -> int:
+        """One more source for what is yet to come; returns its index."""
+        with self._lock:
+            self._sources.append(source)
+            self._stopwatches.append(Stopwatch())
+            index = self.progress.add_source(source)
+        self._start_threads()
+        return index
+
+    def extend_source(self, index: int, chunks: Sequence[ChunkRange]) -> None:
+        """More chunks that a source has."""
+        self.progress.extend_source(index, chunks)
+        self._start_threads()
+
+    def replan(self, plan: PullPlan) -> None:
+        """Another plan of pulls, for what is yet to come."""
+        self.progress.replan(plan)
+        self._start_threads()
+
     def grow(self) -> None:
         """Fetches the remaining chunks in the background. Those that failed before are tried again."""
         self.progress.grow()
@@ -88,10 +111,9 @@ class Fetch:
 
     def traffic(self) -> dict[str, tuple[int, float]]:
         """Bytes and seconds by source, without background reads."""
-        return {
-            source.source.name: (stopwatch.size_bytes, stopwatch.busy_s)
-            for source, stopwatch in zip(self._sources, self._stopwatches, strict=True)
-        }
+        with self._lock:
+            measured = list(zip(self._sources, self._stopwatches, strict=True))
+        return {source.source.name: (stopwatch.size_bytes, stopwatch.busy_s) for source, stopwatch in measured}
 
     def fail(self, error: FleetError) -> None:
         """Ends the fetch with an error; the first error counts. No chunk becomes ready after it, so a failed segment
@@ -123,7 +145,7 @@ class Fetch:
 
     def _start_threads(self) -> None:
         """Starts a thread for each source that has more work than threads."""
-        for index, source in enumerate(self._sources):
+        for index, source in enumerate(list(self._sources)):
             with self._lock:
                 if not self.progress.begin_thread(index):
                     continue
@@ -192,9 +214,7 @@ class Fetch:
         done_bytes = 0
         if run.wanted:
             stopwatch.begin()
-        throttle, stopped = (
-            (None, self._stop.is_set) if run.wanted else (self._throttle, lambda: self._should_stop(run))
-        )
+        throttle, stopped = (None if run.wanted else self._throttle), lambda: self._should_stop(run)
         try:
             pieces = self._pieces(run.chunks)
             with self._throttle.urgent(run.wanted):
@@ -213,7 +233,7 @@ class Fetch:
         finally:
             if run.wanted:
                 stopwatch.end(done_bytes)
-            self._put_back(run.source_index, missing, failed)
+            self._put_back(missing, failed)
 
     def _pieces(self, chunks: list[ChunkRange]) -> list[Piece]:
         region = self._region
@@ -233,7 +253,11 @@ class Fetch:
 
     def _failed(self, source_index: int, chunk: ChunkRange, error: Exception) -> Retry:
         """Decides where and when to retry a chunk. Errors: FleetError if a wanted chunk has no source left."""
-        delays_s = {CorruptChunk: (0.0,), SourceError: RETRY_DELAYS_S}.get(type(error), ())
+        corrupt, spare = isinstance(error, CorruptChunk), self._sources[source_index].spare
+        if self.progress.strike(source_index, corrupt=corrupt, lost=isinstance(error, SourceLost)):
+            name = self._sources[source_index].source.name
+            log.warning("doing without a source", extra={"source": name, "error": str(error)})
+        delays_s = {CorruptChunk: (0.0,), SourceError: (0.0,) if spare else RETRY_DELAYS_S}.get(type(error), ())
         outcome = self.progress.failed(source_index, chunk, delays_s)
         if isinstance(outcome, Exhausted):
             if outcome.wanted:  # not bound to a name: a frame that references its own error keeps the segment's memory
@@ -256,13 +280,15 @@ class Fetch:
             self._on_grown(error)
 
     def _should_stop(self, run: ChunkRun) -> bool:
-        """True if this background run should stop: growth was cancelled, or one of its chunks is wanted now."""
+        """True if this run should stop: the fetch has ended; its chunk is late, and another source is idle; of a
+        background run, growth was cancelled, or one of its chunks is wanted now."""
+        if run.wanted:
+            return self._stop.is_set() or self.progress.gives_up(run)
         return not self.progress.is_growing or self.progress.wants(run.chunks)
 
-    def _put_back(self, source_index: int, missing: list[ChunkRange], failed: list[Retry]) -> None:
-        self.progress.put_back(source_index, missing)
+    def _put_back(self, missing: list[ChunkRange], failed: list[Retry]) -> None:
+        self.progress.put_back(missing)
         self._start_threads()  # other chunks need not wait for the retry delay
         if failed:
             self._stop.wait(max(retry.delay_s for retry in failed))
-        for retry in failed:
-            self.progress.put_back(retry.source_index, [retry.chunk])
+        self.progress.put_back([retry.chunk for retry in failed])

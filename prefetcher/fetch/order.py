@@ -8,7 +8,7 @@ are for background reads.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
@@ -49,36 +49,64 @@ class FetchOrder:
             if index in self._pending:
                 self._pending.move_to_end(index, last=False)
 
+    def pending(self) -> Iterator[ChunkRange]:
+        """The wanted queue, the next first."""
+        return iter(self._pending.values())
+
+    def background(self) -> Iterator[ChunkRange]:
+        return iter(self._background.values())
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._pending or index in self._background
+
+    def remove(self, indices: Iterable[int]) -> None:
+        """Takes chunks out: another source reads them, or is the only one that may."""
+        for index in indices:
+            if (chunk := self._pending.pop(index, None)) is not None:
+                self.pending_bytes -= chunk.size_bytes
+            self._background.pop(index, None)
+
+    def append(self, chunks: Iterable[ChunkRange]) -> None:
+        """Puts chunks at the end of their queue, wanted or background."""
+        for chunk in chunks:
+            wanted = chunk.index in self._wanted
+            order = self._pending if wanted else self._background
+            self.pending_bytes += chunk.size_bytes if wanted and chunk.index not in order else 0
+            order[chunk.index] = chunk
+
     def put_back(self, chunks: Iterable[ChunkRange]) -> None:
         """Puts the chunks back at the front of their queue, wanted or background."""
         for chunk in reversed(list(chunks)):
             wanted = chunk.index in self._wanted
             order = self._pending if wanted else self._background
+            self.pending_bytes += chunk.size_bytes if wanted and chunk.index not in order else 0
             order[chunk.index] = chunk
             order.move_to_end(chunk.index, last=False)
-            self.pending_bytes += chunk.size_bytes if wanted else 0
 
-    def next_run(self, most_bytes: int) -> list[ChunkRange]:
-        """Takes the next wanted chunk and those behind it in the same object, up to `most_bytes` together."""
-        run = _run(self._pending, most_bytes)
+    def next_run(self, most_bytes: int, first: int | None = None) -> list[ChunkRange]:
+        """Takes a wanted chunk, by default the next, and those behind it in the same object, up to `most_bytes`
+        together."""
+        run = _run(self._pending, most_bytes, first)
         self.pending_bytes -= sum(chunk.size_bytes for chunk in run)
         return run
 
-    def next_background_run(self, most_bytes: int) -> list[ChunkRange]:
+    def next_background_run(self, most_bytes: int, first: int | None = None) -> list[ChunkRange]:
         """Takes a run of background chunks, as `next_run` does."""
-        return _run(self._background, most_bytes)
+        return _run(self._background, most_bytes, first)
 
 
-def _run(order: OrderedDict[int, ChunkRange], most_bytes: int) -> list[ChunkRange]:
+def _run(order: OrderedDict[int, ChunkRange], most_bytes: int, first: int | None) -> list[ChunkRange]:
     run: list[ChunkRange] = []
     size_bytes = 0
-    while order:
-        chunk = next(iter(order.values()))
+    index = first
+    while order and (index is None or index in order):
+        chunk = order[index] if index is not None else next(iter(order.values()))
         if run and (size_bytes + chunk.size_bytes > most_bytes or not _follows(run[-1], chunk)):
             break
         del order[chunk.index]
         run.append(chunk)
         size_bytes += chunk.size_bytes
+        index = index + 1 if index is not None else None
     return run
 
 

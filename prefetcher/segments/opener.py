@@ -1,4 +1,4 @@
-"""Opens a segment: reads its manifest, creates its control block, and starts its fetch from disk cache and store.
+"""Opens a segment: reads its manifest, creates its control block, and starts its fetch from disk, peers and store.
 
 `store` decides when to open, with which memory, and handles the result.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 from fleetstart import native
 from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, WeightsMissing
@@ -24,15 +25,17 @@ from fleetstart.runtime.contract.weights.manifest import (
 )
 
 from ..concurrency.threads import in_thread
-from ..fetch.bandwidth import FetchedBytes
+from ..fetch.bandwidth import FetchedBytes, kind_of
 from ..fetch.chunk_sources import FetchSource, StoreChunks
 from ..fetch.errors import with_retries
 from ..fetch.fetcher import Fetch
+from ..fetch.pulls import PullPlan
 from ..sources.base import Source
 from ..sources.errors import ObjectMissing
 from ..sources.folder import DISK_THREADS
 from ..sources.throttle import BackgroundThrottle
 from .disk_cache import DiskCache, DiskImage
+from .feeds import NO_FEED, Feed, OpenPeer, SegmentFeed
 from .segment import Segment
 
 FetchCallback = Callable[[Segment, FleetError | None], None]
@@ -42,8 +45,17 @@ FetchCallback = Callable[[Segment, FleetError | None], None]
 class SegmentOpener:
     """Opens segments of one source. `threads` read from a store that does not know its best number itself."""
 
-    def __init__(self, *, source: Source, disk: DiskCache | None, threads: int, throttle: BackgroundThrottle) -> None:
+    def __init__(
+        self,
+        *,
+        source: Source,
+        disk: DiskCache | None,
+        threads: int,
+        throttle: BackgroundThrottle,
+        open_peer: OpenPeer | None = None,
+    ) -> None:
         self._source = source
+        self._open_peer = open_peer
         self._disk = disk
         self._threads = threads
         self._throttle = throttle
@@ -70,9 +82,12 @@ class SegmentOpener:
         in_use: set[CheckpointId],
         on_filled: FetchCallback,
         on_grown: FetchCallback,
+        feed: Feed = NO_FEED,
+        rates: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Creates the control block and starts fetching these chunks into the segment's memory. The disk cache keeps
-        the checkpoint if it can, without evicting one in use. Errors: OSError."""
+        the checkpoint if it can, without evicting one in use. `rates`: bytes a second by source, in earlier fetches.
+        Errors: OSError."""
         assert segment.region is not None
         assert segment.manifest is not None
         checkpoint, manifest = segment.checkpoint, segment.manifest
@@ -81,12 +96,14 @@ class SegmentOpener:
             f"fs-{checkpoint[:12]}-control", len(manifest.chunks), data, self._generation
         )
         image = self._disk_image(checkpoint, manifest, data, in_use)
+        sources, plan = self._sources(segment, manifest, image, feed, rates)
         segment.fetch = Fetch(
             checkpoint=checkpoint,
             region=segment.region,
             slab_bytes=slab_bytes,
             control=segment.control,
-            sources=self._sources(checkpoint, manifest, image),
+            sources=sources,
+            plan=plan,
             on_filled=_on_loop(on_filled, segment),
             on_grown=_on_loop(on_grown, segment),
             on_chunk=self._write_behind(image, segment.region),
@@ -103,24 +120,28 @@ class SegmentOpener:
             self._disk.keep(checkpoint, manifest, data, in_use)
         return self._disk.image(checkpoint)
 
-    def _sources(self, checkpoint: CheckpointId, manifest: Manifest, image: DiskImage | None) -> list[FetchSource]:
-        """The disk for the chunks it has, the store for the rest and for chunks that turn out to be corrupt on the
-        disk."""
+    def _sources(
+        self, segment: Segment, manifest: Manifest, image: DiskImage | None, feed: Feed, rates: Mapping[str, float]
+    ) -> tuple[list[FetchSource], PullPlan | None]:
+        """The disk for the chunks it has, peers for those they have or will have, the store for all."""
         chunks = chunk_ranges(manifest)
         there = image.present(chunks) if image is not None else []
-        indices = {chunk.index for chunk in there}
-        elsewhere = [chunk for chunk in chunks if chunk.index not in indices]
-        store = StoreChunks(self._source, checkpoint, manifest)
-        sources = [FetchSource(store, elsewhere, self._source.threads or self._threads)]
+        sources = []
         if image is not None and there:
-            sources.insert(0, FetchSource(image, there, DISK_THREADS))
-        return sources
+            sources.append(FetchSource(image, there, DISK_THREADS, bytes_per_s=rates.get(image.name)))
+        store = StoreChunks(self._source, segment.checkpoint, manifest)
+        threads = self._source.threads or self._threads
+        last = FetchSource(store, chunks, threads, costly=True, bytes_per_s=rates.get(store.name))
+        if self._open_peer is None:
+            return [*sources, last], None
+        segment.feed = SegmentFeed(self._open_peer, chunks, dict(rates))
+        return segment.feed.begin(feed, sources, last)
 
     def _write_behind(self, image: DiskImage | None, region: native.Region) -> Callable[[ChunkRange, str], None]:
         disk, memory, fetched = self._disk, weakref.ref(region), self.fetched
 
         def on_chunk(chunk: ChunkRange, source: str) -> None:
-            fetched.note(source, chunk.size_bytes)
+            fetched.note(kind_of(source), chunk.size_bytes)
             held = memory()
             if disk is not None and image is not None and held is not None and source != image.name:
                 disk.write_behind(image, chunk, held)

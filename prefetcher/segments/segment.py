@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.weights.manifest import Manifest
 from fleetstart.runtime.contract.weights.stage import stage_chunks
 
 from ..fetch.fetcher import Fetch
+from .feeds import SegmentFeed
 
 Layers = tuple[int, int]
 """(first, end) layers of a pipeline stage."""
@@ -50,6 +51,8 @@ class Segment:
         self.region: native.Region | None = None
         self.control: native.ControlBlock | None = None
         self.fetch: Fetch | None = None
+        self.feed: SegmentFeed | None = None
+        """The peers of its fetch; None where the node reads from none."""
         self._stages: dict[Layers, Collection[int]] = {}
         self._reported_traffic: dict[str, tuple[int, float]] = {}
         self._spent_s = 0.0
@@ -62,6 +65,11 @@ class Segment:
         if not self.filled.is_set():
             return "filling"
         return "ready" if self.fetch is not None and self.fetch.progress.is_whole else "partial"
+
+    @property
+    def is_complete(self) -> bool:
+        """True if it has failed, or has all chunks there are: no source is asked for more."""
+        return self.error is not None or (self.fetch is not None and self.fetch.progress.is_whole)
 
     def needed(self, stage: Layers | None) -> Collection[int]:
         """The stage's chunks, in the order of use; all chunks for the whole model."""

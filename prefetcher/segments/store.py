@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from fleetstart.runtime.contract.errors import FleetError, Unavailable, WeightsMissing
@@ -23,12 +24,13 @@ from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.object_keys import is_digest
 
 from ..concurrency.threads import in_thread
-from ..fetch.bandwidth import Bandwidths
+from ..fetch.bandwidth import Bandwidths, kind_of
 from ..fetch.chunk_sources import StoreChunks
 from ..sources.base import Source
 from ..sources.throttle import BackgroundThrottle
 from .digest_check import CheckedDigests, DigestCheck, forgery_error
 from .disk_cache import DiskCache
+from .feeds import NO_FEED, Feed, OpenPeer
 from .memory_budget import MemoryBudget
 from .opener import SegmentOpener
 from .segment import Layers, Segment
@@ -56,10 +58,11 @@ class SegmentStore:
         changed: Callable[[], None] = lambda: None,
         reclaim: Callable[[int], object] = lambda needed_bytes: None,
         reject: Callable[[Collection[WorkerId], FleetError], None] = lambda workers, error: None,
+        open_peer: OpenPeer | None = None,
     ) -> None:
         """`workers_bytes` returns the part of `memory_bytes` that others have, of which `reclaim` may free some;
-        `changed` is called at events; `reject` stops workers whose weights turn out to be forged. Without `keep_idle`,
-        a segment is freed with its last worker."""
+        `changed` is called at events; `reject` stops workers whose weights turn out to be forged; `open_peer` makes a
+        source of a peer. Without `keep_idle`, a segment is freed with its last worker."""
         self._changed = changed
         self._disk = disk
         self.budget = MemoryBudget(
@@ -72,7 +75,9 @@ class SegmentStore:
         )
         self.bandwidths = Bandwidths()
         self._throttle = BackgroundThrottle()
-        self._opener = SegmentOpener(source=source, disk=disk, threads=threads, throttle=self._throttle)
+        self._opener = SegmentOpener(
+            source=source, disk=disk, threads=threads, throttle=self._throttle, open_peer=open_peer
+        )
         self._opening: set[asyncio.Task[None]] = set()
         self._reject = reject
         self._digests = DigestCheck(self._on_checked)
@@ -93,7 +98,10 @@ class SegmentStore:
         segment = self.budget.segments.get(checkpoint)
         if segment is None or segment.fetch is None:
             return {}
-        return {source: size_bytes for source, (size_bytes, _) in segment.fetch.traffic().items()}
+        found: Counter[str] = Counter()
+        for source, (size_bytes, _) in segment.fetch.traffic().items():
+            found[kind_of(source)] += size_bytes
+        return dict(found)
 
     def reports(self) -> list[SegmentReport]:
         return [segment.report() for segment in self.budget.segments.values()]
@@ -109,22 +117,25 @@ class SegmentStore:
             return False
         return segment.fetch.progress.has(segment.needed(stage))
 
-    async def acquire(self, checkpoint: CheckpointId, worker: WorkerId, stage: Layers | None = None) -> Segment:
+    async def acquire(
+        self, checkpoint: CheckpointId, worker: WorkerId, stage: Layers | None = None, feed: Feed = NO_FEED
+    ) -> Segment:
         """The segment, opened and pinned by the worker; possibly still filling. Callers set the deadline.
 
-        `stage` limits what is fetched; None wants the whole checkpoint.
+        `stage` limits what is fetched; None wants the whole checkpoint. `feed` names peers that have chunks of it.
 
         Errors: WeightsMissing, CheckpointInvalid, StoreFailed, Unavailable (no memory, with the figures).
         """
         segment = self.budget.segments.get(checkpoint)
         if segment is None:
-            segment = self._open_segment(checkpoint, stage)
+            segment = self._open_segment(checkpoint, stage, self._trusted(checkpoint, feed))
         segment.pins.add(worker)
         segment.uses += 1
         segment.last_used_ns = time.monotonic_ns()
         try:
             await asyncio.shield(segment.opened)
             if segment.error is None:  # otherwise the worker reads it from the control block
+                self.feed(segment, feed)
                 self._want(segment, segment.needed(stage))
                 if checkpoint in self._distrusted:
                     await _verified(segment)
@@ -134,13 +145,20 @@ class SegmentStore:
         return segment
 
     async def acquire_all(
-        self, checkpoints: Sequence[CheckpointId], worker: WorkerId, stage: Layers | None = None
+        self,
+        checkpoints: Sequence[CheckpointId],
+        worker: WorkerId,
+        stage: Layers | None = None,
+        feed: Feed = NO_FEED,
     ) -> list[Segment]:
-        """Acquires all checkpoints or none; the stage applies to the first. Errors: as of `acquire`."""
+        """Acquires all checkpoints or none; stage and feed apply to the first. Errors: as of `acquire`."""
         acquired: list[Segment] = []
         try:
             for number, checkpoint in enumerate(checkpoints):
-                acquired.append(await self.acquire(checkpoint, worker, stage if number == 0 else None))
+                first = number == 0
+                acquired.append(
+                    await self.acquire(checkpoint, worker, stage if first else None, feed if first else NO_FEED)
+                )
         except BaseException:
             for segment in acquired:
                 self.release(segment, worker)
@@ -166,6 +184,16 @@ class SegmentStore:
         segment.pins.add(holder)
         segment.last_used_ns = time.monotonic_ns()
         return segment
+
+    def feed(self, segment: Segment, feed: Feed) -> None:
+        """Lets a fetch under way have chunks from peers that it did not know."""
+        feed = self._trusted(segment.checkpoint, feed)
+        if feed.peers and segment.feed is not None and segment.fetch is not None and not segment.is_complete:
+            segment.feed.update(segment.fetch, feed)
+
+    def _trusted(self, checkpoint: CheckpointId, feed: Feed) -> Feed:
+        """The feed, unless it is of another checkpoint, or forged chunks of this one have come."""
+        return NO_FEED if checkpoint in self._distrusted else feed.of(checkpoint)
 
     # ── more chunks ────────────────────────────────────────────────────────────────────────────────
 
@@ -224,17 +252,17 @@ class SegmentStore:
 
     # ── opening ────────────────────────────────────────────────────────────────────────────────────
 
-    def _open_segment(self, checkpoint: CheckpointId, stage: Layers | None) -> Segment:
+    def _open_segment(self, checkpoint: CheckpointId, stage: Layers | None, feed: Feed) -> Segment:
         if not is_digest(checkpoint):
             raise WeightsMissing(f"{checkpoint!r} is not the id of a checkpoint")
         segment = Segment(checkpoint, asyncio.get_running_loop().create_future())
         self.budget.segments[checkpoint] = segment
-        task = asyncio.create_task(self._open(segment, stage), name=f"open-{checkpoint[:8]}")
+        task = asyncio.create_task(self._open(segment, stage, feed), name=f"open-{checkpoint[:8]}")
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
         return segment
 
-    async def _open(self, segment: Segment, stage: Layers | None) -> None:
+    async def _open(self, segment: Segment, stage: Layers | None, feed: Feed) -> None:
         """Opens the segment for its first user; the others request their chunks once it is open."""
         checkpoint = segment.checkpoint
         try:
@@ -249,6 +277,8 @@ class SegmentStore:
                 in_use=set(self.budget.segments),
                 on_filled=self._on_filled,
                 on_grown=self._on_grown,
+                feed=feed,
+                rates=self.bandwidths.bytes_per_s(),
             )
             segment.opened.set_result(None)
             self._changed()

@@ -87,8 +87,9 @@ class Worker:
         return self.task
 
     def update(self, order: WorkerOrder) -> None:
-        """Applies what changed in the order about its pipeline."""
+        """Applies what changed in the order about its pipeline, and where its weights come from."""
         self._membership.update(order)
+        self.resources.feed(order)
         self._grow()
 
     def drain(self, grace_s: float | None = None) -> None:

@@ -29,6 +29,7 @@ from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 
 from ..processes.forked_process import ForkedProcess, has_own_network
 from ..segments.chunk_requests import ChunkRequests
+from ..segments.feeds import Feed
 from ..segments.store import Segment
 from ..stage_links.stage_links import PipelineMembership
 from ..volumes.session import VolumeSession
@@ -107,7 +108,9 @@ class WorkerResources:
         fresh = spare is None and (network or folders or not services.prefork_pool.has(spec.preloaded_pool))
         fork = asyncio.ensure_future(self._fork(spec, folders)) if fresh else None
         weights = asyncio.ensure_future(
-            services.segments.acquire_all(self._checkpoints, order.worker, self._membership.layers)
+            services.segments.acquire_all(
+                self._checkpoints, order.worker, self._membership.layers, Feed(order.sources, order.pulls)
+            )
         )
         try:
             bundle = services.bundles.ready(spec.bundle) or await services.bundles.get(spec.bundle)
@@ -300,6 +303,11 @@ class WorkerResources:
             self._requests = ChunkRequests(segment.needed(None))
         for begin, end in self._requests.admit(first, last):
             self._services.segments.prioritize(segment, begin, end)
+
+    def feed(self, order: WorkerOrder) -> None:
+        """Lets the fetch of its weights have chunks from peers that a changed order names."""
+        if self.segments and order.sources:
+            self._services.segments.feed(self.segments[0], Feed(order.sources, order.pulls))
 
     def grow(self) -> None:
         """Fetches the rest of the model in the background, if the order says so."""

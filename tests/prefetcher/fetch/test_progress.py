@@ -38,7 +38,7 @@ class Unread:
 
 
 def filling(*, on_disk: int = 0, threads: int = 3) -> FetchProgress:
-    lanes = [FetchSource(Unread("store"), CHUNKS[on_disk:], threads)]
+    lanes = [FetchSource(Unread("store"), CHUNKS, threads, costly=True)]
     if on_disk:
         lanes.insert(0, FetchSource(Unread("disk"), CHUNKS[:on_disk], threads))
     return FetchProgress(lanes, COUNT)
@@ -101,12 +101,11 @@ def test_each_chunk_is_one_thread_s_at_a_time_and_nothing_grows_while_somebody_w
                 fill.ready(chunk)
                 there.add(chunk.index)
             elif what == "lose":
-                fill.put_back(run.source_index, run.chunks)
+                fill.put_back(run.chunks)
             else:
                 outcome = fill.failed(run.source_index, chunk, (0.0,))
-                source_index = outcome.source_index if isinstance(outcome, Retry) else run.source_index
                 assert isinstance(outcome, Retry) or outcome.wanted == (chunk.index in wanted)
-                fill.put_back(source_index, [chunk])
+                fill.put_back([chunk])
             event = fill.finish_run(run)
             assert not event.filled or wanted <= there
             assert not event.grown or len(there) == COUNT

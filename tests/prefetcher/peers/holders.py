@@ -97,7 +97,10 @@ class Holder:
         )
         grant = msgspec.structs.replace(grant, **fields)
         secret = grant_secret(grant, key or self.key)
-        return Peer(node=HOLDER, address=self.address, host=self.host, grant=grant, secret=secret)
+        everything = ((0, 1 << 20),)
+        return Peer(
+            node=grant.holder, address=self.address, host=self.host, grant=grant, secret=secret, ranges=everything
+        )
 
     def pins(self, checkpoint: CheckpointId) -> set[WorkerId]:
         segment = self.segments.budget.segments.get(checkpoint)
