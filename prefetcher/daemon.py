@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.store_url import is_s3
 
 from .concurrency.threads import IoThread, in_thread
 from .config import Config
+from .control.copies import CopyKeeper
 from .control.lease import NodeLease
 from .control.lease_keeper import LeaseKeeper
 from .control.metering import Metering
@@ -134,6 +135,7 @@ class Daemon:
         self._certificate: NodeCertificate | None = None
         self._tls_ingress: TlsIngress | None = None
         self._egress = open_egress(config, self._io_thread)
+        self._copies = CopyKeeper(state=self._state, epoch=self.epoch, segments=self._segments)
         self._orders = OrderReconciler(
             state=self._state,
             epoch=self.epoch,
@@ -188,6 +190,8 @@ class Daemon:
                 self._lease.renew(),
                 self._orders.listen(),
                 self._orders.read(),
+                self._copies.listen(),
+                self._copies.read(),
                 self._outbox.write_statuses(),
                 self._outbox.write_logs(),
                 self._outbox.write_rows(),

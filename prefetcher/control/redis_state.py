@@ -25,9 +25,9 @@ from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import NotFound, Unavailable
 from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.volume import VolumeRecord, VolumeVersion, volume_name, with_version
-from fleetstart.runtime.contract.ids import FunctionName, NodeId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.node.peers import SealedPeerKey
+from fleetstart.runtime.contract.node.peers import CopyOrder, SealedPeerKey
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.sealed_secrets import Sealed
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
@@ -52,6 +52,7 @@ CROWDED_LOG_BYTES_KEPT = MIB // 4
 PUBLISH_TRIES = 20
 """Attempts to publish a version of a volume, each of which another change can spoil."""
 
+EVENTS = ("subscribe", "message")
 REDIS_ERRORS = (RedisError, OSError)
 """Errors of a Redis that is down, restarting or loading."""
 
@@ -75,6 +76,7 @@ class NodeState:
         self._append = append_script()
         self._append_logs = files(__package__).joinpath("append_logs.lua").read_text()
         self._orders = RecordDecoder(WorkerOrder)
+        self._copies = RecordDecoder(CopyOrder)
         self._reports = RecordDecoder(NodeReport)
 
     async def read_report(self) -> NodeReport | None:
@@ -113,6 +115,29 @@ class NodeState:
                     yield None
                 elif message["type"] == "message" and (order := self._decode(message["data"])) is not None:
                     yield order
+        finally:
+            await pubsub.aclose()
+
+    async def read_copies(self) -> dict[CheckpointId, CopyOrder]:
+        found: dict[CheckpointId, CopyOrder] = {}
+        for checkpoint, data in (await self._redis.hgetall(keys.copies(self._node))).items():
+            try:
+                order = self._copies.decode(data)
+            except UnreadableRecord as error:
+                log.error("cannot decode an order for a copy", extra={"error": str(error)})
+                continue
+            if order.node == self._node and order.checkpoint == checkpoint.decode(errors="replace"):
+                found[order.checkpoint] = order
+        return found
+
+    async def copy_events(self) -> AsyncIterator[None]:
+        """Yields when an order for a copy was published, and once the subscription stands."""
+        pubsub = self._redis.pubsub()
+        try:
+            await pubsub.subscribe(keys.events_copies(self._node))
+            while True:
+                if (message := await pubsub.get_message(timeout=None)) is not None and message["type"] in EVENTS:
+                    yield
         finally:
             await pubsub.aclose()
 
