@@ -1,0 +1,188 @@
+"""Readers that do not keep to the protocol: they get nothing, hold nothing up, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from fleetstart.prefetcher.peers import frames, server, session
+from fleetstart.prefetcher.peers.connections import PeerConnections
+from fleetstart.prefetcher.peers.frames import Hello
+from fleetstart.prefetcher.sources.errors import SourceLost
+from fleetstart.runtime.contract.node.peers import NONCE_BYTES, Peer, grant_proof
+from tests.prefetcher.nodes import Store
+from tests.prefetcher.peers.holders import Holder, Reading, holder_of, no_certificate
+from tests.prefetcher.stages import Model
+from tests.servers import wait_until
+
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def holder(model: Model, store: Store) -> Iterator[Holder]:
+    holder = holder_of(model, store.folder)
+    yield holder
+    holder.close()
+
+
+def stranger(holder: Holder) -> tuple[socket.socket, bytes]:
+    """A connection, and the holder's nonce."""
+    host, port = holder.address.split(":")
+    sock = socket.create_connection((host, int(port)), DEADLINE_S)
+    challenge = sock.recv(frames.CHALLENGE_BYTES, socket.MSG_WAITALL)
+    assert challenge.startswith(frames.MAGIC)
+    return sock, challenge[len(frames.MAGIC) :]
+
+
+def hello_of(peer: Peer, holder_nonce: bytes) -> bytes:
+    nonce = os.urandom(NONCE_BYTES)
+    data = msgspec.json.encode(Hello(peer.grant, nonce, grant_proof(peer.secret, holder_nonce, nonce)))
+    return frames.REQUEST.pack(frames.HELLO, len(data), 0, 0) + data
+
+
+def proved(holder: Holder, model: Model) -> socket.socket:
+    sock, nonce = stranger(holder)
+    sock.sendall(hello_of(holder.peer(model.checkpoint), nonce))
+    assert frames.RESPONSE.unpack(sock.recv(frames.RESPONSE.size, socket.MSG_WAITALL))[0] == frames.OK
+    return sock
+
+
+def refusal(sock: socket.socket) -> str:
+    status, _, size = frames.RESPONSE.unpack(sock.recv(frames.RESPONSE.size, socket.MSG_WAITALL))
+    assert status == frames.REFUSED
+    return sock.recv(size, socket.MSG_WAITALL).decode()
+
+
+def ends(sock: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(1 << 16):
+            pass
+    return True
+
+
+def is_unharmed(holder: Holder, model: Model) -> bool:
+    """Somebody else reads, and nothing is held."""
+    reading = Reading(model)
+    assert reading.read(holder.peer(model.checkpoint)) == model.manifest.chunks
+    wait_until(lambda: not holder.server.sessions and not holder.pins(model.checkpoint), what="nothing held")
+    return reading.is_right
+
+
+def test_a_proof_that_was_overheard_opens_no_other_connection(holder: Holder, model: Model) -> None:
+    first, nonce = stranger(holder)
+    said = hello_of(holder.peer(model.checkpoint), nonce)
+    second, _ = stranger(holder)
+    with first, second:
+        second.sendall(said)
+        assert refusal(second) == "wrong_proof"
+        first.sendall(said)
+        assert frames.RESPONSE.unpack(first.recv(frames.RESPONSE.size))[0] == frames.OK
+    assert is_unharmed(holder, model)
+
+
+REQUESTS = {
+    "no grant": frames.REQUEST.pack(frames.READ, 0, 0, 0),
+    "another kind": frames.REQUEST.pack(9, 0, 0, 0),
+    "a long grant": frames.REQUEST.pack(frames.HELLO, frames.HELLO_MAX_BYTES + 1, 0, 0),
+    "no JSON": frames.REQUEST.pack(frames.HELLO, 4, 0, 0) + b"\xff\xfe{]",
+    "another protocol": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_who_talks_otherwise_is_cut_off(holder: Holder, model: Model, name: str) -> None:
+    sock, _ = stranger(holder)
+    with sock:
+        sock.sendall(REQUESTS[name])
+        assert ends(sock)
+    assert is_unharmed(holder, model)
+
+
+@pytest.mark.parametrize("chunk", [1 << 20, (1 << 32) - 1])
+def test_there_is_no_other_chunk_to_read(holder: Holder, model: Model, chunk: int) -> None:
+    with proved(holder, model) as sock:
+        sock.sendall(frames.REQUEST.pack(frames.READ, chunk, 0, 0))
+        assert frames.RESPONSE.unpack(sock.recv(frames.RESPONSE.size, socket.MSG_WAITALL))[0] == frames.INVALID
+        assert ends(sock)
+    assert is_unharmed(holder, model)
+
+
+def test_silence_and_single_bytes_have_seconds(holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "PROVE_S", 0.3)
+    silent, nonce = stranger(holder)
+    dripping, _ = stranger(holder)
+    stop = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            for byte in hello_of(holder.peer(model.checkpoint), nonce):
+                dripping.sendall(bytes([byte]))
+                stop.wait(0.05)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    with silent, dripping:
+        assert ends(silent)
+        assert ends(dripping)
+    stop.set()
+    thread.join()
+    assert is_unharmed(holder, model)
+
+
+def test_who_does_not_take_its_bytes_holds_the_memory_for_seconds(
+    holder: Holder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SEND_S", 0.3)
+    model = Model(store, layer_chunks=40)
+    holder.hold(model.checkpoint)
+    host, port = holder.address.split(":")
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with sock:
+        sock.settimeout(DEADLINE_S)
+        sock.connect((host, int(port)))
+        nonce = sock.recv(frames.CHALLENGE_BYTES, socket.MSG_WAITALL)[len(frames.MAGIC) :]
+        sock.sendall(hello_of(holder.peer(model.checkpoint), nonce))
+        assert frames.RESPONSE.unpack(sock.recv(frames.RESPONSE.size, socket.MSG_WAITALL))[0] == frames.OK
+        for chunk in range(300):
+            sock.sendall(frames.REQUEST.pack(frames.READ, chunk, 0, 0))
+        assert is_unharmed_beside(holder, model)
+        wait_until(lambda: not holder.server.sessions, what="the reader cut off")
+        wait_until(lambda: not holder.pins(model.checkpoint), what="its pin taken back")
+
+
+def is_unharmed_beside(holder: Holder, model: Model) -> bool:
+    """Another reader is served while one holds its bytes back."""
+    reading = Reading(model, 20)
+    assert reading.read(holder.peer(model.checkpoint))
+    return reading.is_right
+
+
+def test_strangers_are_few_and_keep_no_reader_out(
+    holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STRANGERS_MAX", 4)
+    with contextlib.ExitStack() as held:
+        strangers = [held.enter_context(stranger(holder)[0]) for _ in range(8)]
+        assert Reading(model).read(holder.peer(model.checkpoint)) == model.manifest.chunks
+        for oldest in strangers[:4]:
+            assert ends(oldest), "made room"
+
+
+def test_one_reader_has_so_many_connections(holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READER_SESSIONS_MAX", 3)
+    with contextlib.ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(proved(holder, model))
+        with pytest.raises(SourceLost, match="too_many"):
+            Reading(model).read(holder.peer(model.checkpoint))
+    wait_until(lambda: not holder.server.sessions, what="room again")
+    connections = PeerConnections(no_certificate)
+    assert Reading(model).read(holder.peer(model.checkpoint), connections)
+    connections.close()
