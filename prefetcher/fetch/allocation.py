@@ -133,6 +133,10 @@ class Allocation:
         able = [work for index, work in enumerate(self.works) if work.can(chunk) and owner in (None, index)]
         return [work for work in able if not work.source.costly] or able
 
+    def is_planned(self, index: int, chunk: int) -> bool:
+        """True if the plan has the chunk from this source."""
+        return self._plan.owner(chunk) == index
+
     def others(self, index: int, chunk: int) -> list[int]:
         """Other sources that may deliver the chunk."""
         return [other for other, work in enumerate(self.works) if other != index and work.can(chunk)]
@@ -162,7 +166,7 @@ class Allocation:
         leaves: dict[tuple[int, ...], float] = {}
         ahead_bytes = 0
         for chunk in order.pending():
-            if not work.can(chunk.index):
+            if not self._is_for(work, chunk.index):
                 continue
             rivals = tuple(
                 index for index, other in enumerate(self.works) if other is not work and self._may(other, chunk)
@@ -179,9 +183,12 @@ class Allocation:
 
     def _may(self, work: SourceWork, chunk: ChunkRange) -> bool:
         """True if the source may take the chunk next: it is in its queue, or it is costly and looks into others'."""
-        if chunk.index in work.order:
-            return True
-        return work.source.costly and work.can(chunk.index) and self._plan.owner(chunk.index) is None
+        return chunk.index in work.order or (work.source.costly and self._is_for(work, chunk.index))
+
+    def _is_for(self, work: SourceWork, chunk: int) -> bool:
+        """True if the source may deliver the chunk, and no plan has it from another."""
+        owner = self._plan.owner(chunk)
+        return work.can(chunk) and (owner is None or self.works[owner] is work)
 
     def take_wanted(self, index: int, now_s: float) -> list[ChunkRange]:
         """Takes the next run of wanted chunks; empty if the source leaves them to others."""
@@ -189,7 +196,7 @@ class Allocation:
         if found is None:
             return []
         work, (order, first) = self.works[index], found
-        most_bytes = run_length(work.run_bytes, self._share_bytes(work, order, now_s), work.threads)
+        most_bytes = run_length(work.run_bytes, self._share_bytes(work, order, first, now_s), work.threads)
         run = order.next_run(most_bytes, None if next(order.pending()).index == first else first)
         run = self._only(work, order, run)
         self._taken(run)
@@ -201,9 +208,9 @@ class Allocation:
         self._taken(run)
         return run
 
-    def _share_bytes(self, work: SourceWork, order: FetchOrder, now_s: float) -> int:
-        """The part of the queue that the source will read, if each has as much as its rate."""
-        rates = [other.rate.at(now_s) for other in self.works if other is not work and other.order.pending_bytes]
+    def _share_bytes(self, work: SourceWork, order: FetchOrder, first: int, now_s: float) -> int:
+        """The part of the queue that the source will read, if all that have its chunks read as much as their rates."""
+        rates = [other.rate.at(now_s) for other in self.works if other is not work and first in other.order]
         own = work.rate.at(now_s)
         if own is None or any(rate is None for rate in rates):
             return order.pending_bytes // (1 + len(rates))
@@ -211,7 +218,7 @@ class Allocation:
 
     def _only(self, work: SourceWork, order: FetchOrder, run: list[ChunkRange]) -> list[ChunkRange]:
         """The part of the run that the source may deliver; the rest goes back."""
-        count = next((number for number, chunk in enumerate(run) if not work.can(chunk.index)), len(run))
+        count = next((number for number, chunk in enumerate(run) if not self._is_for(work, chunk.index)), len(run))
         order.put_back(run[count:])
         return run[:count]
 

@@ -27,6 +27,9 @@ of other connections waited 13 ms then, with one thread 4 ms, and it is no faste
 BACKGROUND_RUN_BYTES = 4 * 1024 * 1024
 """Each run begins with a burst, so there should be few; and a chunk that becomes wanted comes with its run, so they
 should be short."""
+PLANNED_PATIENCE_S = 60.0
+"""Time for a chunk of a plan: its source may have to wait for it, as the plan knows. That the source lives, the one who
+reads from it watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,9 @@ class FetchProgress:
             ):
                 return False
             waited_s = self._clock() - self._moved_s[run.number]
-            if not is_late(waited_s, work.under_way_bytes, work.rate.delivered, work.source.patience_s):
+            planned = self._allocation.is_planned(run.source_index, chunk)
+            patience_s = PLANNED_PATIENCE_S if planned else work.source.patience_s
+            if not is_late(waited_s, work.under_way_bytes, work.rate.delivered, patience_s):
                 return False
             self._allocation.exclude(run.source_index, chunk, late=True)
             self._strike(run.source_index, corrupt=False)

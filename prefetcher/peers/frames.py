@@ -27,7 +27,6 @@ RESPONSE = struct.Struct("<IIQ")
 HELLO, READ = 1, 2
 OK, NOT_READY, FAILED, EXPIRED, INVALID, REFUSED = range(6)
 STATUS = {
-    NOT_READY: "it did not get the chunk in time",
     FAILED: "its own fetch of the checkpoint failed",
     EXPIRED: "the grant has expired",
     INVALID: "it has no such chunk",

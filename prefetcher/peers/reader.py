@@ -1,12 +1,14 @@
 """Peers as sources of chunks: read from another node's memory straight into this one's, each hashed on the way.
 
 A run's chunks are asked for at once and come one after the other. One that is still on its way to the peer comes when
-the peer has it, or is given up after WAIT_S. Once its first byte is there, a chunk must keep coming.
+the peer has it: the peer says every WAIT_S that it still waits, and how long that may go on, the fetch decides. Once
+its first byte is there, a chunk must keep coming.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from fleetstart import native
@@ -24,8 +26,8 @@ RUN_BYTES = 16 * 1024 * 1024
 """Bytes asked for at once: a round trip is short beside their time, and a peer that is lost loses few."""
 STREAMS = 4
 """Connections of one fetch to one peer: with TLS, each has a core at either end."""
-WAIT_S = 10.0
-"""Wait for a chunk that the peer has yet to get."""
+WAIT_S = 5.0
+"""Wait for a chunk that the peer has yet to get, after which it says so."""
 ANSWER_S = 3.0
 """Time for an answer beside that wait."""
 STALL_S = 2.0
@@ -87,18 +89,29 @@ class PeerChunks:
         stopped: Callable[[], bool],
         throttle: BackgroundThrottle | None,
     ) -> Iterator[int]:
-        link, wait_ms = connection.link, int(WAIT_S * 1000)
-        requests = [frames.REQUEST.pack(frames.READ, chunk.index, wait_ms, 0) for chunk in run]
-        if throttle is None:
-            link.send(b"".join(requests), time.monotonic() + ANSWER_S)
-        for request, chunk, piece in zip(requests, run, pieces, strict=True):
-            if throttle is not None:
-                link.send(request, time.monotonic() + ANSWER_S)
-            self._await_answer(connection, chunk, stopped)
-            yield self._receive(connection, piece, stopped, throttle)
+        """The checksums in the order of the run. What the peer had to wait for is asked for again, behind the rest."""
+        rooms = {chunk.index: (chunk, piece) for chunk, piece in zip(run, pieces, strict=True)}
+        came: dict[int, int] = {}
+        asked: deque[int] = deque()
+        for chunk in run:
+            while chunk.index not in came:
+                if throttle is None and not asked:
+                    later = [one.index for one in run if one.index >= chunk.index and one.index not in came]
+                    self._ask(connection, later, asked)
+                elif throttle is not None:
+                    self._ask(connection, [chunk.index], asked)
+                index = asked.popleft()
+                if self._is_coming(connection, rooms[index][0], stopped):
+                    came[index] = self._receive(connection, rooms[index][1], stopped, throttle)
+            yield came[chunk.index]
 
-    def _await_answer(self, connection: Connection, chunk: ChunkRange, stopped: Callable[[], bool]) -> None:
-        """Returns when the chunk's bytes begin to come."""
+    def _ask(self, connection: Connection, chunks: Sequence[int], asked: deque[int]) -> None:
+        requests = [frames.REQUEST.pack(frames.READ, chunk, int(WAIT_S * 1000), 0) for chunk in chunks]
+        connection.link.send(b"".join(requests), time.monotonic() + ANSWER_S)
+        asked.extend(chunks)
+
+    def _is_coming(self, connection: Connection, chunk: ChunkRange, stopped: Callable[[], bool]) -> bool:
+        """Returns when the chunk's bytes begin to come, or False when the peer has waited for them itself."""
         link, until_s = connection.link, time.monotonic() + WAIT_S + ANSWER_S
         while not link.waits(POLL_S):
             if stopped():
@@ -109,13 +122,14 @@ class PeerChunks:
             link.receive(frames.RESPONSE.size, time.monotonic() + STALL_S)
         )
         if status == frames.NOT_READY and index == chunk.index:
-            raise SourceError(f"{self.name}: {frames.STATUS[status]}")
+            return False
         if status != frames.OK:
             raise SourceLost(f"{self.name}: {frames.STATUS.get(status, f'status {status}')}")
         if (index, size_bytes) != (chunk.index, chunk.size_bytes):
             raise SourceLost(
                 f"{self.name}: {size_bytes:,} bytes of chunk {index} for {chunk.size_bytes:,} of chunk {chunk.index}"
             )
+        return True
 
     def _receive(
         self, connection: Connection, piece: Piece, stopped: Callable[[], bool], throttle: BackgroundThrottle | None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.prefetcher.fetch.chunk_sources import FetchSource
-from fleetstart.prefetcher.fetch.progress import ChunkRun, FetchProgress, Retry
+from fleetstart.prefetcher.fetch.progress import PLANNED_PATIENCE_S, ChunkRun, FetchProgress, Retry
 from fleetstart.prefetcher.fetch.pulls import PullPlan
 from tests.prefetcher.fetch.test_progress import CHUNKS, COUNT, Unread
 
@@ -142,3 +142,18 @@ def test_the_store_takes_over_from_a_peer_from_which_nothing_comes() -> None:
     taken = progress.next_run(1)
     assert taken is not None
     assert taken.chunks == run.chunks
+
+
+def test_what_a_plan_has_from_a_peer_is_waited_for_longer() -> None:
+    clock = Clock()
+    sources = [peer("waiting", {0}, None), FetchSource(Unread("store"), CHUNKS, 2, costly=True)]
+    progress = FetchProgress(sources, COUNT, plan=PullPlan([(0, [0])]), clock=clock)
+    progress.want([0])
+    assert progress.begin_thread(0)
+    run = progress.next_run(0)
+    assert run is not None
+    clock.now_s = PLANNED_PATIENCE_S - 1
+    assert not progress.begin_thread(1), "the store takes nothing from a plan"
+    assert not progress.gives_up(run)
+    clock.now_s = PLANNED_PATIENCE_S + 1
+    assert progress.gives_up(run)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.peers import session
+from fleetstart.prefetcher.peers import reader, session
 from fleetstart.prefetcher.peers.connections import PeerConnections
 from fleetstart.prefetcher.sources.errors import ReadCancelled, SourceError, SourceLost
 from fleetstart.runtime.contract.identity import client_context, node_host, server_context
@@ -179,7 +180,12 @@ def _reads(holder: Holder, model: Model) -> bool:
         return False
 
 
-def test_a_chunk_on_its_way_is_waited_for(model: Model, store: Store) -> None:
+@pytest.mark.parametrize("wait_s", [5.0, 0.05])
+def test_a_chunk_on_its_way_is_waited_for(
+    model: Model, store: Store, monkeypatch: pytest.MonkeyPatch, wait_s: float
+) -> None:
+    """Also if the holder says again and again that it still waits."""
+    monkeypatch.setattr(reader, "WAIT_S", wait_s)
     source = Gated(store.folder)
     source.gate.clear()
     holder = Holder(source)
@@ -189,6 +195,7 @@ def test_a_chunk_on_its_way_is_waited_for(model: Model, store: Store) -> None:
     thread = threading.Thread(target=reading.read, args=(holder.peer(model.checkpoint),))
     thread.start()
     wait_until(lambda: holder.server.sessions == 1, what="a waiting reader")
+    time.sleep(0.2)
     source.gate.set()
     thread.join(20)
     assert reading.is_right
