@@ -70,7 +70,7 @@ def test_chunks_that_are_not_ready_are_waited_for_and_others_are_refused(finding
 @pytest.mark.parametrize("end", ["killed", "silent"])
 def test_a_reader_notices_the_end_of_its_holder_within_a_second(findings: dict[str, Any], end: str) -> None:
     found = of(findings, f"holder_is_{end}")
-    assert (found["before"], found["after"]) == (["ok"], ["failed"])
+    assert (found["before"], found["after"]) == ("ok", "failed")
     assert found["noticed_s"] < PROMISE_S + SLACK_S, found
 
 
@@ -87,10 +87,41 @@ def test_a_read_whose_holder_dies_goes_on_by_tcp(findings: dict[str, Any]) -> No
     assert (found["came"], found["wrong"], found["right"]) == (list(range(CHUNKS)), 0, CHUNKS)
 
 
-def test_a_stranger_is_no_holder(findings: dict[str, Any]) -> None:
-    wrong, ended = of(findings, "strangers_are_refused")["errors"]
-    assert wrong == "NativeError: the peer does not speak this protocol"
-    assert ended == "NativeError: the peer closed the side channel"
+LIES = {
+    "stranger": "NativeError: the peer does not speak this protocol",
+    "closed": "NativeError: the peer closed the side channel",
+    "half_open": "NativeError: the peer did not set the connection up in time",
+    "version": "NativeError: the peer speaks version 2, this is version 1",
+    "mtu": "NativeError: the peer's hello holds a value that is none",
+    "many_parts": "NativeError: the peer's hello holds a value that is none",
+    "overlap": "NativeError: the peer's parts overlap, or are none",
+    "overflow": "NativeError: the peer's parts overlap, or are none",
+    "unasked": "['failed']: the holder answered what nobody asked",
+    "unknown": "['failed']: the holder sent a message of kind 99",
+}
+
+
+def test_holders_that_lie_are_dropped_with_the_reason(findings: dict[str, Any]) -> None:
+    found = of(findings, "holders_that_lie")
+    assert {name: found[name] for name in LIES} == LIES
+
+
+def test_a_reader_of_one_segment_cannot_read_another_by_its_keys_and_addresses(findings: dict[str, Any]) -> None:
+    found = of(findings, "other_segments_are_out_of_reach")
+    assert found["other"] == ["failed", "RDMA READ: remote access error"]
+    assert (found["untouched"], found["own"], found["reason"]) == (True, ["ok"], "closed | closed")
+
+
+def test_readers_that_lie_or_say_nothing_are_dropped_with_the_reason(findings: dict[str, Any]) -> None:
+    lying, silent = of(findings, "readers_that_lie")["reason"].split(" | ")
+    assert lying == "NativeError: the reader asked for bytes that there are not"
+    assert silent == "NativeError: the peer did not set the connection up in time"
+
+
+def test_a_reader_is_cut_off_when_its_grant_ends(findings: dict[str, Any]) -> None:
+    found = of(findings, "a_grant_ends_what_it_began")
+    assert found["reason"] == "expired | expired"
+    assert all(found["errors"])
 
 
 def test_memory_is_registered_once_and_within_its_region(findings: dict[str, Any]) -> None:

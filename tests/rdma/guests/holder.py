@@ -23,6 +23,7 @@ from tests.rdma.guests import region as shared
 EVER_MS = 10_000_000_000_000
 PEER = "tests/rdma/guests/pyverbs_peer.py"
 SLOW_STEP_S = 0.005
+SILENCE_S = 30.0
 
 
 def hold_rdma(port: int, ready: int, brings: bool, allowed: int, silence_s: float, outcome: int) -> None:
@@ -51,6 +52,35 @@ def hold_rdma(port: int, ready: int, brings: bool, allowed: int, silence_s: floa
     os.write(outcome, f"{reason}\n".encode())
 
 
+def hold_two(ports: list[int], connect_s: float, until_unix_ms: int, outcome: int) -> None:
+    """Serves a reader of each of two segments, which have the same content. Writes how they ended."""
+    listeners = [socket.create_server(("", port)) for port in ports]
+    os.write(outcome, b"listening\n")
+    reasons = ["", ""]
+
+    def serve(index: int) -> None:
+        region, memory = shared.new_region()
+        shared.fill(region)
+        control = shared.new_control(range(shared.CHUNKS))
+        sock = listeners[index].accept()[0]
+        allowed = [(0, shared.CHUNKS)]
+        server = RdmaServer(
+            sock.fileno(), memory, control, shared.CHUNK_BYTES, allowed, connect_s=connect_s, silence_s=SILENCE_S
+        )
+        try:
+            reasons[index] = server.run(until_unix_ms or EVER_MS)
+        except Exception as error:
+            reasons[index] = f"{type(error).__name__}: {error}"
+        sock.close()
+
+    threads = [threading.Thread(target=serve, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.write(outcome, f"{' | '.join(reasons)}\n".encode())
+
+
 def hold_tcp(port: int, outcome: int) -> None:
     region, _ = shared.new_region()
     shared.fill(region)
@@ -71,6 +101,9 @@ class Holders:
 
     def hold(self, **options: Any) -> dict[str, Any]:
         return self._fork(lambda outcome: hold_rdma(outcome=outcome, **options))
+
+    def hold_two(self, **options: Any) -> dict[str, Any]:
+        return self._fork(lambda outcome: hold_two(outcome=outcome, **options))
 
     def hold_tcp(self, port: int) -> dict[str, Any]:
         return self._fork(lambda outcome: hold_tcp(port, outcome))

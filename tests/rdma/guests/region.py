@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetstart.native import ControlBlock, Region, SlabPool
+from fleetstart.prefetcher.peers.rdma import register
 
 if TYPE_CHECKING:
     from fleetstart.native._rdma import RdmaMemory
@@ -18,6 +19,7 @@ CHUNK_BYTES = 256 << 10
 CHUNKS = 28
 """Three and a half slabs: the last one is part of the region to its middle."""
 REGION_BYTES = CHUNKS * CHUNK_BYTES
+SLABS = -(-REGION_BYTES // SLAB_BYTES)
 CONNECT_S = 60.0
 
 
@@ -29,14 +31,11 @@ def content(chunk: int) -> bytes:
 
 
 def new_region() -> tuple[Region, RdmaMemory]:
-    """Memory of a pool of slabs, as segments have it, each slab registered."""
-    from fleetstart.native._rdma import RdmaDevice, RdmaMemory  # not on the host where it is not built
-
+    """Memory of a pool of slabs, as segments have it, all registered."""
     pool = SlabPool("rdma", pages="small", slab_bytes=SLAB_BYTES, capacity=8)
     region = pool.take(REGION_BYTES)
-    memory = RdmaMemory(RdmaDevice("rxe0"))
-    for offset in range(0, REGION_BYTES, SLAB_BYTES):
-        memory.add(region, offset, min(SLAB_BYTES, REGION_BYTES - offset))
+    memory = register(region, REGION_BYTES, SLAB_BYTES, range(SLABS))
+    assert memory is not None, "no usable device"
     return region, memory
 
 
