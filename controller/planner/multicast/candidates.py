@@ -16,6 +16,8 @@ from .topologies import chain, from_store, read_once
 RAREST_FIRST_NODES = 64
 """Up to so many nodes rarest first is considered where another way is possible, too: for more it takes long to plan,
 and gains nothing."""
+ASKED_AHEAD = 1
+"""Blocks that a node asks for while one arrives, so that no round trip lies between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,8 @@ def situation(request: MulticastRequest, blocks: int) -> Situation:
             up=[node.up_bytes_per_s for node in nodes],
             down=[node.down_bytes_per_s for node in nodes],
             overhead_s=request.block_overhead_s,
+            at_once=request.at_once,
+            ahead=ASKED_AHEAD if request.at_once else 0,
             store=request.store_bytes_per_s or NEVER,
             leaf=[node.leaf for node in nodes] if request.leaf_bytes_per_s else (),
             leaf_rates=dict(request.leaf_bytes_per_s),

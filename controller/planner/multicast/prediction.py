@@ -1,21 +1,26 @@
 """Prediction of a multicast: when each block arrives at each node, by discrete events.
 
-A plan is executed by pulls, without steps that all wait for: a node asks for its blocks in order, one at a time; a
-holder sends one block at a time, to who asked first among those whose block it has. The model does the same, with the
-rates of the links: a transfer goes at the slower of the two ends. Leaf switches and the store are shared equally by the
-transfers that pass them.
+A plan is executed by pulls, without steps that all wait for: a node asks for its blocks in order, and for some ahead,
+so that the next holder's answer follows the last one's. The model does the same, with the rates of the links. Holders
+either send at once to all who ask, and share their links among them, as servers with a thread for each connection do;
+or one block at a time, to who asked first among those whose block they have, which a binomial pipeline needs to keep
+the pace of its steps. Leaf switches and the store are shared equally by the transfers that pass them.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .schedule import STORE, Schedule
 
 NEVER = float("inf")
+Shared = tuple[str, int | str]
+"""A node's link in one direction, a leaf switch in one direction, or the store."""
+Turn = tuple[int, int]
+"""A holder and -1, or a holder and a receiver: what sends one block at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +35,30 @@ class Links:
     leaf: Sequence[str] = ()
     """Each node's leaf switch; empty: all are in one."""
     leaf_rates: dict[str, float] = field(default_factory=dict)
+    at_once: bool = False
+    """Whether holders send to all who ask, and not one block at a time."""
+    ahead: int = 0
+    """Blocks that a receiver asks for while one arrives."""
 
-    def shared(self, sender: int, receiver: int) -> tuple[Hashable, ...]:
+    def shared(self, sender: int, receiver: int) -> tuple[Shared, ...]:
         """What a transfer between the two shares with others."""
+        found: list[Shared] = []
+        if self.at_once:
+            found = [("down", receiver)] if sender == STORE else [("up", sender), ("down", receiver)]
         if sender == STORE:
-            return (STORE,)
-        if not self.leaf or self.leaf[sender] == self.leaf[receiver]:
-            return ()
-        ends = (("from", self.leaf[sender]), ("to", self.leaf[receiver]))
-        return tuple(end for end in ends if end[1] in self.leaf_rates)
+            found.append(("store", STORE))
+        elif self.leaf and self.leaf[sender] != self.leaf[receiver]:
+            ends = (("from", self.leaf[sender]), ("to", self.leaf[receiver]))
+            found += [end for end in ends if end[1] in self.leaf_rates]
+        return tuple(found)
 
-    def capacity(self, shared: Hashable) -> float:
-        return self.store if shared == STORE else self.leaf_rates[shared[1]]  # type: ignore[index]
+    def capacity(self, shared: Shared) -> float:
+        kind, which = shared
+        if isinstance(which, str):
+            return self.leaf_rates[which]
+        if kind == "store":
+            return self.store
+        return self.up[which] if kind == "up" else self.down[which]
 
     def rate(self, sender: int, receiver: int) -> float:
         return self.down[receiver] if sender == STORE else min(self.up[sender], self.down[receiver])
@@ -58,7 +75,7 @@ class _Flow:
     rate: float
     own_rate: float
     since_s: float
-    shares: tuple[Hashable, ...]
+    shares: tuple[Shared, ...]
     version: int = 0
 
 
@@ -77,17 +94,20 @@ class _Execution:
         self._pulls: list[list[tuple[int, int, int]]] = [[] for _ in held]
         for step, sender, receiver, block in sorted(schedule, reverse=True):
             self._pulls[receiver].append((step, sender, block))
-        self._asking: dict[int, list[tuple[float, int, int, int]]] = defaultdict(list)
-        """By holder, a heap of those whose block is there: when they asked, the step, the receiver, the block."""
+        self._asking: dict[Turn, list[tuple[float, int, int, int]]] = defaultdict(list)
+        """A heap of those whose block is there: when they asked, the step, the receiver, the block."""
         self._waiting: dict[tuple[int, int], list[tuple[float, int, int, int]]] = defaultdict(list)
         """By holder and block that it does not have yet."""
-        self._sending: set[int] = set()
-        self._flows: dict[Hashable, list[_Flow]] = defaultdict(list)
+        self._sending: set[Turn] = set()
+        self._flows: dict[Shared, list[_Flow]] = defaultdict(list)
         self._ends: list[tuple[float, int, int, _Flow]] = []
         self._count = 0
 
     def run(self) -> list[dict[int, float]]:
-        able = {self._ask(node, 0.0) for node in range(len(self._has))}
+        able = set[Turn]()
+        for node in range(len(self._has)):
+            for _ in range(1 + self._links.ahead):
+                able |= self._ask(node, 0.0)
         self._start(able, 0.0)
         while self._ends:
             now_s = self._ends[0][0]
@@ -99,37 +119,43 @@ class _Execution:
             self._start(able, now_s)
         return self._arrivals
 
-    def _ask(self, receiver: int, now_s: float) -> int:
-        """The receiver asks for its next block; the holder that it asks, if it has the block."""
+    def _turn(self, holder: int, receiver: int) -> Turn:
+        return (holder, receiver if self._links.at_once or holder == STORE else -1)
+
+    def _ask(self, receiver: int, now_s: float) -> set[Turn]:
+        """The receiver asks for its next block; who may be able to send then."""
         if not self._pulls[receiver]:
-            return receiver
+            return set()
         step, holder, block = self._pulls[receiver].pop()
         request = (now_s, step, receiver, block)
-        if holder == STORE or self._has[holder] >> block & 1:
-            heapq.heappush(self._asking[holder], request)
-        else:
+        if holder != STORE and not self._has[holder] >> block & 1:
             self._waiting[holder, block].append(request)
-        return holder
+            return set()
+        turn = self._turn(holder, receiver)
+        heapq.heappush(self._asking[turn], request)
+        return {turn}
 
-    def _finish(self, flow: _Flow, now_s: float) -> set[int]:
-        """Ends a transfer; the nodes that may be able to send now."""
-        self._sending.discard(flow.sender)
+    def _finish(self, flow: _Flow, now_s: float) -> set[Turn]:
+        """Ends a transfer; who may be able to send now."""
+        able = {self._turn(flow.sender, flow.receiver)}
+        self._sending -= able
         self._has[flow.receiver] |= 1 << flow.block
         self._arrivals[flow.receiver][flow.block] = now_s
         for request in self._waiting.pop((flow.receiver, flow.block), ()):
-            heapq.heappush(self._asking[flow.receiver], request)
+            turn = self._turn(flow.receiver, request[2])
+            heapq.heappush(self._asking[turn], request)
+            able.add(turn)
         for shared in flow.shares:
             self._flows[shared].remove(flow)
         self._share(flow.shares, now_s)
-        return {flow.sender, flow.receiver, self._ask(flow.receiver, now_s)}
+        return able | self._ask(flow.receiver, now_s)
 
-    def _start(self, able: set[int], now_s: float) -> None:
-        for sender in able:
-            asking = self._asking[sender]
-            while asking and sender not in self._sending:
+    def _start(self, able: set[Turn], now_s: float) -> None:
+        for turn in sorted(able):
+            asking, sender = self._asking[turn], turn[0]
+            if asking and turn not in self._sending:
                 _, _, receiver, block = heapq.heappop(asking)
-                if sender != STORE:
-                    self._sending.add(sender)
+                self._sending.add(turn)
                 rate = self._links.rate(sender, receiver)
                 size_bytes = self._block_bytes[block] + self._links.overhead_s * rate
                 shares = self._links.shared(sender, receiver)
@@ -139,7 +165,7 @@ class _Execution:
                 self._expect(flow, now_s)
                 self._share(shares, now_s)
 
-    def _share(self, shares: tuple[Hashable, ...], now_s: float) -> None:
+    def _share(self, shares: tuple[Shared, ...], now_s: float) -> None:
         """Rates anew of all transfers that pass there."""
         for shared in shares:
             for flow in self._flows[shared]:

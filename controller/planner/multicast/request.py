@@ -51,6 +51,8 @@ class MulticastRequest:
     """Time of a block beside its bytes: to ask for it and to begin; measured (`block_count`)."""
     store_bytes_per_s: float = 0.0
     """What the object store gives to all nodes together; 0: nothing may come from there."""
+    at_once: bool = True
+    """Whether holders send at once to all who ask, and not one block at a time."""
     leaf_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     """Bandwidth of each leaf switch to the others, each way; a leaf that is not named has no limit."""
 

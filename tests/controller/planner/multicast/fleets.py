@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from fleetstart.controller.planner.multicast import MulticastNode, MulticastPlan, MulticastRequest
 from fleetstart.runtime.contract.ids import NodeId
 
 MB = 1_000_000
+patient = settings(deadline=None)
+"""For what takes a while on a busy machine."""
 RATE = 100 * MB
 
 
@@ -27,7 +30,13 @@ def nodes(count: int, sources: int = 1, *, chunks: int = 64, rate: float = RATE)
 
 
 def request(
-    members: Sequence[MulticastNode], *, blocks: int = 0, chunks: int = 64, store: float = 0.0, overhead_s: float = 0.0
+    members: Sequence[MulticastNode],
+    *,
+    blocks: int = 0,
+    chunks: int = 64,
+    store: float = 0.0,
+    overhead_s: float = 0.0,
+    at_once: bool = False,
 ) -> MulticastRequest:
     return MulticastRequest(
         nodes=tuple(members),
@@ -36,6 +45,7 @@ def request(
         blocks=blocks,
         block_overhead_s=overhead_s,
         store_bytes_per_s=store,
+        at_once=at_once,
     )
 
 

@@ -19,7 +19,7 @@ from fleetstart.controller.planner.multicast import (
 )
 from fleetstart.controller.planner.multicast.request import Ranges, block_ranges, held_blocks, missing_ranges
 from fleetstart.runtime.contract.ids import NodeId
-from tests.controller.planner.multicast.fleets import MB, RATE, from_store, nodes, received, request
+from tests.controller.planner.multicast.fleets import MB, RATE, from_store, nodes, patient, received, request
 
 CHUNKS = 64
 
@@ -37,7 +37,6 @@ def assert_sound(wanted: MulticastRequest, plan: MulticastPlan) -> None:
     for one in plan.receivers:
         assert one.node not in one.peers
         assert all(by_name[peer].sends for peer in one.peers)
-        assert list(one.arrivals_s) == sorted(one.arrivals_s)
         for pull in one.pulls:
             assert pull.peer == -1 or pull.peer < len(one.peers)
     assert plan.seconds == pytest.approx(max([one.last_s for one in plan.receivers], default=0.0))
@@ -75,10 +74,11 @@ def fleets(draw: st.DrawFn) -> MulticastRequest:
         for node in nodes(count, 0)
     ]
     blocks, store = draw(st.sampled_from([0, 1, 4, 7])), draw(st.sampled_from([0.0, RATE]))
-    wanted = request(members, blocks=blocks, store=store, overhead_s=0.001)
+    wanted = request(members, blocks=blocks, store=store, overhead_s=0.001, at_once=draw(st.booleans()))
     return replace(wanted, leaf_bytes_per_s=draw(st.sampled_from([{}, {"a": RATE}, {"a": RATE, "b": RATE / 2}])))
 
 
+@patient
 @given(fleets())
 def test_a_plan_gives_everybody_what_it_lacks_exactly_once(wanted: MulticastRequest) -> None:
     plan = plan_multicast(wanted)
@@ -92,6 +92,7 @@ def test_a_plan_gives_everybody_what_it_lacks_exactly_once(wanted: MulticastRequ
             assert pipeline.ready_s <= plan.seconds
 
 
+@patient
 @given(st.data(), st.integers(2, 9), st.integers(1, 3), st.integers(1, 12))
 def test_after_any_failure_at_any_time_the_others_complete(
     data: st.DataObject, count: int, sources: int, blocks: int
@@ -109,6 +110,7 @@ def test_after_any_failure_at_any_time_the_others_complete(
     assert sorted(from_store(again)) == sorted(set(range(CHUNKS)) - left), "the store reads each lost chunk once"
 
 
+@patient
 @given(st.integers(3, 9), st.integers(1, 12), st.floats(0, 1))
 def test_without_a_store_the_chunks_that_died_with_their_only_holder_are_named(
     count: int, blocks: int, share: float
@@ -122,6 +124,7 @@ def test_without_a_store_the_chunks_that_died_with_their_only_holder_are_named(
     assert {c for first, end in again.unreachable for c in range(first, end)} == set(range(CHUNKS)) - left
 
 
+@patient
 @given(st.integers(3, 9), st.integers(2, 12), st.floats(0, 1))
 def test_nobody_waits_for_a_node_that_lags_and_who_joins_is_served(count: int, blocks: int, share: float) -> None:
     wanted = request(nodes(count), blocks=blocks)
@@ -144,6 +147,15 @@ def test_a_pipeline_comes_within_its_steps_of_one_transfer() -> None:
     assert {one.name: one.steps for one in plan.considered} | {"rarest block first": 0} == {
         "binomial pipeline": 18, "chain": 22, "rarest block first": 0,
     }  # fmt: skip
+
+
+def test_holders_that_send_to_all_who_ask_make_a_chain_the_quickest_for_a_few_nodes_and_a_pipeline_for_many() -> None:
+    """Where two answers share a link, both are late, and the steps of a binomial pipeline slip; those of a chain
+    cannot, because each node has one reader. Measured by tests/bench/multicast."""
+    few = plan_multicast(request(nodes(9), blocks=64, at_once=True))
+    many = plan_multicast(request(nodes(65), blocks=16, at_once=True))
+    assert (few.name, many.name) == ("chain", "binomial pipeline")
+    assert few.seconds == pytest.approx(CHUNKS * 4 * MB / RATE * (1 + 7 / 64))
 
 
 def test_behind_a_slow_link_the_chain_is_taken_because_the_others_are_whole_sooner() -> None:
@@ -237,7 +249,7 @@ def test_blocks_tile_the_chunks_and_are_held_whole_or_not_at_all(
         assert lacking == set(range(first, end)) - has
 
 
-@settings(max_examples=5)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(200, 400))
 def test_hundreds_of_nodes_are_planned_within_seconds(count: int) -> None:
     plan = plan_multicast(request(nodes(count), blocks=16))

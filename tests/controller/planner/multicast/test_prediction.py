@@ -72,6 +72,18 @@ def test_readers_of_the_store_share_it() -> None:
     assert alone[0] == {0: 1.0}, "one is limited by its own link"
 
 
+def test_holders_that_send_at_once_share_their_links_among_all_who_ask() -> None:
+    both = [Transfer(0, 0, 1, 0), Transfer(1, 0, 2, 0)]
+    links = Links(up=[1.0] * 3, down=[1.0] * 3, at_once=True)
+    arrivals = predict_arrivals(both, [1, 0, 0], [1.0], links)
+    assert arrivals[1] == arrivals[2] == {0: 2.0}
+    ahead = Links(up=[1.0] * 3, down=[1.0] * 3, at_once=True, ahead=1)
+    arrivals = predict_arrivals([Transfer(0, 0, 2, 0), Transfer(1, 1, 2, 1)], [1, 2, 0], [1.0, 3.0], ahead)
+    assert arrivals[2] == {0: 2.0, 1: 4.0}, "a receiver shares its own link among what it asked for"
+    chained = predict_arrivals(chain([0, 1, 2], range(4)), [15, 0, 0], [1.0] * 4, ahead)
+    assert max(chained[2].values()) == 5, "a chain has one reader everywhere, and keeps its pace"
+
+
 def test_leaf_switches_are_shared_by_what_crosses_them() -> None:
     schedule = [Transfer(0, 0, 2, 0), Transfer(0, 1, 3, 0), Transfer(1, 0, 1, 1)]
     links = Links(up=[1.0] * 4, down=[1.0] * 4, leaf=["a", "a", "b", "b"], leaf_rates={"a": 1.0})
