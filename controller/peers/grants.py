@@ -7,7 +7,7 @@ can forge leave to read its own memory, and that only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.peers import Grant, Peer, grant_secret
@@ -43,20 +43,22 @@ def granted(
     )
 
 
-def still_valid(known: Sequence[Peer], fresh: Sequence[Peer], now_unix_ms: int) -> bool:
-    """Whether an order's peers say what newly signed ones would, with grants that last."""
-    return len(known) == len(fresh) and all(
-        _said(one) == _said(other) and _lasts(one, now_unix_ms) for one, other in zip(known, fresh, strict=True)
+def still_valid(
+    known: Sequence[Peer], sources: Sequence[Source], peers: Mapping[NodeId, PeerNode], now_unix_ms: int
+) -> bool:
+    """Whether an order's peers say what newly signed ones for these sources would, with grants that last."""
+    return len(known) == len(sources) and all(
+        _said(one) == _says(source, peers[source.node]) and _lasts(one, now_unix_ms)
+        for one, source in zip(known, sources, strict=True)
     )
-
-
-def ends_unix_ms(peers: Iterable[Peer]) -> int | None:
-    """When the first of these grants must be renewed."""
-    return min((peer.grant.expires_unix_ms - RENEW_MS for peer in peers), default=None)
 
 
 def _said(peer: Peer) -> tuple[object, ...]:
     return (peer.node, peer.grant.epoch, peer.address, peer.host, peer.transports, peer.ranges)
+
+
+def _says(source: Source, peer: PeerNode) -> tuple[object, ...]:
+    return (peer.node, peer.epoch, peer.address, peer.host, peer.transports, source.ranges)
 
 
 def _lasts(peer: Peer, now_unix_ms: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
@@ -13,7 +13,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from ..state.records import FunctionRecord, VersionKey, VersionRecord
 from ..state.traffic import in_service
 from .copies import ANYWHERE, Copy, CopyNode, KeptCheckpoint
-from .holdings import EMPTY, Holding
+from .holdings import Holding
 
 PART_HELD = 0.5
 """Worth, for placement, of having a part in memory, or having it on its way."""
@@ -61,11 +61,12 @@ def copy_node(
     report: NodeReport,
     orders: Iterable[WorkerOrder],
     statuses: Mapping[WorkerId, WorkerStatus],
-    holdings: Mapping[CheckpointId, Mapping[NodeId, Holding]],
+    held: Callable[[CheckpointId], Holding],
     kept: Iterable[CheckpointId],
     refuses: frozenset[CheckpointId],
 ) -> CopyNode:
-    """A living node, as a place for copies. Segments that no worker uses give way to them."""
+    """A living node, as a place for copies. `held`: what it has of a checkpoint. Segments that no worker uses give way
+    to them."""
     sizes = {one.checkpoint: one.size_bytes for one in report.segments if one.state != "failed"}
     present_bytes = sum(one.ready_bytes for one in report.segments)
     used: set[CheckpointId] = set()
@@ -83,7 +84,7 @@ def copy_node(
         region=report.region,
         room_bytes=report.memory_bytes - workers_bytes - used_bytes - promised_bytes,
         used=frozenset(used),
-        held={one: share for one in kept if (share := _share(holdings.get(one, {}).get(report.node, EMPTY)))},
+        held={one: share for one in kept if (share := _share(held(one)))},
         refuses=refuses,
     )
 

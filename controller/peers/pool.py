@@ -1,4 +1,4 @@
-"""The global parameter pool: who holds which chunks, kept up to date in place, and what follows from it.
+"""The global parameter pool: what follows from who holds which chunks.
 
 `ParameterPool` belongs to the controller that schedules. It gives new orders their sources, changes those of fetches
 under way when holders come or go or grants are about to end, makes the peer keys of nodes that lack one, and decides
@@ -8,27 +8,26 @@ goes on where this one ended.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.peers import CopyOrder, Peer, SealedPeerKey
 from fleetstart.runtime.contract.node.reports import NodeReport
 
 from ..state.identity_records import PeerKeyRecord
-from ..state.records import VersionKey
 from ..state.view import View
-from .chunk_ranges import Ranges, without
-from .copies import KeptCheckpoint, decide_copies
+from .chunk_ranges import without
+from .copies import CopyNode, decide_copies
 from .grants import granted, still_valid
-from .holdings import EMPTY, Checkpoint, Holding, checkpoint_of, chunks_needed, holdings_of, is_fetching
-from .kept import CopyProgress, all_kept, copy_node, copy_of, kept_by
-from .sources import PeerNode, Reader, Source, peer_node, readers_of, sources_for
+from .holder_index import FetchUnderWay, HolderIndex
+from .holdings import EMPTY, Holding, chunks_needed
+from .kept import CopyProgress, all_kept, copy_node, copy_of
+from .sources import Reader, Source, readers_of, sources_for
 
 KEYS_AT_ONCE = 20
 """Peer keys made in one step, some milliseconds of the loop."""
@@ -66,132 +65,15 @@ class PoolChanges:
         return bool(self.orders or self.copies or self.deleted_copies or self.peer_keys)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fetch:
-    """A fetch under way: of a worker, or of a copy."""
-
-    order: WorkerOrder | CopyOrder
-    checkpoint: CheckpointId
-    needs: Ranges
-    since_unix_ns: int
-
-    @property
-    def peers(self) -> tuple[Peer, ...]:
-        return self.order.sources if isinstance(self.order, WorkerOrder) else self.order.peers
-
-
 class ParameterPool:
     def __init__(self, view: View, keys: PeerKeys) -> None:
         self._view = view
         self._keys = keys
-        self._changes = view.follow()
-        self._changes.nodes.update(view.nodes)
-        self._changes.versions.update(view.versions)
-        self._changes.functions.update(view.functions)
-        self._checkpoints: dict[CheckpointId, Checkpoint] = {}
-        self._kept_by: dict[FunctionName, dict[CheckpointId, KeptCheckpoint]] = {}
-        self._peers: dict[NodeId, PeerNode] = {}
-        self._holdings: dict[CheckpointId, dict[NodeId, Holding]] = defaultdict(dict)
-        self._of_node: dict[NodeId, frozenset[CheckpointId]] = {}
-        self._fetches: dict[NodeId, list[_Fetch]] = {}
+        self._index = HolderIndex(view)
         self._progress = CopyProgress()
         self._looked_ns: int | None = None
         self.unplaced: tuple[CheckpointId, ...] = ()
         """Kept checkpoints for which no node has room."""
-
-    # ── what is known ──────────────────────────────────────────────────────────────────────────────
-
-    def _refresh(self) -> bool:
-        """Brings holdings up to date with the view; whether anything may be different."""
-        functions, versions, stale = (
-            self._changes.take_functions(),
-            self._changes.take_versions(),
-            self._changes.take_nodes(),
-        )
-        stale |= self._with_new_checkpoints(versions)
-        for name in functions:
-            function = self._view.functions.get(name)
-            kept = kept_by(function, self._view.versions) if function is not None else {}
-            if kept:
-                self._kept_by[name] = kept
-            else:
-                self._kept_by.pop(name, None)
-        for node in sorted(stale):
-            self._refresh_node(node)
-        return bool(functions or stale)
-
-    def _with_new_checkpoints(self, versions: Iterable[VersionKey]) -> set[NodeId]:
-        """Notes the checkpoints of these versions. The nodes that have something of new ones already."""
-        view, new, nodes = self._view, set[CheckpointId](), set[NodeId]()
-        for key in versions:
-            record = view.versions.get(key)
-            weights = record.spec.weights if record is not None else None
-            if record is None or weights is None or weights in self._checkpoints:
-                continue
-            self._checkpoints[weights] = checkpoint_of(record)
-            new.add(weights)
-            nodes.update(order.node for order in view.orders_of(key).values())
-        if not new:
-            return nodes
-        for node, seen in view.nodes.items():
-            held = (*(segment.checkpoint for segment in seen.report.segments), *seen.report.disk)
-            if not new.isdisjoint(held):
-                nodes.add(node)
-        return nodes | {copy.node for copy in view.copies.values() if copy.checkpoint in new}
-
-    def _refresh_node(self, node: NodeId) -> None:
-        view, report = self._view, self._living(node)
-        found: Mapping[CheckpointId, Holding] = {}
-        self._peers.pop(node, None)
-        self._fetches.pop(node, None)
-        if report is not None:
-            orders, copies = view.orders_on(node).values(), view.copies_on(node).values()
-            found = holdings_of(report, orders, view.statuses, copies, self._checkpoints)
-            peer = peer_node(report)
-            if peer is not None and node not in view.draining:
-                self._peers[node] = peer
-            if fetches := list(self._fetches_of(report, found)):
-                self._fetches[node] = fetches
-        for checkpoint in self._of_node.pop(node, frozenset()) - found.keys():
-            self._holdings[checkpoint].pop(node, None)
-            if not self._holdings[checkpoint]:
-                del self._holdings[checkpoint]
-        for checkpoint, holding in found.items():
-            self._holdings[checkpoint][node] = holding
-        if found:
-            self._of_node[node] = frozenset(found)
-
-    def _living(self, node: NodeId) -> NodeReport | None:
-        """The node's report, if it is under a lease."""
-        seen = self._view.nodes.get(node)
-        return seen.report if seen is not None and seen.absent_since_ns is None else None
-
-    def _fetches_of(self, report: NodeReport, found: Mapping[CheckpointId, Holding]) -> Iterable[_Fetch]:
-        view = self._view
-        segments = {one.checkpoint: one for one in report.segments if one.state != "failed"}
-        for order in view.orders_on(report.node).values():
-            weights = order.spec.weights
-            known = self._checkpoints.get(weights) if weights is not None else None
-            if weights is None or known is None or order.epoch != report.epoch:
-                continue
-            if is_fetching(order, view.statuses.get(order.worker), segments.get(weights), known):
-                yield self._fetch(order, weights, chunks_needed(order, known), found.get(weights, EMPTY))
-        for copy in view.copies_on(report.node).values():
-            known, holding = self._checkpoints.get(copy.checkpoint), found.get(copy.checkpoint, EMPTY)
-            if known is not None and copy.epoch == report.epoch and not holding.complete:
-                yield self._fetch(copy, copy.checkpoint, known.every, holding)
-
-    def _fetch(
-        self, order: WorkerOrder | CopyOrder, checkpoint: CheckpointId, needs: Ranges, holding: Holding
-    ) -> _Fetch:
-        since_unix_ns = holding.since_unix_ns or order.decided_unix_ns or order.ordered_unix_ns
-        return _Fetch(
-            order=order, checkpoint=checkpoint, needs=without(needs, holding.host), since_unix_ns=since_unix_ns
-        )
-
-    def holders(self, checkpoint: CheckpointId) -> Mapping[NodeId, Holding]:
-        """The living nodes that hold or fetch chunks of a checkpoint."""
-        return self._holdings.get(checkpoint, {})
 
     # ── sources ────────────────────────────────────────────────────────────────────────────────────
 
@@ -205,21 +87,21 @@ class ParameterPool:
         that their starts were predicted with, which come first."""
         if len(self._view.nodes) < 2:
             return list(orders)
-        self._refresh()
+        self._index.refresh()
         done: dict[WorkerId, WorkerOrder] = {}
         load = self._load()
         new = [one for one in orders if one.wanted == "run" and not one.sources and one.worker not in self._view.orders]
         for order in sorted(new, key=lambda one: (one.decided_unix_ns, one.node)):
-            weights, report = order.spec.weights, self._living(order.node)
-            known = self._checkpoints.get(weights) if weights is not None else None
+            weights, report = order.spec.weights, self._index.living(order.node)
+            known = self._index.checkpoints.get(weights) if weights is not None else None
             if weights is None or known is None or report is None:
                 continue
-            holding = self._holdings.get(weights, {}).get(order.node, EMPTY)
+            holding = self._held(order.node, weights)
             if holding.complete:
                 continue
             needs = chunks_needed(order, known)
-            fetch = self._fetch(order, weights, needs, holding)
-            sources = self._chosen(fetch, load, now_unix_ns, planned.get(order.worker, ()))
+            fetch = self._index.fetch(order, weights, needs, holding)
+            sources = self._granted(fetch, self._chosen(fetch, load, planned.get(order.worker, ())), now_unix_ns)
             pulls = order.pulls if [peer.node for peer in sources] == list(planned.get(order.worker, ())) else ()
             done[order.worker] = msgspec.structs.replace(order, sources=sources, pulls=pulls)
             for peer in sources:
@@ -227,61 +109,62 @@ class ParameterPool:
             if not holding.since_unix_ns:  # others of this step may read from it
                 coming = Holding(host=holding.host, coming=without(needs, holding.host), disk=holding.disk,
                                  since_unix_ns=order.decided_unix_ns)  # fmt: skip
-                self._holdings[weights][order.node] = coming
-                self._of_node[order.node] = self._of_node.get(order.node, frozenset()) | {weights}
-                self._changes.nodes.add(order.node)
+                self._index.expect(order.node, weights, coming)
         return [done.get(order.worker, order) for order in orders]
 
     def _load(self) -> dict[NodeId, int]:
         """How many fetches under way read from each node."""
-        return readers_of([[peer.node for peer in one.peers] for some in self._fetches.values() for one in some])
+        return readers_of([[peer.node for peer in one.peers] for one in self._index.fetches()])
 
     def _chosen(
-        self, fetch: _Fetch, load: Mapping[NodeId, int], now_unix_ns: int, planned: Sequence[NodeId] = ()
-    ) -> tuple[Peer, ...]:
-        """The peers of a fetch, with new grants: those that it has, or else those that were planned, before others."""
+        self, fetch: FetchUnderWay, load: Mapping[NodeId, int], planned: Sequence[NodeId] = ()
+    ) -> tuple[Source, ...]:
+        """The peers of a fetch: those that it has, or else those that were planned, before others."""
         node = fetch.order.node
-        report = self._living(node)
-        holdings = self._holdings.get(fetch.checkpoint, {})
-        keys = {
-            other: key
-            for other in {*holdings, *planned, *(peer.node for peer in fetch.peers)}
-            if (peer := self._peers.get(other)) is not None and (key := self._keys.key(other, peer.epoch)) is not None
-        }
-        if report is None or not keys:
-            return ()
-        now_unix_ms = now_unix_ns // 1_000_000
+        report = self._index.living(node)
+        holders = self._index.holders(fetch.checkpoint)
         kept = [peer.node for peer in fetch.peers] or list(planned)
-        known = self._checkpoints.get(fetch.checkpoint)
-        if fetch.order.pulls and known is not None and all(other in keys for other in kept):
+        peers = {
+            other: peer
+            for other in dict.fromkeys((*holders, *kept))
+            if (peer := self._index.peers.get(other)) is not None and self._keys.key(other, peer.epoch) is not None
+        }
+        if report is None or not peers:
+            return ()
+        known = self._index.checkpoints.get(fetch.checkpoint)
+        if fetch.order.pulls and known is not None and all(other in peers for other in kept):
             # The plan of a multicast tells when each has what another one pulls.
-            sources = tuple(Source(other, known.every) for other in kept)
-        else:
-            reader = Reader(
-                node=node,
-                region=report.region,
-                machine=report.machine,
-                since_unix_ns=fetch.since_unix_ns,
-                needs=fetch.needs,
-            )
-            sources = sources_for(reader, holdings, {other: self._peers[other] for other in keys}, load, kept=kept)
-        return tuple(
-            granted(source, self._peers[source.node], node, fetch.checkpoint, keys[source.node], now_unix_ms)
-            for source in sources
+            return tuple(Source(other, known.every) for other in kept)
+        reader = Reader(
+            node=node,
+            region=report.region,
+            machine=report.machine,
+            since_unix_ns=fetch.since_unix_ns,
+            needs=fetch.needs,
         )
+        return sources_for(reader, holders, peers, load, kept=kept)
+
+    def _granted(self, fetch: FetchUnderWay, sources: Sequence[Source], now_unix_ns: int) -> tuple[Peer, ...]:
+        """The peers as the fetch's order names them, with new grants."""
+        found = []
+        for source in sources:
+            peer = self._index.peers[source.node]
+            key = self._keys.key(peer.node, peer.epoch)
+            if key is not None:
+                found.append(granted(source, peer, fetch.order.node, fetch.checkpoint, key, now_unix_ns // 1_000_000))
+        return tuple(found)
 
     def _changed_fetches(self, now_unix_ns: int) -> Iterable[WorkerOrder | CopyOrder]:
         """Orders of fetches whose holders or grants are to be others."""
         load = self._load()
-        fetches = [one for some in self._fetches.values() for one in some]
-        for fetch in sorted(fetches, key=lambda one: (one.since_unix_ns, one.order.node)):
+        for fetch in self._index.fetches():
             others = dict(load)
             for peer in fetch.peers:
                 others[peer.node] = others.get(peer.node, 1) - 1
-            fresh = self._chosen(fetch, others, now_unix_ns)
-            if still_valid(fetch.peers, fresh, now_unix_ns // 1_000_000):
+            sources = self._chosen(fetch, others)
+            if still_valid(fetch.peers, sources, self._index.peers, now_unix_ns // 1_000_000):
                 continue
-            load = others
+            load, fresh = others, self._granted(fetch, sources, now_unix_ns)
             for peer in fresh:
                 load[peer.node] = load.get(peer.node, 0) + 1
             pulls = fetch.order.pulls if [one.node for one in fresh] == [one.node for one in fetch.peers] else ()
@@ -300,7 +183,7 @@ class ParameterPool:
     def step(self, now_ns: int, now_unix_ns: int) -> PoolChanges:
         """What is to be written now; usually nothing."""
         due = self._looked_ns is None or now_ns - self._looked_ns >= TICK_NS
-        if not self._refresh() and not due:
+        if not self._index.refresh(look=due) and not due:
             return PoolChanges()
         self._looked_ns = now_ns
         changes = PoolChanges(peer_keys=list(self._missing_keys()))
@@ -315,11 +198,11 @@ class ParameterPool:
 
     def _missing_keys(self) -> Iterable[MadePeerKey]:
         """Keys for the nodes that have none for their epoch. A node alone needs none: nobody reads from it."""
-        if len(self._peers) < 2:
+        if len(self._index.peers) < 2:
             return
         made = 0
-        for node, peer in self._peers.items():
-            report = self._living(node)
+        for node, peer in self._index.peers.items():
+            report = self._index.living(node)
             if report is None or not report.public_key or self._keys.key(node, peer.epoch) is not None:
                 continue
             key = self._keys.make(report)
@@ -331,23 +214,17 @@ class ParameterPool:
 
     def _decide_copies(self, changes: PoolChanges, now_ns: int, now_unix_ns: int) -> None:
         view = self._view
-        if not self._kept_by and not view.copies:
+        if not self._index.kept_by and not view.copies:
             self.unplaced = ()
             return
-        kept = all_kept(self._kept_by.values())
-        reports = {node: report for node in view.nodes if (report := self._living(node)) is not None}
+        kept = all_kept(self._index.kept_by.values())
+        reports = {node: report for node in view.nodes if (report := self._index.living(node)) is not None}
         self._progress.observe(view.copies.values(), reports, now_ns)
-        nodes = [
-            copy_node(
-                report, view.orders_on(node).values(), view.statuses, self._holdings, kept, self._progress.refused(node)
-            )
-            for node, report in reports.items()
-            if node not in view.draining
-        ]
+        nodes = [self._copy_node(report, kept) for node, report in reports.items() if node not in view.draining]
         copies = [
             copy_of(
                 order,
-                self._holdings.get(order.checkpoint, {}).get(order.node, EMPTY),
+                self._held(order.node, order.checkpoint),
                 living=not view.worker_lost(WorkerId(""), order.node, order.epoch, now_ns),
                 leaves=order.node in view.draining or order.checkpoint in self._progress.refused(order.node),
             )
@@ -357,6 +234,14 @@ class ParameterPool:
         self.unplaced = tuple(decision.unplaced)
         changes.deleted_copies += [view.copies[key] for key in decision.take_back if key not in decision.order]
         changes.copies += self._copy_orders(decision.order, reports, now_unix_ns)
+
+    def _copy_node(self, report: NodeReport, kept: Collection[CheckpointId]) -> CopyNode:
+        node, orders = report.node, self._view.orders_on(report.node).values()
+        refused = self._progress.refused(node)
+        return copy_node(report, orders, self._view.statuses, lambda one: self._held(node, one), kept, refused)
+
+    def _held(self, node: NodeId, checkpoint: CheckpointId) -> Holding:
+        return self._index.holders(checkpoint).get(node, EMPTY)
 
     def _copy_orders(
         self, placed: Collection[tuple[NodeId, CheckpointId]], reports: Mapping[NodeId, NodeReport], now_unix_ns: int
@@ -372,9 +257,10 @@ class ParameterPool:
                 ordered_unix_ns=at_unix_ns,
                 decided_unix_ns=at_unix_ns,
             )
-            known = self._checkpoints.get(checkpoint)
-            holding = self._holdings.get(checkpoint, {}).get(node, EMPTY)
+            known = self._index.checkpoints.get(checkpoint)
+            holding = self._held(node, checkpoint)
             if known is not None and not holding.complete:
-                peers = self._chosen(self._fetch(order, checkpoint, known.every, holding), load, now_unix_ns)
+                fetch = self._index.fetch(order, checkpoint, known.every, holding)
+                peers = self._granted(fetch, self._chosen(fetch, load), now_unix_ns)
                 order = msgspec.structs.replace(order, peers=peers)
             yield order

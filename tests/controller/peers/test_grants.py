@@ -16,6 +16,11 @@ def grant(now_ms: int = NOW_MS, holder: PeerNode = HOLDER, end: int = 8) -> Peer
     return granted(Source(holder.node, ((0, end),)), holder, NodeId("r"), CheckpointId("c"), KEY, now_ms)
 
 
+def valid(now_ms: int, holder: PeerNode = HOLDER, end: int = 8) -> bool:
+    """Whether the grant of `NOW_MS` still says what is."""
+    return still_valid([grant()], [Source(holder.node, ((0, end),))], {holder.node: holder}, now_ms)
+
+
 def test_a_grant_is_of_one_reader_epoch_and_checkpoint_for_some_minutes() -> None:
     peer = grant()
     assert (peer.grant.reader, peer.grant.epoch, peer.grant.checkpoint) == ("r", "e1", "c")
@@ -25,17 +30,16 @@ def test_a_grant_is_of_one_reader_epoch_and_checkpoint_for_some_minutes() -> Non
 
 
 def test_an_order_stays_while_its_grants_last_and_say_what_is() -> None:
-    later = grant(NOW_MS + 1_000)
-    assert still_valid([grant()], [later], NOW_MS + 1_000)
-    assert not still_valid([grant()], [], NOW_MS)
-    assert not still_valid([grant()], [grant(end=9)], NOW_MS)
+    assert valid(NOW_MS + 1_000)
+    assert not still_valid([grant()], [], {}, NOW_MS)
+    assert not valid(NOW_MS, end=9)
     restarted = PeerNode(node=HOLDER.node, epoch="e2", address=HOLDER.address, transports=HOLDER.transports)
-    assert not still_valid([grant()], [grant(holder=restarted)], NOW_MS)
+    assert not valid(NOW_MS, holder=restarted)
 
 
 def test_a_grant_is_renewed_before_it_ends_and_after_the_clock_stepped_back() -> None:
     almost = NOW_MS + GRANT_MS - RENEW_MS
-    assert still_valid([grant()], [grant(almost - 1)], almost - 1)
-    assert not still_valid([grant()], [grant(almost)], almost)
+    assert valid(almost - 1)
+    assert not valid(almost)
     hour_ago = NOW_MS - 3_600_000
-    assert not still_valid([grant()], [grant(hour_ago)], hour_ago)
+    assert not valid(hour_ago)
