@@ -1,0 +1,174 @@
+"""The parameter pool with real parts: a controller, four node daemons, Redis, and an S3 server whose access log says
+what was read. All tests share them, in this order; each has weights of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+from fleetstart.runtime.contract.sizes import MIB
+from tests.controller.conftest import ControllerProcess
+from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, S3Server, Store
+from tests.servers import RedisServer, wait_until
+
+NODES = 4
+CHUNKS = 48
+READY_S = 60.0
+"""Deadline for what takes a second on an idle machine."""
+AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+
+pytestmark = pytest.mark.slow
+
+
+class Cluster:
+    """A controller, and nodes that have room for one worker each."""
+
+    def __init__(self, server: RedisServer, folder: Path) -> None:
+        self.server = server
+        self.store = Store(folder / "s3" / "weights")
+        self.s3 = S3Server(folder / "s3")
+        aws = {**AWS, "AWS_ENDPOINT_URL": self.s3.url}
+        self.controller = ControllerProcess(folder / "home", server.url, FS_STORE="s3://weights", **aws)
+        settings = {"FS_NODE_MEMORY": "400MiB", "FS_KEEP_WEIGHTS": "0", "FS_DISK_CACHE": "0", "FS_POOL_SIZE": "0"}
+        self.nodes = []
+        for number in range(NODES):
+            node = Node(server, "s3://weights", folder / f"node-{number}", **aws, **settings)
+            node.id = NodeId(f"node-{number}")
+            self.nodes.append(node)
+
+    def start(self) -> None:
+        self.s3.start()
+        self.controller.start()
+        for node in self.nodes:
+            node.start(wait=False)
+        for node in self.nodes:
+            wait_until(node.warm, READY_S, what=f"{node.id}")
+        with self.server.client() as client:
+            wait_until(lambda: client.hlen(keys.PEER_KEYS) == NODES, READY_S, what="peer keys")
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+        self.controller.close()
+        self.s3.kill()
+
+    def push(self) -> CheckpointId:
+        return self.store.put_checkpoint(os.urandom(CHUNKS * CHUNK_BYTES))
+
+    def deploy(self, name: str, checkpoint: CheckpointId, *, workers: int = 0, keep: str = "") -> None:
+        bundle = self.store.put_bundle({"handler.py": HELLO})  # removed with its last function
+        spec = {
+            "name": name, "bundle": bundle, "entry": "handler:hello", "memory_bytes": 256 * MIB,
+            "weights": checkpoint, "keep": keep, "scale": {"min": workers, "max": NODES, "keep_alive_s": 0},
+        }  # fmt: skip
+        answer = self.controller.http.post("/api/v1/functions", json=spec)
+        assert answer.is_success, answer.text
+
+    def remove(self, name: str) -> None:
+        self.controller.http.delete(f"/api/v1/functions/{name}").raise_for_status()
+
+    def reads(self, checkpoint: CheckpointId) -> int:
+        """Requests for the checkpoint's weights in the object store's access log; one may ask for several chunks."""
+        return self.s3.log().count(f'"GET /weights/checkpoints/{checkpoint}/part')
+
+    def with_all(self, checkpoint: CheckpointId) -> list[Node]:
+        """The living nodes that have all of it in memory."""
+        return [node for node in self.nodes if (report := _report(node)) and _has(report, checkpoint)]
+
+    def fetched(self, source: str) -> int:
+        """Bytes of weights that the nodes had from a kind of source so far."""
+        reports = [report for node in self.nodes if (report := _report(node))]
+        return sum(
+            size_bytes
+            for report in reports
+            for name, size_bytes in report.fetched_bytes.items()
+            if name.partition(":")[0] == source
+        )
+
+    def copies(self) -> list[dict[str, Any]]:
+        return list(self.controller.http.get("/api/v1/status").json()["copies"])
+
+    def ready_copy(self, checkpoint: CheckpointId, *, but: str = "") -> str:
+        """The node of the checkpoint's copy, once it is complete on a node other than `but`."""
+
+        def ready() -> str:
+            mine = [one for one in self.copies() if one["checkpoint"] == checkpoint]
+            done = [one["node"] for one in mine if one["state"] == "ready" and one["node"] != but]
+            return done[0] if len(mine) == 1 and done else ""
+
+        return wait_until(ready, READY_S, what=f"a copy; {self.copies()}")
+
+
+def _report(node: Node) -> Any:
+    return node.report() if node.process is not None and node.process.poll() is None else None
+
+
+def _has(report: Any, checkpoint: CheckpointId) -> bool:
+    return any(one.checkpoint == checkpoint and one.state == "ready" for one in report.segments)
+
+
+def _all_counted(cluster: Cluster, before: dict[str, int]) -> dict[str, int] | None:
+    """Bytes from each kind of source since then, once the nodes have counted all that they have."""
+    counted = {source: cluster.fetched(source) - size_bytes for source, size_bytes in before.items()}
+    return counted if sum(counted.values()) >= NODES * CHUNKS * CHUNK_BYTES else None
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("pool")
+    server = RedisServer(folder / "redis")
+    try:
+        server.start()
+        cluster = Cluster(server, folder)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.close()
+    finally:
+        server.close()
+
+
+def test_nodes_that_start_one_function_at_once_read_the_store_once(cluster: Cluster) -> None:
+    checkpoint = cluster.push()
+    before = {source: cluster.fetched(source) for source in ("store", "peer")}
+    cluster.deploy("burst", checkpoint, workers=NODES)
+    wait_until(lambda: len(cluster.with_all(checkpoint)) == NODES, READY_S, what="weights on all nodes")
+    assert 0 < cluster.reads(checkpoint) <= CHUNKS
+    counted = wait_until(lambda: _all_counted(cluster, before), what="reports of what was fetched")
+    assert counted == {"store": CHUNKS * CHUNK_BYTES, "peer": (NODES - 1) * CHUNKS * CHUNK_BYTES}, "each chunk once"
+    cluster.remove("burst")
+    wait_until(lambda: not cluster.with_all(checkpoint), READY_S, what="memory without weights that nobody uses")
+
+
+def test_a_kept_copy_feeds_cold_starts_and_is_made_anew_when_its_node_dies(cluster: Cluster) -> None:
+    checkpoint = cluster.push()
+    cluster.deploy("kept", checkpoint, keep="host")
+    first = cluster.ready_copy(checkpoint)
+    once = cluster.reads(checkpoint)
+    assert 0 < once <= CHUNKS, "one copy, read once"
+    assert [node.id for node in cluster.with_all(checkpoint)] == [first]
+
+    cluster.deploy("user", checkpoint, workers=NODES)  # cold starts elsewhere
+    wait_until(lambda: len(cluster.with_all(checkpoint)) == NODES, READY_S, what="weights on all nodes")
+    assert cluster.reads(checkpoint) == once, "nothing more came from the object store"
+    cluster.remove("user")
+    wait_until(lambda: len(cluster.with_all(checkpoint)) == 1, READY_S, what="one copy left")
+    assert [one["node"] for one in cluster.copies()] == [first], "O(1) copies, also after four workers"
+
+    began_s = time.monotonic()
+    next(node for node in cluster.nodes if node.id == first).kill()
+    second = cluster.ready_copy(checkpoint, but=first)
+    print(f"copy on {second} {time.monotonic() - began_s:.2f} s after the loss of {first}")
+    assert once < cluster.reads(checkpoint) <= once + CHUNKS, "the only copy was lost: the store has it"
+
+    cluster.remove("kept")
+    wait_until(lambda: not cluster.copies() and not cluster.with_all(checkpoint), READY_S, what="no copy")
