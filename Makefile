@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without an NVIDIA GPU the CPU build is enough and a tenth of the size. It has its own index unless yours carries it:
 # set PIP_EXTRA_INDEX_URL to that of PyTorch's CPU builds.
 TORCH_VERSION ?= 2.13.0
-BENCHES ?= gateway node_links overload cli wakeup layers chat engine weights planner control_plane isolation coldstart
+BENCHES ?= gateway node_links overload cli wakeup layers chat engine weights planner control_plane isolation peer_pull coldstart
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
@@ -149,9 +149,11 @@ $(STAMPS)/torch: $(BIN)/python
 $(STAMPS)/peers: | $(STAMPS)/torch
 	@$(PYTHON) -m venv $(PEERS)
 	$(call torch,$(PEERS)/bin/python)
-	@echo 'installing the peers: Ray Serve, BentoML, LitServe, transformers, and loaders of weights'
+	@echo 'installing the peers: Ray Serve, BentoML, LitServe, transformers, loaders of weights, transfer engines'
 	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install 'ray[serve]' bentoml litserve transformers \
 	  boto3 fastsafetensors runai-model-streamer safetensors tensorizer
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps nixl-cu12 \
+	  mooncake-transfer-engine-non-cuda
 	@touch $@
 
 # Editable: Python files need no reinstall, native ones do.

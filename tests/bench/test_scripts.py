@@ -28,6 +28,7 @@ SCRIPTS = (
     "planner",
     "control_plane",
     "isolation",
+    "peer_pull",
     "coldstart",
 )
 ON_A_BED = ("coldstart",)

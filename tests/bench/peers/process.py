@@ -29,15 +29,18 @@ class Talk:
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self._log = log
-        self.about: dict[str, Any] = self._read()
+        self.about: dict[str, Any] = self.hear()
 
     def ask(self, **question: Any) -> Any:
+        self.tell(**question)
+        return self.hear()
+
+    def tell(self, **question: Any) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        return self._read()
 
-    def _read(self) -> Any:
+    def hear(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
