@@ -201,9 +201,9 @@ class TcpReader:
     not asked for, or that brings nothing for `stall_s` when it should makes the connection fail.
     """
 
-    def __init__(self, fd: int, region: Region, stall_s: float = 10.0) -> None:
+    def __init__(self, fd: int, region: Region | None = None, stall_s: float = 10.0) -> None:
         """`fd`: a connected stream socket after the handshake. It is duplicated and made non-blocking: close it or keep
-        it, but do not use it. The region is the owner's. OSError, ValueError.
+        it, but do not use it. The region is the owner's; without one, `submit_into` is to be used. OSError, ValueError.
         """
     def submit(self, request: int, offset: int, size_bytes: int, wait_s: float = 0.0) -> None:
         """Asks for a range, under a number that no outstanding request has. The peer waits up to `wait_s` for chunks of
@@ -212,6 +212,9 @@ class TcpReader:
         NativeError if the connection has failed, or with 64 outstanding; IndexError unless the range lies in one slab
         that was granted; ValueError for a size beyond 64 MiB or a wait beyond 600 s.
         """
+    def submit_into(self, request: int, offset: int, into: Buffer, wait_s: float = 0.0) -> None:
+        """The same, of as many bytes as the buffer has. It is held until the request has completed. BufferError if it
+        is read-only or in pieces."""
     def poll(self, timeout_s: float) -> list[Completion]:
         """What has completed, as soon as something has. Empty after `timeout_s`, and at once if nothing is outstanding.
         If the connection fails, all that is outstanding completes as failed. Never raises for what a peer does.
@@ -219,9 +222,8 @@ class TcpReader:
     def cancel(self) -> None:
         """Ends the connection. A poll returns at once; after it no byte is written into the region any more."""
     def release(self) -> None:
-        """Leaves the connection to its next handshake: the peer's `run` returns "left", and the socket is as it was
-        given. This reads no more. NativeError if the connection has failed, or something is outstanding.
-        """
+        """Leaves the connection to who uses it next: the socket is as it was given. This reads no more.
+        NativeError if the connection has failed, or something is outstanding."""
     @property
     def error(self) -> str | None:
         """Why the connection failed, or that it was cancelled."""
@@ -241,10 +243,11 @@ class TcpServer:
         """`fd` as for `TcpReader`, after the reader has proved its grant. `allowed`: (begin, end) of the chunks that it
         may read. Holds the region's memory for as long as it lives. OSError, ValueError.
         """
-    def run(self, until_unix_ms: int) -> str:
+    def run(self, until_unix_ms: int, idle_s: float = 1e6) -> str:
         """Serves until the reader closes ("closed"), the grant ends ("expired") or `stop` ("stopped"), and then closes
-        the connection; or until the reader releases it ("left"). Once only. NativeError for what no reader sends,
-        TimeoutError for one that takes nothing for `stall_s`.
+        the connection; or until the reader leaves it to its next handshake ("left"), or has received all and asked for
+        nothing for `idle_s` ("idle"), which another server may go on from. Once only. NativeError for what no reader
+        sends, TimeoutError for one that takes nothing for `stall_s`.
         """
     def stop(self) -> None: ...
     @property

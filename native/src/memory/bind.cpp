@@ -30,24 +30,6 @@ std::uint64_t index_of(const py::int_& value) {
 
 namespace {
 
-// A contiguous buffer, held for as long as this lives: its owner can neither free nor resize it meanwhile.
-class HeldBuffer {
- public:
-  HeldBuffer(const py::object& object, bool writable) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0)
-      throw py::error_already_set();
-  }
-  HeldBuffer(const HeldBuffer&) = delete;
-  HeldBuffer& operator=(const HeldBuffer&) = delete;
-  ~HeldBuffer() { PyBuffer_Release(&view_); }
-  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
-  std::size_t size_bytes() const { return static_cast<std::size_t>(view_.len); }
-  bool readonly() const { return view_.readonly != 0; }
-
- private:
-  Py_buffer view_{};
-};
-
 // What a memoryview over a region holds on to.
 struct Bytes {
   std::shared_ptr<fs::Mapping> mapping;

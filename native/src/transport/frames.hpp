@@ -1,18 +1,17 @@
 // Frames of a connection between peers. The reader sends requests, the holder answers each of them once, in any order.
 // `runtime/contract/node/peer_frames.py` has the same for connections inside TLS. All fields are little-endian.
 //
-// Request, 48 bytes:
+// Request, 40 bytes:
 //   0   u32  magic       0x51505346, "FSPQ"
 //   4   u16  version     1
-//   6   u16  kind        1 read; 2 received: nothing is asked, only `received` counts; 3 leave: the same, nothing is
-//                        outstanding, and what follows belongs to the handshake of the next grant
+//   6   u16  kind        1 read; 2 received: nothing is asked, only `outstanding` counts; 3 leave: the same, it is 0,
+//                        and what follows belongs to the handshake of the next grant
 //   8   u64  request     the reader's number for it, unlike those that are outstanding
 //   16  u64  offset      of the range in the checkpoint's region
 //   24  u64  size_bytes  of the range: 1 to 64 MiB
 //   32  u32  wait_ms     how long the holder waits for chunks that it does not have yet: at most 600,000
-//   36  u32  reserved    zero
-//   40  u64  received    how many answers with bytes have arrived whole on this connection. Until then the holder does
-//                        not use their memory for something else.
+//   36  u32  outstanding how many requests before this one have not been answered whole. The holder does not use the
+//                        memory of an answer for something else before it has arrived.
 //
 // Answer, 24 bytes, and the bytes of the range after it if it is ok:
 //   0   u32  magic       0x41505346, "FSPA"
@@ -49,8 +48,7 @@ struct RequestFrame {
   std::uint64_t offset = 0;
   std::uint64_t size_bytes = 0;
   std::uint32_t wait_ms = 0;
-  std::uint32_t reserved = 0;
-  std::uint64_t received = 0;
+  std::uint32_t outstanding = 0;
 };
 
 struct AnswerFrame {
@@ -61,7 +59,7 @@ struct AnswerFrame {
   std::uint64_t size_bytes = 0;
 };
 
-static_assert(sizeof(RequestFrame) == 48 && offsetof(RequestFrame, received) == 40);
+static_assert(sizeof(RequestFrame) == 40 && offsetof(RequestFrame, outstanding) == 36);
 static_assert(sizeof(AnswerFrame) == 24 && offsetof(AnswerFrame, size_bytes) == 16);
 
 // A frame that may arrive in pieces.

@@ -83,6 +83,11 @@ void PeerSocket::give_back() {
 
 void PeerSocket::shut_down() const { ::shutdown(fd(), SHUT_RDWR); }
 
+std::string seconds_text(std::chrono::nanoseconds time) {
+  std::string text = std::to_string(std::chrono::duration<double>(time).count());
+  return text.substr(0, text.find('.') + 2) + " s";
+}
+
 bool is_local(int fd) {
   Ends ends;
   if (!ends_of(fd, ends)) return false;

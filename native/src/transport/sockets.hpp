@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <string>
 
 #include "../memory/segment.hpp"
 
@@ -12,6 +13,7 @@ namespace fs {
 using Clock = std::chrono::steady_clock;
 
 std::chrono::nanoseconds seconds_of(double seconds);
+std::string seconds_text(std::chrono::nanoseconds time);
 
 // A duplicate of a connected stream socket, non-blocking, which notices a peer whose machine is gone: within some
 // seconds while nothing is sent, within `stall_s` while something is. Whoever else has the socket does not use it meanwhile.

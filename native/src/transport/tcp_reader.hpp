@@ -18,13 +18,17 @@ class TcpReader : public Reader {
  public:
   // `fd`: a connected socket whose peer knows who we are; it is duplicated. `stall_s`: how long the peer may bring nothing.
   // OsError, std::invalid_argument unless the region is its owner's.
-  TcpReader(int fd, const Region& region, double stall_s);
+  // Without a region only submit_to() is of use.
+  TcpReader(int fd, std::shared_ptr<Mapping> region, double stall_s);
   TcpReader(const TcpReader&) = delete;
 
+  // The same, to memory that stays where it is until the request has completed, or until cancel() and poll() have returned.
+  void submit_to(std::byte* destination, std::uint64_t request, std::uint64_t offset, std::uint64_t size_bytes,
+                 double wait_s);
   void submit(std::uint64_t request, std::uint64_t offset, std::uint64_t size_bytes, double wait_s) override;
   std::vector<Completion> poll(double timeout_s, const std::function<void()>& interrupted) override;
   void cancel() override;
-  // Leaves the connection, which is sound and has nothing outstanding, to the next handshake: this reads no more. NativeError.
+  // Leaves the connection, which is sound and has nothing outstanding, to who uses it next: this reads no more. NativeError.
   void release();
   std::optional<std::string> error() const override;
 
@@ -66,7 +70,6 @@ class TcpReader : public Reader {
 
   mutable std::mutex mutex_;  // of what follows, up to the empty line
   std::unordered_map<std::uint64_t, Pending> pending_;
-  std::uint64_t received_ = 0;
   std::optional<std::string> error_;
   Clock::time_point progress_at_;
 

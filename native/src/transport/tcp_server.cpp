@@ -51,23 +51,25 @@ TcpServer::TcpServer(int fd, const Region& region, const ControlBlock& control, 
                                   std::to_string(control.chunk_count()));
 }
 
-std::string TcpServer::run(std::int64_t until_unix_ms, const std::function<void()>& interrupted) {
+std::string TcpServer::run(std::int64_t until_unix_ms, double idle_s, const std::function<void()>& interrupted) {
   if (ran_.exchange(true)) throw NativeError("a connection is served once");
   const auto now_ms = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::system_clock::now().time_since_epoch()).count();
   // An hour or a year are the same to what is bounded by a connection; sums must not wrap.
   const std::int64_t left_ms = until_unix_ms <= now_ms ? 0 : std::min<std::int64_t>(until_unix_ms - now_ms, 1'000'000'000);
   until_ = Clock::now() + std::chrono::milliseconds(left_ms);
+  idle_ = seconds_of(idle_s);
+  progress_at_ = Clock::now();
   interrupted_ = interrupted;
   struct Closing {
     TcpServer& server;
     ~Closing() {
-      if (server.left_)
+      if (server.goes_on_)
         server.socket_.give_back();
       else
         server.socket_.shut_down();
       // What the reader has not received is still read from these pages, by the kernel.
-      if (!server.copies_ && server.answered_ > server.received_) server.mapping_->never_reuse();
+      if (!server.copies_ && server.unreceived_ > 0) server.mapping_->never_reuse();
     }
   } closing{*this};
   try {
@@ -86,6 +88,7 @@ void TcpServer::serve(ReadyEvents& events) {
     Clock::time_point until = until_;
     if (waiting_.empty()) {
       events.sleep();
+      until = std::min(until, check_idle());
     } else {
       events.watch();
       if (answer_one()) continue;  // ready since the first look
@@ -99,6 +102,16 @@ void TcpServer::serve(ReadyEvents& events) {
 void TcpServer::check_end() const {
   if (stopped_) throw End{"stopped"};
   if (Clock::now() >= until_) throw End{"expired"};
+}
+
+// With nothing to answer: when that becomes too long.
+Clock::time_point TcpServer::check_idle() {
+  const bool received = unreceived_ == 0 && frame_.empty();
+  const Clock::time_point until = progress_at_ + (received ? idle_ : stall_);
+  if (Clock::now() < until) return until;
+  if (!received) throw TimedOut("the reader has not received what was sent to it for " + seconds_text(stall_));
+  goes_on_ = true;
+  throw End{"idle"};
 }
 
 void TcpServer::receive_requests() {
@@ -119,15 +132,17 @@ void TcpServer::receive_requests() {
 void TcpServer::accept(const RequestFrame& frame) {
   if (frame.magic != kRequestMagic || frame.version != kFrameVersion)
     throw NativeError("the reader sent no request of version " + std::to_string(kFrameVersion));
-  if (frame.received < received_ || frame.received > answered_)
-    throw NativeError("the reader has received " + std::to_string(frame.received) + " answers of " +
-                      std::to_string(answered_) + ", it says, and earlier " + std::to_string(received_));
-  received_ = frame.received;
+  if (frame.outstanding < waiting_.size() || frame.outstanding - waiting_.size() > unreceived_)
+    throw NativeError("the reader has " + std::to_string(frame.outstanding) + " requests outstanding, it says; " +
+                      std::to_string(waiting_.size()) + " wait, and " + std::to_string(unreceived_) +
+                      " answers are on their way");
+  unreceived_ = frame.outstanding - waiting_.size();
+  progress_at_ = Clock::now();
   if (frame.kind == kReceived) return;
-  left_ = frame.kind == kLeave && waiting_.empty() && received_ == answered_;
-  if (left_) throw End{"left"};
+  goes_on_ = frame.kind == kLeave && frame.outstanding == 0;
+  if (goes_on_) throw End{"left"};
   const std::string what = "the reader's request " + std::to_string(frame.request);
-  if (frame.kind != kRead || frame.reserved != 0 || frame.wait_ms > kWaitMaxMs || frame.size_bytes == 0 ||
+  if (frame.kind != kRead || frame.wait_ms > kWaitMaxMs || frame.size_bytes == 0 ||
       frame.size_bytes > kRequestMaxBytes)
     throw NativeError(what + " is none: kind " + std::to_string(frame.kind) + ", " + std::to_string(frame.size_bytes) +
                       " bytes, a wait of " + std::to_string(frame.wait_ms) + " ms");
@@ -183,7 +198,7 @@ void TcpServer::answer(const Waiting& waiting, ReadStatus status) {
   frame.status = static_cast<std::uint16_t>(status);
   frame.request = waiting.request;
   frame.size_bytes = ok ? waiting.size_bytes : 0;
-  if (ok) ++answered_;
+  ++unreceived_;
   progress_at_ = Clock::now();
   const auto* const header = reinterpret_cast<const std::byte*>(&frame);
   for (std::size_t done = 0; done < sizeof frame;) done += send_bytes(header + done, sizeof frame - done, ok);
@@ -236,7 +251,7 @@ void TcpServer::await_room(int error) {
   await_socket(socket_.fd(), POLLOUT, wakeup_.fd(), -1, std::min(until_, stalls), interrupted_);
   check_end();
   if (Clock::now() >= stalls)
-    throw TimedOut("the reader took nothing for " + std::to_string(std::chrono::duration<double>(stall_).count()) + " s");
+    throw TimedOut("the reader took nothing for " + seconds_text(stall_));
 }
 
 void TcpServer::stop() {

@@ -27,10 +27,11 @@ class TcpServer {
   TcpServer(const TcpServer&) = delete;
 
   // Serves until the reader leaves or closes, the grant ends at `until_unix_ms`, or stop(): which of them, "left",
-  // "closed", "expired" or "stopped". NativeError for what no reader sends, TimedOut for one that takes nothing. Once only;
-  // the connection is closed then, unless the reader left it for its next handshake. Calls `interrupted` after each
+  // "closed", "expired" or "stopped"; or until it has asked for nothing for `idle_s` and has received everything: "idle",
+  // and a later server may go on with the connection. NativeError for what no reader sends, TimedOut for one that takes nothing. Once only;
+  // the connection is closed then, unless it was left or is idle. Calls `interrupted` after each
   // signal; it may throw.
-  std::string run(std::int64_t until_unix_ms, const std::function<void()>& interrupted);
+  std::string run(std::int64_t until_unix_ms, double idle_s, const std::function<void()>& interrupted);
   // From any thread, also before run().
   void stop();
   std::uint64_t sent_bytes() const { return sent_bytes_; }
@@ -54,6 +55,7 @@ class TcpServer {
   std::size_t send_piece(std::uint64_t offset, std::size_t size_bytes, bool more);
   std::size_t send_bytes(const void* data, std::size_t size_bytes, bool more);
   void check_end() const;
+  Clock::time_point check_idle();
   void await_room(int error);
 
   PeerSocket socket_;
@@ -74,9 +76,10 @@ class TcpServer {
   std::function<void()> interrupted_;
   FrameBuffer<RequestFrame> frame_;
   std::deque<Waiting> waiting_;
-  bool left_ = false;
-  std::uint64_t answered_ = 0, received_ = 0;  // answers with bytes that we sent, and that the reader has
-  Clock::time_point progress_at_;
+  bool goes_on_ = false;           // the connection, without us
+  std::uint64_t unreceived_ = 0;   // answers that the reader may not have, at most
+  std::chrono::nanoseconds idle_{};
+  Clock::time_point progress_at_;  // of sending, and of requests
 };
 
 }  // namespace fs

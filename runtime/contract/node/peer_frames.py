@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-REQUEST_BYTES: Final = 48
+REQUEST_BYTES: Final = 40
 ANSWER_BYTES: Final = 24
 VERSION: Final = 1
 MAX_OUTSTANDING: Final = 64
@@ -20,7 +20,7 @@ MAX_WAIT_MS: Final = 600_000
 
 Status = Literal["ok", "not_ready", "gone", "refused"]
 
-_REQUEST: Final = struct.Struct("<4sHHQQQIIQ")
+_REQUEST: Final = struct.Struct("<4sHHQQQII")
 _ANSWER: Final = struct.Struct("<4sHHQQ")
 _REQUEST_MAGIC, _ANSWER_MAGIC = b"FSPQ", b"FSPA"
 _READ, _RECEIVED, _LEAVE = 1, 2, 3
@@ -35,25 +35,25 @@ class ReadRequest:
     offset: int
     size_bytes: int
     wait_ms: int = 0
-    received: int = 0
-    """How many answers with bytes have arrived whole on this connection."""
+    outstanding: int = 0
+    """How many requests before this one have not been answered whole."""
 
     def encode(self) -> bytes:
-        fields = (self.request, self.offset, self.size_bytes, self.wait_ms)
-        return _REQUEST.pack(_REQUEST_MAGIC, VERSION, _READ, *fields, 0, self.received)
+        fields = (self.request, self.offset, self.size_bytes, self.wait_ms, self.outstanding)
+        return _REQUEST.pack(_REQUEST_MAGIC, VERSION, _READ, *fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """The count of answers with bytes that have arrived, sent when nothing is outstanding."""
+    """The number of answers that have not arrived whole; the reader sends it when there are none."""
 
-    received: int
+    outstanding: int = 0
     leaves: bool = False
     """The reader gives the connection back to the handshake, for its next grant."""
 
     def encode(self) -> bytes:
         kind = _LEAVE if self.leaves else _RECEIVED
-        return _REQUEST.pack(_REQUEST_MAGIC, VERSION, kind, 0, 0, 0, 0, 0, self.received)
+        return _REQUEST.pack(_REQUEST_MAGIC, VERSION, kind, 0, 0, 0, 0, self.outstanding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +72,16 @@ def decode_request(frame: bytes) -> ReadRequest | Received:
     """A frame of REQUEST_BYTES."""
     if len(frame) != REQUEST_BYTES:
         raise ValueError(f"a request has {REQUEST_BYTES} bytes, not {len(frame)}")
-    magic, version, kind, request, offset, size_bytes, wait_ms, reserved, received = _REQUEST.unpack(frame)
+    magic, version, kind, request, offset, size_bytes, wait_ms, outstanding = _REQUEST.unpack(frame)
     if (magic, version) != (_REQUEST_MAGIC, VERSION):
         raise ValueError(f"the reader sent no request of version {VERSION}")
     if kind in (_RECEIVED, _LEAVE):
-        return Received(received=received, leaves=kind == _LEAVE)
-    if kind != _READ or reserved or wait_ms > MAX_WAIT_MS or not 1 <= size_bytes <= MAX_REQUEST_BYTES:
+        return Received(outstanding=outstanding, leaves=kind == _LEAVE)
+    if kind != _READ or wait_ms > MAX_WAIT_MS or not 1 <= size_bytes <= MAX_REQUEST_BYTES:
         raise ValueError(
             f"the reader's request {request} is none: kind {kind}, {size_bytes} bytes, a wait of {wait_ms} ms"
         )
-    return ReadRequest(request=request, offset=offset, size_bytes=size_bytes, wait_ms=wait_ms, received=received)
+    return ReadRequest(request=request, offset=offset, size_bytes=size_bytes, wait_ms=wait_ms, outstanding=outstanding)
 
 
 def decode_answer(header: bytes) -> Answer:

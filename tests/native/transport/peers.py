@@ -62,9 +62,9 @@ class Serving:
     outcome: list[str | Exception] = field(default_factory=list)
     thread: threading.Thread | None = None
 
-    def run(self, until_unix_ms: int) -> None:
+    def run(self, until_unix_ms: int, idle_s: float) -> None:
         try:
-            self.outcome.append(self.server.run(until_unix_ms))
+            self.outcome.append(self.server.run(until_unix_ms, idle_s))
         except Exception as error:  # the test looks at it
             self.outcome.append(error)
 
@@ -83,6 +83,7 @@ def serving(
     slab_bytes: int = SLAB,
     until_unix_ms: int = LATER_MS,
     stall_s: float = PATIENCE_S,
+    idle_s: float = 1e6,
     pair: tuple[socket.socket, socket.socket] | None = None,
     segment: Region | None = None,
 ) -> Iterator[Serving]:
@@ -95,7 +96,7 @@ def serving(
         server = TcpServer(theirs.fileno(), held, control, CHUNK, allowed, stall_s)
     with ours:
         made = Serving(ours, control, server)
-        made.thread = threading.Thread(target=made.run, args=(until_unix_ms,), daemon=True)
+        made.thread = threading.Thread(target=made.run, args=(until_unix_ms, idle_s), daemon=True)
         made.thread.start()
         try:
             yield made

@@ -59,16 +59,17 @@ def test_a_reader_sends_the_frames_that_python_reads(pair: tuple[socket.socket, 
     assert asked == ReadRequest(request=2**64 - 1, offset=3 * CHUNK + 5, size_bytes=7, wait_ms=1500)
     theirs.sendall(Answer(request=2**64 - 1, status="ok", size_bytes=7).encode() + b"seven!!")
     assert outcomes(reader, 1) == {2**64 - 1: "ok"}
-    assert decode_request(received(theirs, REQUEST_BYTES)) == Received(received=1)
+    assert decode_request(received(theirs, REQUEST_BYTES)) == Received()
     for status in ("not_ready", "gone", "refused"):
         reader.submit(1, 0, 1)
-        assert decode_request(received(theirs, REQUEST_BYTES)) == ReadRequest(
-            request=1, offset=0, size_bytes=1, received=1
-        )
-        theirs.sendall(Answer(request=1, status=status).encode())
-        assert outcomes(reader, 1) == {1: status}
-    reader.release()
-    assert decode_request(received(theirs, REQUEST_BYTES)) == Received(received=1, leaves=True)
+        reader.submit(2, 1, 1)
+        frames = [decode_request(received(theirs, REQUEST_BYTES)) for _ in range(2)]
+        assert frames == [
+            ReadRequest(request=number, offset=number - 1, size_bytes=1, outstanding=number - 1) for number in (1, 2)
+        ]
+        theirs.sendall(Answer(request=2, status=status).encode() + Answer(request=1, status=status).encode())
+        assert outcomes(reader, 2) == {1: status, 2: status}
+        assert decode_request(received(theirs, REQUEST_BYTES)) == Received()
     expected = bytearray(BEFORE)
     expected[3 * CHUNK + 5 : 3 * CHUNK + 12] = b"seven!!"
     assert whole(filled) == expected
@@ -85,11 +86,11 @@ def test_a_server_understands_the_frames_that_python_sends() -> None:
                 answer = decode_answer(received(ours, ANSWER_BYTES))
                 assert (answer.request, answer.status) == (number, status)
                 assert received(ours, answer.size_bytes) == CONTENT[offset : offset + answer.size_bytes]
-            ours.sendall(Received(received=1).encode())
+            ours.sendall(Received().encode())
             peer.control.fail("store_error", "gone")
-            ours.sendall(ReadRequest(request=9, offset=CHUNK, size_bytes=1, received=1).encode())
+            ours.sendall(ReadRequest(request=9, offset=CHUNK, size_bytes=1).encode())
             assert decode_answer(received(ours, ANSWER_BYTES)).status == "gone"
-            ours.sendall(Received(received=1, leaves=True).encode() + b"hello")
+            ours.sendall(Received(leaves=True).encode() + b"hello")
             assert peer.ended() == "left"
 
 
@@ -199,7 +200,12 @@ def test_a_chunk_that_is_waited_for_is_no_silence() -> None:
 
 # ── a hostile reader ───────────────────────────────────────────────────────────────────────────────
 
-ASK = ReadRequest(request=1, offset=CHUNK, size_bytes=CHUNK, wait_ms=600_000).encode()
+
+def asked(outstanding: int) -> bytes:
+    return ReadRequest(request=1, offset=CHUNK, size_bytes=CHUNK, wait_ms=600_000, outstanding=outstanding).encode()
+
+
+ASK = asked(0)
 
 
 @pytest.mark.parametrize(
@@ -208,13 +214,13 @@ ASK = ReadRequest(request=1, offset=CHUNK, size_bytes=CHUNK, wait_ms=600_000).en
         (b"GET / HTTP/1.1\r\nHost: peer\r\nAccept: everything\r\n\r\n", "no request of version 1"),
         (ASK[:4] + b"\x02" + ASK[5:], "no request of version 1"),
         (ASK[:6] + b"\x09" + ASK[7:], "kind 9"),
-        (ASK[:36] + b"\x01" + ASK[37:], "request 1 is none"),
         (ReadRequest(request=1, offset=0, size_bytes=0).encode(), "0 bytes"),
         (ReadRequest(request=1, offset=0, size_bytes=MAX_REQUEST_BYTES + 1).encode(), "67108865 bytes"),
         (ReadRequest(request=1, offset=0, size_bytes=1, wait_ms=600_001).encode(), "a wait of 600001 ms"),
-        (ReadRequest(request=1, offset=0, size_bytes=1, received=1).encode(), "has received 1 answers of 0"),
-        (ASK * (MAX_OUTSTANDING + 1), "one more than the 64 that may be outstanding"),
-        (ASK + Received(received=0, leaves=True).encode(), "kind 3"),
+        (asked(1), "has 1 requests outstanding, it says; 0 wait"),
+        (ASK * 2, "has 0 requests outstanding, it says; 1 wait"),
+        (b"".join(map(asked, range(MAX_OUTSTANDING + 1))), "one more than the 64 that may be outstanding"),
+        (ASK + Received(outstanding=1, leaves=True).encode(), "kind 3"),
     ],
 )
 def test_a_wrong_request_ends_the_run_with_an_error(sent: bytes, error: str) -> None:
@@ -237,6 +243,6 @@ def test_a_reader_that_takes_nothing_ends_the_run() -> None:
     with serving(stall_s=STALL_S) as peer, peer.socket.dup() as ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         for number in range(CHUNKS):
-            ours.sendall(ReadRequest(request=number, offset=0, size_bytes=SIZE).encode())
+            ours.sendall(ReadRequest(request=number, offset=0, size_bytes=SIZE, outstanding=number).encode())
         ended = peer.ended()
         assert isinstance(ended, TimeoutError | OSError)

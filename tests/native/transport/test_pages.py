@@ -36,12 +36,12 @@ def test_slabs_that_were_received_go_back_to_their_pool(pages: Pages) -> None:
     segment = pool.take(SLAB)
     segment.view(0, CHUNK)[:] = OLD
     into = SlabPool("into", pages="small", slab_bytes=SLAB, capacity=1).take(SLAB)
-    with serving(pair=from_another_address(), segment=segment) as peer:
-        reader = TcpReader(peer.socket.fileno(), into)
-        reader.submit(1, 0, CHUNK)
+    pair = from_another_address()
+    reader = TcpReader(pair[0].fileno(), into)
+    reader.submit(1, 0, CHUNK)
+    with serving(pair=pair, segment=segment, idle_s=0.0) as peer:
         assert outcomes(reader, 1) == {1: "ok"}
-        reader.release()
-        assert peer.ended() == "left"
+        assert peer.ended() == "idle"
     del segment, peer
     assert bytes(into.view(0, CHUNK)) == OLD
     assert (pool.used, pool.clean + pool.dirty) == (0, pool.clean + 1)

@@ -138,6 +138,42 @@ def test_many_readers_and_streams_at_once() -> None:
     assert whole(filled) == CONTENT
 
 
+def test_bytes_go_into_a_buffer_that_is_held_until_they_are_there() -> None:
+    with serving(ready=[1]) as peer:
+        reader = TcpReader(peer.socket.fileno())
+        into = bytearray(CHUNK)
+        reader.submit_into(1, CHUNK, into)
+        with pytest.raises(BufferError):
+            into.clear()
+        assert outcomes(reader, 1) == {1: "ok"}
+        assert into == CONTENT[CHUNK : 2 * CHUNK]
+        into.clear()
+        with pytest.raises(ValueError, match="told where the bytes go"):
+            reader.submit(2, 0, CHUNK)
+        with pytest.raises(BufferError):
+            reader.submit_into(2, 0, b"read-only")
+        with pytest.raises(ValueError, match="a request is for 1 to"):
+            reader.submit_into(2, 0, bytearray())
+
+
+def test_a_connection_goes_on_with_another_reader_and_another_server() -> None:
+    ours, theirs = tcp_pair()
+    ours.settimeout(PATIENCE_S)
+    with ours, theirs:
+        for number in range(2):
+            reader = TcpReader(ours.fileno(), region())
+            reader.submit(number, 0, CHUNK)
+            with serving(pair=(ours.dup(), theirs.dup()), idle_s=0.0) as peer:
+                assert outcomes(reader, 1) == {number: "ok"}
+                assert peer.ended() == "idle"
+            reader.release()
+            assert reader.poll(0.0) == []
+            with pytest.raises(NativeError, match="was released"):
+                reader.submit(2, 0, CHUNK)
+        theirs.sendall(b"still there")
+        assert ours.recv(11) == b"still there"
+
+
 # ── ends ───────────────────────────────────────────────────────────────────────────────────────────
 
 
