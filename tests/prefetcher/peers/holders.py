@@ -135,15 +135,18 @@ class Reading:
     ) -> list[int]:
         """Reads the chunks as one run; returns their checksums."""
         own = connections or PeerConnections(no_certificate)
+        try:
+            return self.read_by(PeerChunks(peer, own), stopped)
+        finally:
+            if connections is None:
+                own.close()
+
+    def read_by(self, source: PeerChunks, stopped: Callable[[], bool] = lambda: False) -> list[int]:
         pieces = [
             Piece(chunk.size_bytes, self._view[chunk.segment_offset : chunk.segment_offset + chunk.size_bytes])
             for chunk in self.chunks
         ]
-        try:
-            return list(PeerChunks(peer, own).read(self.chunks, pieces, stopped))
-        finally:
-            if connections is None:
-                own.close()
+        return list(source.read(self.chunks, pieces, stopped))
 
     @property
     def is_right(self) -> bool:

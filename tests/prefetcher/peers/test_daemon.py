@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 
 import msgspec
+import pytest
 
 from fleetstart.controller.auth.secret_sealing import seal_values
 from fleetstart.prefetcher.peers.connections import PeerConnections
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.ids import Version, new_worker_id
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.peers import (
     PEER_KEY_BYTES,
     PEER_KEY_NAME,
+    CopyOrder,
     Grant,
     Peer,
+    Pull,
     SealedPeerKey,
     grant_secret,
     peer_key_bound_to,
 )
 from tests.prefetcher.nodes import HELLO, Node, Store, spec_of
-from tests.prefetcher.peers.holders import READER, Reading, no_certificate
+from tests.prefetcher.peers.holders import READER, Holder, Reading, holder_of, no_certificate
 from tests.prefetcher.stages import Model
 from tests.servers import wait_until
 
@@ -55,3 +61,45 @@ def test_another_node_reads_the_weights_of_a_worker(node: Node, store: Store, mo
     assert reading.is_right
     connections.close()
     wait_until(lambda: node.lease().peer_sent_bytes == len(model.data), what="the bytes in the report")
+
+
+@pytest.fixture
+def holder(model: Model, store: Store) -> Iterator[Holder]:
+    holder = holder_of(model, store.folder)
+    yield holder
+    holder.close()
+
+
+def test_a_worker_and_a_copy_come_from_the_peers_that_their_orders_name(
+    node: Node, store: Store, model: Model, holder: Holder
+) -> None:
+    bundle = store.put_bundle({"handler.py": HELLO})
+    spec = spec_of(bundle, weights=model.checkpoint)
+    order = WorkerOrder(
+        worker=new_worker_id(),
+        node=node.id,
+        epoch=node.epoch,
+        version=Version(1),
+        spec=spec,
+        ordered_unix_ns=time.time_ns(),
+        sources=(holder.peer(model.checkpoint, reader=node.id),),
+        pulls=(Pull(0, 0, 9), Pull(-1, 9, 10)),
+    )
+    node.write(order)
+    status = node.wait_for(order.worker, "ready")
+    chunk_bytes = model.manifest.chunk_bytes
+    assert status.fetched == {"peer": len(model.data) - chunk_bytes, "store": chunk_bytes}
+
+    other = Model(store, layers=3)
+    holder.hold(other.checkpoint)
+    copy = CopyOrder(
+        node=node.id,
+        epoch=node.epoch,
+        checkpoint=other.checkpoint,
+        peers=(holder.peer(other.checkpoint, reader=node.id),),
+        ordered_unix_ns=time.time_ns(),
+    )
+    node.client.hset(keys.copies(node.id), other.checkpoint, msgspec.json.encode(copy))
+    total = len(model.data) - chunk_bytes + len(other.data)
+    wait_until(lambda: node.lease().fetched_bytes == {"peer": total, "store": chunk_bytes}, what="the copy")
+    assert "secret" not in node.log()
