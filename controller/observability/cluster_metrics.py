@@ -111,6 +111,7 @@ def _copies(view: View, now_ns: int) -> list[MetricFamily]:
 
 def _bytes(nodes: list[NodeReport]) -> list[MetricFamily]:
     fetched = MetricFamily("fleetstart_fetched_bytes_total", "counter", "Weights that came to a node, by their source.")
+    sent = MetricFamily("fleetstart_peer_sent_bytes_total", "counter", "Weights that other nodes read from a node.")
     rates = MetricFamily(
         "fleetstart_source_bytes_per_second", "gauge", "Measured bandwidth of a source when it was last used."
     )
@@ -129,7 +130,10 @@ def _bytes(nodes: list[NodeReport]) -> list[MetricFamily]:
     for node in nodes:
         for source, size_bytes in sorted(node.fetched_bytes.items()):
             fetched.add(size_bytes, node=node.node, source=source)
+        sent.add(node.peer_sent_bytes, node=node.node)
         for source, rate in sorted(node.bytes_per_s.items()):
+            if ":" in source:  # of one peer each: as many series as pairs of nodes
+                continue
             rates.add(rate, node=node.node, source=source)
         for phase, spent_ms in sorted(node.waived_ms.items()):
             waived.add(spent_ms, node=node.node, phase=phase)
@@ -137,7 +141,7 @@ def _bytes(nodes: list[NodeReport]) -> list[MetricFamily]:
         for direction, size_bytes in sorted(node.egress_bytes.items()):
             egress.add(size_bytes, node=node.node, direction=direction)
         refused.add(node.egress_refused, node=node.node)
-    return [fetched, rates, waived, kept, egress, refused]
+    return [fetched, sent, rates, waived, kept, egress, refused]
 
 
 def _prediction(view: View) -> list[MetricFamily]:
