@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,13 @@ from tests.huge_pages import reserved
 from tests.native.neighbours import SLAB, Child, Pages, Start, spawn
 
 HUGE_PAGES = 40
+
+
+@pytest.fixture(scope="package", autouse=True)
+def only_what_is_new_is_collected() -> None:
+    """Nothing that other tests left is looked at: these collect often, and a full collection may take half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -97,15 +96,6 @@ class Tried:
         did = self.pool.prepare(wanted)
         assert did == (dirty > 0 or (clean < wanted and used + clean + dirty < CAPACITY))
         assert self.pool.clean == clean + did
-
-
-@pytest.fixture(scope="module", autouse=True)
-def only_what_is_new_is_collected() -> Iterator[None]:
-    """Collects only new objects: a full collection takes longer than everything else that an example does."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.slow

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.e2e.systems import System
 from tests.servers import wait_until
+from tests.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 
@@ -42,11 +41,11 @@ HANGS = {
 def test_a_handler_that_hangs_ends_at_its_deadline_and_frees_its_slot(system: System, name: str) -> None:
     system.deploy(f"{HEAD}@function(timeout_s=1.0, {ONE})\n{HANGS[name]}", name=name)
     assert system.ok(name, {}) == "free"
-    began_s = time.monotonic()
+    watch = Stopwatch()
     status, error = system.failed(name, {"hang": True}, timeout_s=20)
-    took_s = time.monotonic() - began_s
     assert (status, error.code) == (504, "deadline_exceeded")
-    assert 0.9 < took_s < 3
+    assert watch.elapsed_s > 0.9
+    assert watch.unhindered_s < 3
     assert " s " in error.message + " "
     assert "`timeout_s`" in error.hint
     if name == "spins":
@@ -130,14 +129,14 @@ def test_a_module_that_raises_is_given_up_after_three_tries_and_healed_by_a_depl
     assert "handler.py:5" in error.message
     wait_until(lambda: len(system.phases("unlucky", "failed")) == 3, what="three failed starts in the ledger")
     assert all(row.cost_nusd == 0 for row in system.phases("unlucky"))
-    began_s = time.monotonic()
+    watch = Stopwatch()
     assert system.failed("unlucky", {})[1].code == "start_failed"
-    assert time.monotonic() - began_s < 1
+    assert watch.unhindered_s < 1
     assert system.info("unlucky").broken is not None
     system.deploy(HEAD + "@function\ndef unlucky():\n    return 'lucky'\n", name="unlucky")
-    began_s = time.monotonic()
+    watch = Stopwatch()
     assert system.ok("unlucky", {}, timeout_s=20) == "lucky"
-    assert time.monotonic() - began_s < 3
+    assert watch.unhindered_s < 3
     assert len(system.phases("unlucky", "failed")) == 3
 
 
@@ -153,11 +152,11 @@ def test_a_bad_version_does_not_hurt_the_calls_of_the_good_one_before_it(system:
 def test_a_start_that_never_ends(system: System) -> None:
     text = HEAD + "time.sleep(3600)\n\n@function(start_timeout_s=1.0, timeout_s=30.0)\ndef late(): ...\n"
     system.deploy(text, name="late")
-    began_s = time.monotonic()
+    watch = Stopwatch()
     status, error = system.failed("late", {}, timeout_s=40)
     assert (status, error.code) == (500, "start_failed")
     assert "1 s" in error.message
-    assert time.monotonic() - began_s < 12
+    assert watch.unhindered_s < 12
 
 
 def test_a_handler_that_prints_without_end(system: System) -> None:

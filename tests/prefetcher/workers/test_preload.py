@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from fleetstart.prefetcher.processes.prefork_policy import is_preloaded
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.sizes import MIB
+from tests.late import late
 from tests.prefetcher.nodes import Node, Store, call, spec_of
 from tests.servers import RedisServer, wait_until
+
+late("transformers")
 
 HANDLER = """
 import sys

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-
-import openai
-
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER, TOKEN_HEADER
 from fleetstart.runtime.openai_api.call_reader import CallReader
 from fleetstart.runtime.openai_api.embeddings import EmbeddingCall
 from fleetstart.runtime.openai_api.invalid_parameter import InvalidParameter
+from tests.late import late
 from tests.runtime.pretrained.models import save_text_model
 from tests.runtime.saved_models import segment_of_folder
 from tests.runtime.workers import TOKEN, Functions, Worker
+
+openai = late("openai")
 
 TEXTS = ["a good film .", "the cat sat on the mat ."]
 SOURCE = """

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 import torch
-import transformers
 from tokenizers import pre_tokenizers
+
+from tests.late import late
+
+transformers = late("transformers")
 
 WORDS = (
     "[PAD]",

@@ -6,27 +6,34 @@ import io
 import tempfile
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
 import soundfile
-import transformers
 from PIL import Image
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.pretrained.speech import read_samples
+from tests.late import late
 from tests.runtime.pretrained.models import save_listener, save_viewer, save_whisper
 from tests.runtime.pretrained.served import Served
 
+transformers = late("transformers")
+
 RATE = 16_000
 HOPPER = Path(__file__).parents[3] / "examples" / "classify" / "hopper.jpg"
+
+
+def read_samples(data: bytes, rate: int) -> Any:
+    from fleetstart.runtime.pretrained.speech import read_samples as read  # imports half of transformers
+
+    return read(data, rate)
 
 
 @pytest.fixture(autouse=True)

@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.pretrained import create_handler
+from tests.late import late
 from tests.runtime.pretrained.models import TEXT_FAMILIES, save_family, save_text_model
 from tests.runtime.pretrained.served import Served
 from tests.runtime.saved_models import segment_of, segment_of_folder
 from tests.runtime.workers import Functions
+
+transformers = late("transformers")
 
 TEXTS = ["a good film .", "the cat sat on the mat .", "bad", "a bad cat sat on a good mat . " * 9]
 EMBED = Path(__file__).parents[3] / "examples" / "embed" / "weights"

@@ -17,9 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.docs.pages import blocks
+from tests.late import late
 from tests.runtime.saved_models import segment_of
 
-diffusers: Any = pytest.importorskip("diffusers")
+diffusers = late("diffusers")
 
 
 @pytest.fixture

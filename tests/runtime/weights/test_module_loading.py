@@ -11,15 +11,16 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
-pytest.importorskip("transformers")
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.weights.computed_tensors import lacking_tensors
+from tests.late import late
 from tests.runtime.saved_models import segment_of, segment_of_folder
+
+transformers = late("transformers")
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 WIDTH, WORDS = 8, 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -45,39 +46,66 @@ def test_a_second_machine_joins_serves_and_leaves(systems: tuple[System, System]
                 system.down()  # before its Redis
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where machines join, and what the joining one needs to trust it."""
+
+    url: str
+    certificate: Path
+
+    def trusting(self, token: str = "") -> dict[str, str]:
+        trusted = {"SSL_CERT_FILE": str(self.certificate)}
+        return trusted | {"FS_KEY": token} if token else trusted
+
+    def join(self, second: System, token: str) -> None:
+        joined = second.fs(
+            "node", "join", self.url, "--name", "vm2", "--address", "127.0.0.1", env=self.trusting(token)
+        )
+        assert joined.stdout.strip() == "vm2"
+
+
 def _join_serve_and_leave(redis_url: str, redis_ca: Path, systems: tuple[System, System], tmp_path: Path) -> None:
     first, second = systems
+    door = _up_with_tls(first, redis_url, redis_ca, tmp_path)
+    _join_with_a_token(first, second, door, tmp_path)
+    _drain_and_serve_elsewhere(first, tmp_path)
+    _remove_and_join_again(first, second, door)
+
+
+def _up_with_tls(first: System, redis_url: str, redis_ca: Path, tmp_path: Path) -> Door:
     of_redis = {"FS_REDIS_URL": redis_url}
     untrusted = first.fs("up", "--port", "0", code=1, env=of_redis).stderr
     assert "TLS failed" in untrusted, "its certificate is not one that the machine trusts"
     assert "FS_REDIS_CA" in untrusted
     of_redis["FS_REDIS_CA"] = str(redis_ca)
     certificate, key_file = self_signed(tmp_path)
-    tls = ("--tls-cert", certificate, "--tls-key", key_file)
-    options = ("--port", "0", "--listen", "127.0.0.1:0", *tls, "--json")
+    options = ("--port", "0", "--listen", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key_file, "--json")
     up = first.fs("up", *options, env={"FS_NODE": "vm1", **of_redis})
-    url = msgspec.json.decode(up.stdout)["public_url"]
     assert not [words for words in _command_lines() if ":pw@" in words], "all users may read command lines"
     assert (first.layout.supervisor.stat().st_mode & 0o777) == 0o600
-    token = first.fs("node", "token", "--expires", "10m").stdout.strip()
-    env = {"FS_KEY": token, "SSL_CERT_FILE": str(certificate)}
+    return Door(msgspec.json.decode(up.stdout)["public_url"], certificate)
 
-    assert "needs admin" in second.fs("key", "ls", "--url", url, code=1, env=env).stderr, "the token is for joining"
-    taken = second.fs("node", "join", url, "--name", "vm1", code=1, env=env)
+
+def _join_with_a_token(first: System, second: System, door: Door, tmp_path: Path) -> None:
+    token = first.fs("node", "token", "--expires", "10m").stdout.strip()
+    env = door.trusting(token)
+    assert "needs admin" in second.fs("key", "ls", "--url", door.url, code=1, env=env).stderr, "it is for joining"
+    taken = second.fs("node", "join", door.url, "--name", "vm1", code=1, env=env)
     assert "node vm1 is alive already, at 127.0.0.1" in taken.stderr
     assert "fs node join --name NAME" in taken.stderr
-    joined = second.fs("node", "join", url, "--name", "vm2", "--address", "127.0.0.1", env=env)
-    assert joined.stdout.strip() == "vm2"
+    door.join(second, token)
     assert set(second.services()) == {"node"}
     for secret in ("join.json", "node/identity.json"):
         assert (second.home / secret).stat().st_mode & 0o777 == 0o600
-    replayed = System(tmp_path / "third").fs("node", "join", url, "--name", "vm3", code=1, env=env)
+    replayed = System(tmp_path / "third").fs("node", "join", door.url, "--name", "vm3", code=1, env=env)
     assert "revoked" in replayed.stderr, "a token is good once"
+    wait_until(lambda: {"vm1", "vm2"} <= _names(first), 30, what="nodes")
     assert "certificate until" in first.fs("nodes", "vm2").stdout
     assert "a node of the system at https://" in second.fs("up", code=1).stderr
-    wait_until(lambda: {"vm1", "vm2"} <= _names(first), what="nodes")
 
-    # A drained node gets no workers; the other serves.
+
+def _drain_and_serve_elsewhere(first: System, tmp_path: Path) -> None:
+    """A drained node gets no workers, and the other serves; then the other way round."""
     assert "vm1 drains" in first.fs("node", "drain", "vm1").stdout
     handler = tmp_path / "handler.py"
     handler.write_text(HANDLER)
@@ -88,31 +116,30 @@ def _join_serve_and_leave(redis_url: str, redis_ca: Path, systems: tuple[System,
     assert {worker["node"] for info in status["functions"] for worker in info["workers"]} == {"vm2"}
     assert "draining: it gets no workers" in first.fs("node", "ls", "vm1").stdout
 
-    # And back: its worker leaves the node that drains now.
     first.fs("node", "drain", "vm1", "--undo")
     first.fs("node", "drain", "vm2")
     assert "hello Bob" in first.fs("invoke", "where", '{"name": "Bob"}').stdout
-    wait_until(lambda: _workers(first) <= {"vm1"}, 20, what="workers on vm1")
+    wait_until(lambda: _workers(first) <= {"vm1"}, 30, what="workers on vm1")
 
+
+def _remove_and_join_again(first: System, second: System, door: Door) -> None:
     assert "node vm2 is alive" in first.fs("node", "remove", "vm2", code=1).stderr
     second.down()
-    wait_until(lambda: _names(first) == {"vm1"}, what="vm2 gone")
+    wait_until(lambda: _names(first) == {"vm1"}, 30, what="vm2 gone")
     assert "vm2 is removed" in first.fs("node", "remove", "vm2").stdout
     assert "does not exist" in first.fs("node", "remove", "vm2", code=3).stderr
 
     # What it was told is in its home, and nobody vouches for it any more: it comes back with another token.
-    trusting = {"SSL_CERT_FILE": str(certificate)}
-    gone = second.fs("node", "join", code=1, env=trusting)
+    gone = second.fs("node", "join", code=1, env=door.trusting())
     assert "this key is not that of node vm2: it was removed" in gone.stderr
-    env["FS_KEY"] = first.fs("node", "token").stdout.strip()
-    assert second.fs("node", "join", url, "--name", "vm2", "--address", "127.0.0.1", env=env).stdout.strip() == "vm2"
-    wait_until(lambda: "vm2" in _names(first), what="vm2 back")
+    door.join(second, first.fs("node", "token").stdout.strip())
+    wait_until(lambda: "vm2" in _names(first), 30, what="vm2 back")
 
     # One that was not removed needs no token.
     second.down()
-    wait_until(lambda: _names(first) == {"vm1"}, what="vm2 gone")
-    assert second.fs("node", "join", env=trusting).stdout.strip() == "vm2"
-    wait_until(lambda: "vm2" in _names(first), what="vm2 back again")
+    wait_until(lambda: _names(first) == {"vm1"}, 30, what="vm2 gone")
+    assert second.fs("node", "join", env=door.trusting()).stdout.strip() == "vm2"
+    wait_until(lambda: "vm2" in _names(first), 30, what="vm2 back again")
 
 
 def test_a_private_redis_is_refused_with_what_to_do(systems: tuple[System, System]) -> None:

@@ -116,7 +116,7 @@ def test_a_controller_that_is_killed_under_an_upload_is_waited_for(
 
 
 def test_a_client_that_is_killed_leaves_nothing_half_published(controller: ControllerProcess, tmp_path: Path) -> None:
-    tensors: dict[str, Tensor] = {f"layers.{n}.w": ("U8", (64 << 20,), os.urandom(64 << 20)) for n in range(6)}
+    tensors: dict[str, Tensor] = {f"layers.{n}.w": ("U8", (32 << 20,), os.urandom(32 << 20)) for n in range(6)}
     weights = write_model(tmp_path / "weights", tensors)
     command = [sys.executable, "-m", "fleetstart.controller.cli", "weights", "push", str(weights)]
     environment = {**os.environ, "FS_HOME": str(tmp_path / "client"), "FS_URL": controller.url}

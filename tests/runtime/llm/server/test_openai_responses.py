@@ -21,10 +21,11 @@ from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm import create_app
 from fleetstart.runtime.llm.server.app import LLMApp
 from fleetstart.runtime.llm.server.connection import BODY_MAX_BYTES
+from tests.late import late
 from tests.runtime.llm.models import Checkpoint, tiny
 from tests.servers import wait_until
 
-openai = pytest.importorskip("openai")
+openai = late("openai")
 
 WAIT_S = 20.0
 SETTINGS = LLMSettings(max_context_tokens=256)
