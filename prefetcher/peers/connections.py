@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from fleetstart.runtime.contract.node.peer_frames import Received
 from fleetstart.runtime.contract.node.peers import NONCE_BYTES, Grant, Peer, grant_proof
 
 from ..sources.errors import SourceError, SourceLost
@@ -36,12 +37,22 @@ class Connection:
         self.is_warm = False
         self._holder_nonce = holder_nonce
         self._grant: Grant | None = None
+        self._is_streaming = False
+
+    def stream(self, deadline_s: float) -> None:
+        """Goes over to the native transport's frames, for as long as the grant is the same. Errors: OSError."""
+        if not self._is_streaming:
+            self.link.send(frames.REQUEST.pack(frames.STREAM, 0, 0, 0), deadline_s)
+            self._is_streaming = True
 
     def prove(self, peer: Peer, deadline_s: float) -> None:
         """Shows the holder the grant, unless it is the one that it knows. Errors: SourceLost if it refuses; OSError,
         EOFError, ValueError."""
         if self._grant == peer.grant:
             return
+        if self._is_streaming:
+            self.link.send(Received(leaves=True).encode(), deadline_s)
+            self._is_streaming = False
         nonce = os.urandom(NONCE_BYTES)
         proof = grant_proof(peer.secret, self._holder_nonce, nonce)
         data = msgspec.json.encode(Hello(peer.grant, nonce, proof))

@@ -7,6 +7,10 @@
 Numbers are little-endian. Responses come in the order of the requests. The first request is a Hello; a later one, with
 a grant for another checkpoint, keeps the connection warm from one fetch to the next. Each proves itself by the nonce of
 its connection.
+
+Chunks are read one by one where bytes pass through Python anyway: inside TLS, and at a measured pace. Otherwise the
+reader sends STREAM after its Hello, and from then on both ends speak the native transport's frames (`peer_frames` of
+the contract), until the reader leaves them for another Hello.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ HELLO_MAX_BYTES = 4096
 """A grant has some 300 bytes."""
 REQUEST = struct.Struct("<IIII")
 RESPONSE = struct.Struct("<IIQ")
-HELLO, READ = 1, 2
+HELLO, READ, STREAM = 1, 2, 3
 OK, NOT_READY, FAILED, EXPIRED, INVALID, REFUSED = range(6)
 STATUS = {
     FAILED: "its own fetch of the checkpoint failed",

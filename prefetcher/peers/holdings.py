@@ -35,6 +35,7 @@ class Held:
     """Descriptors, owned by the region."""
     slab_bytes: int
     chunks: dict[int, ChunkRange]
+    chunk_bytes: int
 
 
 class Holdings:
@@ -81,4 +82,5 @@ class Holdings:
             segment.region.fds,
             self._segments.budget.memory.slab_bytes,
             {chunk.index: chunk for chunk in chunk_ranges(segment.manifest)},
+            segment.manifest.chunk_bytes,
         )

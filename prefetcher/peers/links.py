@@ -51,6 +51,10 @@ class Link(Protocol):
         """Sends a chunk: `view` of it, which begins at `offset` of the descriptor `slab`."""
         ...
 
+    def native_fd(self) -> int | None:
+        """The descriptor, which the native transport may use; None if bytes must pass through Python."""
+        ...
+
     def waits(self, timeout_s: float) -> bool:
         """True if there is something to receive, or the end."""
         ...
@@ -133,6 +137,9 @@ class PlainLink:
             if sent < size_bytes:
                 _check(deadline_s)
 
+    def native_fd(self) -> int | None:
+        return self._socket.fileno()
+
     def waits(self, timeout_s: float) -> bool:
         return _is_readable(self._socket, timeout_s)
 
@@ -196,6 +203,9 @@ class TlsLink:
 
     def send_chunk(self, view: memoryview, slab: int, offset: int, deadline_s: float) -> None:
         self.send(view, deadline_s)
+
+    def native_fd(self) -> int | None:
+        return None
 
     def waits(self, timeout_s: float) -> bool:
         return self._socket.pending() > 0 or _is_readable(self._socket, timeout_s)

@@ -32,6 +32,8 @@ ANSWER_S = 3.0
 """Time for an answer beside that wait."""
 STALL_S = 2.0
 """Pause within a chunk after which it is given up."""
+OUTSTANDING = 16
+"""Chunks asked for at a time where they are small."""
 CHUNK_S = 10.0
 """Time for the bytes of a chunk, however evenly they drip."""
 
@@ -66,7 +68,12 @@ class PeerChunks:
             connection = self._connections.take(peer, fresh=fresh, window_bytes=window_bytes)
             is_whole = False
             try:
-                for checksum in self._chunks(connection, run[done:], pieces[done:], stopped, throttle):
+                fd = connection.link.native_fd() if throttle is None else None
+                if fd is not None:
+                    checksums = self._stream(connection, fd, run[done:], pieces[done:], stopped)
+                else:
+                    checksums = self._chunks(connection, run[done:], pieces[done:], stopped, throttle)
+                for checksum in checksums:
                     done += 1
                     yield checksum
                 is_whole = True
@@ -80,6 +87,52 @@ class PeerChunks:
                     self._connections.give_back(peer, connection)
                 else:
                     connection.link.close()
+
+    def _stream(
+        self,
+        connection: Connection,
+        fd: int,
+        run: Sequence[ChunkRange],
+        pieces: Sequence[Piece],
+        stopped: Callable[[], bool],
+    ) -> Iterator[int]:
+        """The checksums in the order of the run, by the native transport; they come in any order."""
+        connection.stream(time.monotonic() + ANSWER_S)
+        reader = native.TcpReader(fd, None, STALL_S)
+        rooms = {chunk.index: (chunk, piece) for chunk, piece in zip(run, pieces, strict=True)}
+        left, came, outstanding = deque(rooms), dict[int, int](), 0
+        moved_s = time.monotonic()
+        for chunk in run:
+            while chunk.index not in came:
+                while left and outstanding < OUTSTANDING:
+                    index = left.popleft()
+                    room = rooms[index]
+                    reader.submit_into(index, room[0].segment_offset, room[1].into, WAIT_S)
+                    outstanding += 1
+                if stopped():
+                    reader.cancel()
+                    raise ReadCancelled(self.name)
+                completions = reader.poll(POLL_S)
+                outstanding -= len(completions)
+                for one in completions:
+                    if one.status == "ok":
+                        came[one.request] = one.checksum
+                    else:
+                        self._check_status(one, reader)
+                        left.append(one.request)
+                moved_s = time.monotonic() if completions else moved_s
+                if time.monotonic() - moved_s > WAIT_S + ANSWER_S + CHUNK_S:
+                    raise SourceError(f"{self.name}: chunk {chunk.index} takes more than {CHUNK_S:g} s")
+            yield came[chunk.index]
+        reader.release()
+
+    def _check_status(self, completion: native.Completion, reader: native.TcpReader) -> None:
+        """Returns if the peer has waited for the chunk itself. Errors: SourceLost; OSError of the connection."""
+        if completion.status == "failed":
+            raise ConnectionError(reader.error)
+        if completion.status != "not_ready":
+            status = frames.FAILED if completion.status == "gone" else frames.INVALID
+            raise SourceLost(f"{self.name}: {frames.STATUS[status]}")
 
     def _chunks(
         self,

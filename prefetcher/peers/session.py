@@ -95,6 +95,8 @@ class Session:
                     self._greet(number, deadline_s)
                 elif kind == frames.READ and self._leave is not None:
                     self._serve(self._leave, number, wait_ms / 1000)
+                elif kind == frames.STREAM and self._leave is not None:
+                    self._stream(self._leave)
                 else:
                     raise ValueError(f"a request of kind {kind}")
         finally:
@@ -154,6 +156,34 @@ class Session:
         self._link.send_chunk(view, held.slabs[slab], offset, deadline_s)
         self._requested_s = time.monotonic()
         self._sent(leave.grant.reader, chunk.size_bytes)
+
+    def _stream(self, leave: _Leave) -> None:
+        """Serves by the native transport until the reader leaves it. Errors: Closed, ValueError."""
+        fd = self._link.native_fd()
+        if fd is None:
+            raise ValueError("a stream inside TLS")
+        while True:
+            self._await_request(leave)
+            ended = self._run_stream(leave, fd)
+            self._requested_s = time.monotonic()
+            if ended == "left":
+                return
+            if ended != "idle":
+                raise Closed(f"the stream has ended: {ended}")
+
+    def _run_stream(self, leave: _Leave, fd: int) -> str:
+        held = self._hold(0.0)
+        if held is None:
+            raise Closed("the segment is gone")
+        everything = [(0, held.control.chunk_count)]
+        server = native.TcpServer(fd, held.region, held.control, held.chunk_bytes, everything, SEND_S)
+        try:
+            return server.run(leave.grant.expires_unix_ms, PIN_S)
+        except native.NativeError as error:
+            raise ValueError(str(error)) from error
+        finally:
+            if server.sent_bytes:
+                self._sent(leave.grant.reader, server.sent_bytes)
 
     def _is_ready(self, held: Held, leave: _Leave, index: int, wait_s: float) -> bool:
         """Waits until the chunk is there; False if it is not in time."""

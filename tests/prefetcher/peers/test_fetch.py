@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.prefetcher.peers import reader, session
+from fleetstart.prefetcher.peers import frames, reader
 from fleetstart.prefetcher.peers.connections import PeerConnections
+from fleetstart.prefetcher.peers.links import PlainLink
 from fleetstart.prefetcher.peers.reader import PeerChunks
 from fleetstart.prefetcher.segments import feeds
 from fleetstart.prefetcher.segments.feeds import Feed
 from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.node.peer_frames import ANSWER_BYTES
 from fleetstart.runtime.contract.node.peers import Peer, Pull
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
 from tests.prefetcher.peers.holders import Holder, holder_of, no_certificate
@@ -26,7 +28,7 @@ from tests.prefetcher.peers.tampering import FIRST_BYTES, Harm, Tampering
 from tests.prefetcher.stages import ONE, Gated, Model, right
 from tests.servers import wait_until
 
-HEADER_BYTES = 16
+HEADER_BYTES = ANSWER_BYTES
 
 
 @pytest.fixture
@@ -112,10 +114,10 @@ def test_pulls_say_what_comes_from_where(holder: Holder, model: Model, gated: Ga
 HARMS: dict[str, Harm] = {
     "flips a bit of a chunk, always": Harm(FIRST_BYTES + HEADER_BYTES + 5, lambda byte: byte ^ 1),
     "flips a bit once": Harm(FIRST_BYTES + HEADER_BYTES + 5, lambda byte: byte ^ 1, once=True),
-    "gives another chunk": Harm(FIRST_BYTES + 4, lambda byte: byte ^ 1),
-    "lies about a length": Harm(FIRST_BYTES + 9, lambda byte: byte ^ 1),
-    "promises petabytes": Harm(FIRST_BYTES + 14, lambda byte: 255),
-    "answers with another status": Harm(FIRST_BYTES, lambda byte: 77),
+    "gives another chunk": Harm(FIRST_BYTES + 8, lambda byte: byte ^ 1),
+    "lies about a length": Harm(FIRST_BYTES + 17, lambda byte: byte ^ 1),
+    "promises petabytes": Harm(FIRST_BYTES + 22, lambda byte: 255),
+    "answers with another status": Harm(FIRST_BYTES + 6, lambda byte: 77),
     "talks nonsense at first": Harm(0, lambda byte: byte ^ 255),
     "is cut off in a chunk": Harm(FIRST_BYTES + HEADER_BYTES + CHUNK_BYTES // 2, lambda byte: None),
     "is cut off in its greeting": Harm(10, lambda byte: None),
@@ -127,7 +129,11 @@ HARMS: dict[str, Harm] = {
 
 @pytest.mark.parametrize("name", HARMS)
 def test_a_hostile_peer_costs_its_chunks_some_time(holder: Holder, model: Model, gated: Gated, name: str) -> None:
-    tampering = Tampering(holder.address, HARMS[name])
+    fetch_past(holder, model, gated, HARMS[name])
+
+
+def fetch_past(holder: Holder, model: Model, gated: Gated, harm: Harm) -> None:
+    tampering = Tampering(holder.address, harm)
     peer = msgspec.structs.replace(holder.peer(model.checkpoint), address=tampering.address)
 
     async def scenario(segments: SegmentStore) -> None:
@@ -135,8 +141,24 @@ def test_a_hostile_peer_costs_its_chunks_some_time(holder: Holder, model: Model,
 
     fetching(gated, scenario)
     tampering.close()
-    if HARMS[name].once:
+    if harm.once:
         assert not gated.given, "one wrong chunk is read once more"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        Harm(FIRST_BYTES + frames.RESPONSE.size + 5, lambda byte: byte ^ 1),
+        Harm(FIRST_BYTES + 9, lambda byte: byte ^ 1),
+        Harm(FIRST_BYTES + frames.RESPONSE.size + CHUNK_BYTES // 2, hold=True),
+    ],
+    ids=["flips a bit", "lies about a length", "stalls"],
+)
+def test_it_is_the_same_where_chunks_are_read_one_by_one(
+    holder: Holder, model: Model, gated: Gated, monkeypatch: pytest.MonkeyPatch, harm: Harm
+) -> None:
+    monkeypatch.setattr(PlainLink, "native_fd", lambda _: None)
+    fetch_past(holder, model, gated, harm)
 
 
 def test_a_peer_that_refuses_is_done_without(holder: Holder, model: Model, gated: Gated) -> None:
@@ -150,13 +172,15 @@ def test_a_peer_that_refuses_is_done_without(holder: Holder, model: Model, gated
 def test_a_grant_that_ends_in_mid_fetch_ends_no_fetch(
     holder: Holder, model: Model, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = session.Session._serve
+    stream = PeerChunks._stream
 
-    def slowly(*arguments: Any) -> None:
-        time.sleep(0.05)
-        send(*arguments)
+    def slowly(*arguments: Any) -> Iterator[int]:
+        for checksum in stream(*arguments):
+            time.sleep(0.05)
+            yield checksum
 
-    monkeypatch.setattr(session.Session, "_serve", slowly)
+    monkeypatch.setattr(reader, "OUTSTANDING", 1)
+    monkeypatch.setattr(PeerChunks, "_stream", slowly)
 
     async def scenario(segments: SegmentStore) -> None:
         await fetched(segments, model, holder.peer(model.checkpoint, life_s=0.2))
