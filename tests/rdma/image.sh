@@ -25,7 +25,7 @@ work=$folder/work
 rm -rf "$folder"/ok-* "$work" "$folder/pyverbs"
 mkdir -p "$work"/{debs,kernel,tools} "$work/root"/{bin,proc,sys,dev,ro,rw,new}
 
-kernel_package() { apt-cache depends "$meta" 2>/dev/null | grep -om1 'linux-image-[0-9].*'; }
+kernel_package() { apt-cache depends "$meta" 2>/dev/null | awk '/linux-image-[0-9]/ && !found++ { print $2 } END { exit !found }'; }
 packages=(busybox-static python3-pyverbs librdmacm1 libibverbs1 ibverbs-providers libnl-3-200 libnl-route-3-200)
 download() {
   local kernel

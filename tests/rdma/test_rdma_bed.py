@@ -77,6 +77,7 @@ def test_a_reader_notices_the_end_of_its_holder_within_a_second(findings: dict[s
 @pytest.mark.parametrize("end", ["killed", "silent"])
 def test_a_holder_notices_the_end_of_its_reader_within_a_second(findings: dict[str, Any], end: str) -> None:
     found = of(findings, f"reader_is_{end}")
+    assert found["first"] == "ok"
     assert found["noticed_s"] < PROMISE_S + SLACK_S, found
     reason = found["holder"]["reason"]
     assert reason == "closed" if end == "killed" else "nothing came from the peer" in reason

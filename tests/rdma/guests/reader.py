@@ -27,6 +27,8 @@ from tests.rdma.guests.holder import PEER, pyverbs_environment
 from tests.rdma.guests.hostile import HOSTILE
 from tests.rdma.guests.node import CALM_S, LIMIT_S, PORTS, RANGES, SILENCE_S, Holder, Node
 
+ATTEMPTS = 5
+"""A guest that stands still for longer than the silence loses its connection before the test does anything to it."""
 NUMBERS = count()
 """Of requests that are sent until a connection is lost."""
 
@@ -120,10 +122,13 @@ def keep_reading(reader: RdmaReader, seconds: float) -> str:
 
 
 def _loses_holder(node: Node, name: str, silence_s: float) -> dict[str, Any]:
-    port = next(PORTS)
-    pid = node.holder.hold(port, silence_s=CALM_S)
-    reader = node.reader(port, silence_s)
-    before = keep_reading(reader, 0.5)
+    for _ in range(ATTEMPTS):
+        pid = node.holder.hold(port := next(PORTS), silence_s=CALM_S)
+        reader = node.reader(port, silence_s)
+        before = keep_reading(reader, 0.5)
+        if reader.error is None:
+            break
+        node.holder("outcome", pid=pid)
     began_s = time.monotonic()
     node.holder("signal", pid=pid, name=name)
     after = keep_reading(reader, LIMIT_S)
@@ -143,9 +148,8 @@ def holder_is_silent(node: Node) -> dict[str, Any]:
     return _loses_holder(node, "SIGSTOP", SILENCE_S)
 
 
-def _loses_reader(node: Node, name: signal.Signals, silence_s: float) -> dict[str, Any]:
-    port = next(PORTS)
-    pid = node.holder.hold(port, silence_s=silence_s)
+def _start_reader(node: Node, port: int) -> tuple[int, bytes]:
+    """A process that reads until it is lost; its number, and the status of its first read."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -157,15 +161,26 @@ def _loses_reader(node: Node, name: signal.Signals, silence_s: float) -> dict[st
         finally:
             os._exit(1)
     os.close(writes)
-    assert os.read(reads, 16) == b"ok"
-    os.close(reads)
+    with os.fdopen(reads, "rb", buffering=0) as first:
+        return child, first.read(16)
+
+
+def _loses_reader(node: Node, name: signal.Signals, silence_s: float) -> dict[str, Any]:
+    for _ in range(ATTEMPTS):
+        pid = node.holder.hold(port := next(PORTS), silence_s=silence_s)
+        child, first = _start_reader(node, port)
+        if first == b"ok":
+            break
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        node.holder("outcome", pid=pid)
     began_s = time.monotonic()
     os.kill(child, name)
     outcome = node.holder("outcome", pid=pid)
     noticed_s = time.monotonic() - began_s
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return {"noticed_s": noticed_s, "holder": outcome}
+    return {"first": first.decode(), "noticed_s": noticed_s, "holder": outcome}
 
 
 def reader_is_killed(node: Node) -> dict[str, Any]:
