@@ -14,6 +14,7 @@ import uvloop
 from fleetstart.runtime.contract.process.descriptors import raise_descriptor_limit
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
+from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
 from .config import Config, read_config
 from .http.request_context import log_fields
@@ -22,6 +23,7 @@ PR_SET_PDEATHSIG = 1
 
 
 async def _run(config: Config) -> None:
+    leave_out_unused_modules()
     from .app import Controller
 
     controller = Controller(config)

@@ -15,12 +15,9 @@ import sys
 from fleetstart.runtime.contract.process.descriptors import raise_descriptor_limit
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
+from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
 from .config import Config, read_config
-from .control.node_name import NodeNameTaken
-from .daemon import Daemon
-from .network.node_identity import NodeRemoved
-from .sources.factory import open_source
 
 END_LIMIT_S = 9.0
 """An orderly shutdown takes far less. After this time the process prints where it hangs and exits, before `fs down`
@@ -42,8 +39,16 @@ def main() -> int:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
             return 1
+    leave_out_unused_modules()
+    return _run(config)
+
+
+def _run(config: Config) -> int:
+    from .control.node_name import NodeNameTaken
+    from .network.node_identity import NodeRemoved
+
     try:
-        asyncio.run(_run(config))
+        asyncio.run(_serve(config))
     except (NodeNameTaken, NodeRemoved) as error:
         print(f"fleetstart node: {error}", file=sys.stderr)
         return 1
@@ -53,7 +58,10 @@ def main() -> int:
     return 0
 
 
-async def _run(config: Config) -> None:
+async def _serve(config: Config) -> None:
+    from .daemon import Daemon
+    from .sources.factory import open_source
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
 from .output import EXIT_CODES, FAILED, INTERRUPTED, OK, USAGE, exit_code, show_error
 
@@ -173,4 +174,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
+    leave_out_unused_modules()
     sys.exit(run(sys.argv[1:]))
