@@ -19,6 +19,8 @@ PRIOR_BYTES = 8 * 1024 * 1024
 """Weight of the rate of earlier fetches, in bytes of this one."""
 LEAST_BYTES, LEAST_S = 4 * 1024 * 1024, 0.5
 """Fewer bytes in less time measure round trips."""
+FIRST_FACTOR = 2.0
+"""A source has so many times its patience for its first chunk: a peer may only begin to fetch it itself."""
 LATE_FACTOR = 4.0
 """A chunk that takes this times as long as predicted is late."""
 
@@ -69,15 +71,19 @@ class SourceRate:
     """The rate of one source in one fetch: bytes over the time in which any of its threads was reading."""
 
     def __init__(self, prior: float | None, patience_s: float) -> None:
-        """`prior`: bytes a second in earlier fetches. `patience_s`: time without any byte before it counts as slow."""
+        """`prior`: bytes a second in earlier fetches. `patience_s`: time for a chunk before it counts as slow."""
         self._prior = prior
-        self._patience_s = patience_s
+        self._patience_s = FIRST_FACTOR * patience_s
         self._reading = 0
         self._since_s = 0.0
         self._busy_s = 0.0
         self._size_bytes = 0
         self.delivered: float | None = prior
         """The rate when its last chunk came; None if none has."""
+
+    @property
+    def has_delivered(self) -> bool:
+        return self._size_bytes > 0
 
     def begin(self, now_s: float) -> None:
         if self._reading == 0:

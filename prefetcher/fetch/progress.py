@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 from .allocation import STRIKES_MAX, Allocation, SourceWork
-from .choice import is_late
+from .choice import FIRST_FACTOR, is_late
 from .chunk_sources import FetchSource
 from .order import ranges_of
 from .pulls import PullPlan
@@ -271,7 +271,8 @@ class FetchProgress:
                 return False
             waited_s = self._clock() - self._moved_s[run.number]
             planned = self._allocation.is_planned(run.source_index, chunk)
-            patience_s = PLANNED_PATIENCE_S if planned else work.source.patience_s
+            patience_s = work.source.patience_s * (1.0 if work.rate.has_delivered else FIRST_FACTOR)
+            patience_s = PLANNED_PATIENCE_S if planned else patience_s
             if not is_late(waited_s, work.under_way_bytes, work.rate.delivered, patience_s):
                 return False
             self._allocation.exclude(run.source_index, chunk, late=True)

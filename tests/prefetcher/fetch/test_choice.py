@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.fetch.choice import COSTLY_FACTOR, Load, SourceRate, bytes_to_leave, is_late
+from fleetstart.prefetcher.fetch.choice import COSTLY_FACTOR, FIRST_FACTOR, Load, SourceRate, bytes_to_leave, is_late
 
 MIB = 1 << 20
 RATES = st.none() | st.floats(1e3, 1e10)
@@ -65,8 +65,8 @@ def test_a_rate_is_bytes_over_the_time_of_reading() -> None:
 def test_a_source_from_which_nothing_comes_is_slow_after_a_while() -> None:
     rate = SourceRate(1e9, 2.0)
     rate.begin(0.0)
-    assert rate.at(1.9) == 1e9
-    assert (rate.at(3.0) or math.inf) < 10e6
+    assert rate.at(2.0 * FIRST_FACTOR - 0.1) == 1e9
+    assert (rate.at(3.0 * FIRST_FACTOR) or math.inf) < 10e6
 
 
 def test_little_that_came_quickly_says_nothing() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetstart.prefetcher.fetch.choice import FIRST_FACTOR
 from fleetstart.prefetcher.fetch.chunk_sources import FetchSource
 from fleetstart.prefetcher.fetch.progress import PLANNED_PATIENCE_S, ChunkRun, FetchProgress, Retry
 from fleetstart.prefetcher.fetch.pulls import PullPlan
@@ -134,7 +135,7 @@ def test_the_store_takes_over_from_a_peer_from_which_nothing_comes() -> None:
     run = progress.next_run(0)
     assert run is not None
     assert not progress.gives_up(run)
-    clock.now_s = 1.1
+    clock.now_s = 1.1 * FIRST_FACTOR
     assert progress.gives_up(run)
     assert not progress.begin_thread(1), "not before the peer's thread has really stopped"
     progress.put_back(run.chunks)

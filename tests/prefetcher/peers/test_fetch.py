@@ -6,14 +6,17 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from fleetstart.prefetcher.peers import frames, reader
+from fleetstart.prefetcher.peers import reader, session
 from fleetstart.prefetcher.peers.connections import PeerConnections
+from fleetstart.prefetcher.peers.frames import RESPONSE
 from fleetstart.prefetcher.peers.links import PlainLink
 from fleetstart.prefetcher.peers.reader import PeerChunks
 from fleetstart.prefetcher.segments import feeds
@@ -28,8 +31,6 @@ from tests.prefetcher.peers.tampering import FIRST_BYTES, Harm, Tampering
 from tests.prefetcher.stages import ONE, Gated, Model, right
 from tests.servers import wait_until
 
-HEADER_BYTES = ANSWER_BYTES
-
 
 @pytest.fixture
 def holder(model: Model, store: Store) -> Iterator[Holder]:
@@ -39,11 +40,17 @@ def holder(model: Model, store: Store) -> Iterator[Holder]:
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "STALL_S", 0.3)
-    monkeypatch.setattr(reader, "CHUNK_S", 0.6)
-    monkeypatch.setattr(reader, "WAIT_S", 0.5)
-    monkeypatch.setattr(reader, "ANSWER_S", 0.2)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, nothing that works counts as late."""
+    waits(monkeypatch, 60.0)
+
+
+def waits(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(reader, "STALL_S", seconds)
+    monkeypatch.setattr(reader, "CHUNK_S", 2 * seconds)
+    monkeypatch.setattr(reader, "WAIT_S", seconds)
+    monkeypatch.setattr(reader, "ANSWER_S", seconds)
+    monkeypatch.setattr(feeds, "PATIENCE_S", seconds)
 
 
 def fetching(
@@ -111,28 +118,48 @@ def test_pulls_say_what_comes_from_where(holder: Holder, model: Model, gated: Ga
     assert sorted(gated.given) == [*range(10, 15)]
 
 
-HARMS: dict[str, Harm] = {
-    "flips a bit of a chunk, always": Harm(FIRST_BYTES + HEADER_BYTES + 5, lambda byte: byte ^ 1),
-    "flips a bit once": Harm(FIRST_BYTES + HEADER_BYTES + 5, lambda byte: byte ^ 1, once=True),
-    "gives another chunk": Harm(FIRST_BYTES + 8, lambda byte: byte ^ 1),
-    "lies about a length": Harm(FIRST_BYTES + 17, lambda byte: byte ^ 1),
-    "promises petabytes": Harm(FIRST_BYTES + 22, lambda byte: 255),
-    "answers with another status": Harm(FIRST_BYTES + 6, lambda byte: 77),
-    "talks nonsense at first": Harm(0, lambda byte: byte ^ 255),
-    "is cut off in a chunk": Harm(FIRST_BYTES + HEADER_BYTES + CHUNK_BYTES // 2, lambda byte: None),
-    "is cut off in its greeting": Harm(10, lambda byte: None),
-    "stalls in a chunk": Harm(FIRST_BYTES + HEADER_BYTES + CHUNK_BYTES // 2, hold=True),
-    "never answers": Harm(FIRST_BYTES, hold=True),
-    "drips": Harm(FIRST_BYTES + HEADER_BYTES + 100, drip_s=0.02),
-}
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Where an answer's header has what: with its size, the offsets of status, chunk and length."""
+
+    size_bytes: int
+    status_at: int
+    chunk_at: int
+    length_at: int
 
 
-@pytest.mark.parametrize("name", HARMS)
-def test_a_hostile_peer_costs_its_chunks_some_time(holder: Holder, model: Model, gated: Gated, name: str) -> None:
-    fetch_past(holder, model, gated, HARMS[name])
+FRAMED, NATIVE = Header(RESPONSE.size, 0, 4, 8), Header(ANSWER_BYTES, 6, 8, 16)
 
 
-def fetch_past(holder: Holder, model: Model, gated: Gated, harm: Harm) -> None:
+def harms(header: Header) -> dict[str, Harm]:
+    body = FIRST_BYTES + header.size_bytes
+    return {
+        "flips a bit of a chunk, always": Harm(body + 5, lambda byte: byte ^ 1),
+        "flips a bit once": Harm(body + 5, lambda byte: byte ^ 1, once=True),
+        "gives another chunk": Harm(FIRST_BYTES + header.chunk_at, lambda byte: byte ^ 1),
+        "lies about a length": Harm(FIRST_BYTES + header.length_at + 1, lambda byte: byte ^ 1),
+        "promises petabytes": Harm(FIRST_BYTES + header.length_at + 6, lambda byte: 255),
+        "answers with another status": Harm(FIRST_BYTES + header.status_at, lambda byte: 77),
+        "talks nonsense at first": Harm(0, lambda byte: byte ^ 255),
+        "is cut off in a chunk": Harm(body + CHUNK_BYTES // 2, lambda byte: None),
+        "is cut off in its greeting": Harm(10, lambda byte: None),
+        "stalls in a chunk": Harm(body + CHUNK_BYTES // 2, hold=True),
+        "never answers": Harm(FIRST_BYTES, hold=True),
+        "drips": Harm(body + 100, drip_s=0.02),
+    }
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "framed"])
+@pytest.mark.parametrize("name", harms(FRAMED))
+def test_a_hostile_peer_costs_its_chunks_some_time(
+    holder: Holder, model: Model, gated: Gated, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
+) -> None:
+    """Framed is what goes through TLS."""
+    if not native:
+        monkeypatch.setattr(PlainLink, "native_fd", lambda _: None)
+    harm = harms(NATIVE if native else FRAMED)[name]
+    if harm.hold or harm.drip_s or "length" in name or "petabytes" in name:
+        waits(monkeypatch, 0.3)
     tampering = Tampering(holder.address, harm)
     peer = msgspec.structs.replace(holder.peer(model.checkpoint), address=tampering.address)
 
@@ -143,22 +170,6 @@ def fetch_past(holder: Holder, model: Model, gated: Gated, harm: Harm) -> None:
     tampering.close()
     if harm.once:
         assert not gated.given, "one wrong chunk is read once more"
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        Harm(FIRST_BYTES + frames.RESPONSE.size + 5, lambda byte: byte ^ 1),
-        Harm(FIRST_BYTES + 9, lambda byte: byte ^ 1),
-        Harm(FIRST_BYTES + frames.RESPONSE.size + CHUNK_BYTES // 2, hold=True),
-    ],
-    ids=["flips a bit", "lies about a length", "stalls"],
-)
-def test_it_is_the_same_where_chunks_are_read_one_by_one(
-    holder: Holder, model: Model, gated: Gated, monkeypatch: pytest.MonkeyPatch, harm: Harm
-) -> None:
-    monkeypatch.setattr(PlainLink, "native_fd", lambda _: None)
-    fetch_past(holder, model, gated, harm)
 
 
 def test_a_peer_that_refuses_is_done_without(holder: Holder, model: Model, gated: Gated) -> None:
@@ -172,19 +183,21 @@ def test_a_peer_that_refuses_is_done_without(holder: Holder, model: Model, gated
 def test_a_grant_that_ends_in_mid_fetch_ends_no_fetch(
     holder: Holder, model: Model, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = PeerChunks._stream
+    monkeypatch.setattr(PlainLink, "native_fd", lambda _: None)
+    send = session.Session._serve
 
-    def slowly(*arguments: Any) -> Iterator[int]:
-        for checksum in stream(*arguments):
-            time.sleep(0.05)
-            yield checksum
+    served = count()
 
-    monkeypatch.setattr(reader, "OUTSTANDING", 1)
-    monkeypatch.setattr(PeerChunks, "_stream", slowly)
+    def slowly(self: session.Session, leave: Any, *rest: Any) -> None:
+        if next(served) >= 3:
+            time.sleep(max(0.0, leave.until_s - time.monotonic()) + 0.01)
+        send(self, leave, *rest)
+
+    monkeypatch.setattr(session.Session, "_serve", slowly)
 
     async def scenario(segments: SegmentStore) -> None:
-        await fetched(segments, model, holder.peer(model.checkpoint, life_s=0.2))
-        assert 0 < segments.fetched_bytes["peer"] < len(model.data)
+        await fetched(segments, model, holder.peer(model.checkpoint, life_s=1.5))
+        assert segments.fetched_bytes["peer"] == 3 * CHUNK_BYTES
 
     fetching(gated, scenario)
 
@@ -193,10 +206,8 @@ def test_a_late_peer_is_replaced_in_mid_chunk_by_one_with_nothing_to_do(
     holder: Holder, model: Model, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long before the peer itself would be given up."""
-    monkeypatch.setattr(reader, "STALL_S", 60.0)
-    monkeypatch.setattr(reader, "CHUNK_S", 60.0)
     monkeypatch.setattr(feeds, "PATIENCE_S", 0.3)
-    tampering = Tampering(holder.address, Harm(FIRST_BYTES + HEADER_BYTES + 100, drip_s=0.05))
+    tampering = Tampering(holder.address, Harm(FIRST_BYTES + NATIVE.size_bytes + 100, drip_s=0.05))
     peer = msgspec.structs.replace(holder.peer(model.checkpoint), address=tampering.address)
 
     async def scenario(segments: SegmentStore) -> None:
