@@ -21,6 +21,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import SLO, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.peers import Grant, Peer
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import LayerLayout
@@ -501,3 +502,21 @@ def test_calls_that_another_gateway_had_long_ago_are_not_expected_again() -> Non
     report("b", b, 1)
     assert len(cluster.step().orders) == 1, "two calls run: two workers"
     assert deployed.concurrency == 1
+
+
+def test_other_sources_give_a_start_no_more_time() -> None:
+    """Grants are renewed every few minutes, and peers come and go: the order changes, and what it asks for does not."""
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(min=1, max=1), start_timeout_s=60)
+    [order] = cluster.step().orders
+    grant = Grant(checkpoint=CheckpointId("c"), holder=NodeId("n1"), epoch="e", reader=NodeId("n0"), expires_unix_ms=1)
+    for seconds in range(0, 65, 5):
+        assert cluster.workers() == [order.worker], f"it is given up after {seconds} s"
+        cluster.clock.advance(5)
+        peer = Peer(node=NodeId("n1"), address="n1:1", grant=grant, secret=str(seconds))
+        order = order.changed(cluster.clock.unix_ns(), sources=(peer,))
+        cluster.view.put_order(order)
+        cluster.step()
+    cluster.clock.advance(1)
+    cluster.step()
+    assert order.worker not in cluster.workers()
