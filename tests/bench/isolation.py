@@ -4,6 +4,8 @@ The same functions twice on one node, in namespaces and inside gVisor, in turn: 
 a spare worker and by one that is started for it; `chat` (SmolLM2-135M) hot, and woken by a spare worker, with its
 weights in the node's memory. And what the processes of one worker have of the machine's memory (PSS).
 
+`--quick` leaves `chat` out: tests/e2e/isolation/test_gvisor.py runs a language model inside gVisor.
+
 Run: python -m tests.bench.isolation [--json FILE] [--quick]. Needs root and runsc (Debian: apt install runsc).
 """
 
@@ -25,7 +27,7 @@ from tests.bench.harness.wire import Answer, Connection
 ISOLATIONS = ("namespaces", "gvisor")
 KEEP_ALIVE_S = "0.5"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue? Answer in one sentence."}]
-TOKENS, QUICK_TOKENS = 48, 6
+TOKENS = 48
 HELLO = """
 import os
 from fleetstart.runtime import function
@@ -53,7 +55,6 @@ class Side:
     isolation: str
     system: System
     connection: Connection
-    tokens: int = TOKENS
     found: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in MEASURES})
     spares_before: dict[str, int] = field(default_factory=dict)
 
@@ -76,12 +77,12 @@ class Side:
             self._keep(measure, answer.total_ms, answer)
 
     def chat(self, measure: str, *, keep: bool = True) -> None:
-        value = {"messages": MESSAGES, "max_tokens": self.tokens, "temperature": 0, "stream": True}
+        value = {"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0, "stream": True}
         answer = self.connection.post(f"/fn/{self.name('chat')}/v1/chat/completions", value).expect()
         if keep:
             self._keep(measure, answer.ttft_ms, answer)
         if keep and measure == "chat_hot":
-            self.found["token"].append((answer.total_ms - answer.ttft_ms) / (self.tokens - 1))
+            self.found["token"].append((answer.total_ms - answer.ttft_ms) / (TOKENS - 1))
 
     def _keep(self, measure: str, took_ms: float, answer: Answer) -> None:
         hot = not measure.endswith(("spare", "fresh"))
@@ -137,14 +138,14 @@ def pss_kib(pid: int) -> int:
     return 0
 
 
-def open_sides(
-    stack: contextlib.ExitStack, folder: Path, pool_size: str, tokens: int, functions: dict[str, str]
-) -> list[Side]:
+def open_sides(stack: contextlib.ExitStack, folder: Path, pool_size: str, functions: dict[str, str]) -> list[Side]:
     pools = ",".join(POOLS[function] for function in functions).split(",")
-    system = stack.enter_context(running(",".join(pools), FS_POOL_SIZE=pool_size, FS_POOL_MEMORY="512MiB"))
+    system = stack.enter_context(
+        running(",".join(pools), FS_POOL_SIZE=pool_size, FS_POOL_MEMORY="512MiB" if "chat" in functions else "32MiB")
+    )
     early = {pool for pool in pools if pool != "torch+gvisor"}
     system.wait(f"pools {early}", lambda: early <= set(system.api("/status")["nodes"][0]["profiles"]))
-    sides = [Side(isolation, system, stack.enter_context(system.connect()), tokens) for isolation in ISOLATIONS]
+    sides = [Side(isolation, system, stack.enter_context(system.connect())) for isolation in ISOLATIONS]
     for side in sides:
         for function, text in functions.items():
             side.deploy(folder, function, text, KEEP_ALIVE_S)
@@ -157,15 +158,16 @@ def main() -> None:
         print("runsc is not installed (Debian: apt install runsc): there is nothing to measure")
         return
     report = Report("inside gVisor a function is called, woken and streamed to at a price that is known")
-    tokens = QUICK_TOKENS if options.quick else TOKENS
-    chat = (ROOT / "examples/chat/handler.py").read_text().replace("LLM(", "LLM(ISOLATION, ")
+    functions = {"hello": HELLO}
+    if not options.quick:
+        functions["chat"] = (ROOT / "examples/chat/handler.py").read_text().replace("LLM(", "LLM(ISOLATION, ")
     with contextlib.ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-"))) for _ in range(2)]
-        with_spares = open_sides(stack, folders[0], "1", tokens, {"hello": HELLO, "chat": chat})
-        without = open_sides(stack, folders[1], "0", tokens, {"hello": HELLO})
+        with_spares = open_sides(stack, folders[0], "1", functions)
+        without = open_sides(stack, folders[1], "0", {"hello": HELLO})
         for side in with_spares:
-            side.begin("hello")
-            side.begin("chat")
+            for function in functions:
+                side.begin(function)
         for side in without:
             side.hello("", keep=False)
         memory = {side.isolation: side.pss_mib() for side in with_spares}
@@ -176,16 +178,17 @@ def main() -> None:
                 side.hello("spare")
                 for _ in range(HOT_CALLS):
                     side.hello("hot")
-                side.come_to_rest("chat")
-                side.chat("chat_spare")
-                side.chat("chat_hot")
+                if "chat" in functions:
+                    side.come_to_rest("chat")
+                    side.chat("chat_spare")
+                    side.chat("chat_hot")
             for side in without:
                 side.come_to_rest("hello")
                 side.hello("fresh")
     for side in without:
         by_name = {one.isolation: one for one in with_spares}
         by_name[side.isolation].found["fresh"] = side.found["fresh"]
-    report.setup = {"keep_alive_s": float(KEEP_ALIVE_S), "tokens": tokens, "runsc": runsc_version()}
+    report.setup = {"keep_alive_s": float(KEEP_ALIVE_S), "tokens": TOKENS, "runsc": runsc_version()}
     report.samples = {side.isolation: side.found for side in with_spares} | {"pss_mib": memory}
     tell(report, {side.isolation: side.found for side in with_spares}, memory)
     report.save(options.json)
@@ -199,6 +202,8 @@ def tell(report: Report, found: dict[str, dict[str, list[float]]], memory: dict[
     rows = [["median (quartiles)", *ISOLATIONS, "ratio"]]
     for measure, words in MEASURES.items():
         ours = [found[isolation][measure] for isolation in ISOLATIONS]
+        if not all(ours):
+            continue
         rows.append([words, *map(spread, ours), fine(median(ours[1]) / median(ours[0]))])
     kept = [memory[isolation] for isolation in ISOLATIONS]
     rows.append(["memory of a worker of `hello` (PSS), MiB", *map(fine, kept), fine(kept[1] / kept[0])])
