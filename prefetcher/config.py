@@ -129,7 +129,7 @@ class Config:
 
     @property
     def needs_certificate(self) -> bool:
-        """Whether controllers on other machines reach its workers, and so over TLS."""
+        """Checks whether controllers on other machines reach its workers, and so over TLS."""
         return not is_loopback(self.address) and not self.plain_links
 
     @property

@@ -53,7 +53,7 @@ from ..schemas.functions import (
 )
 from ..schemas.history import CallHistory, FunctionTotal, SystemEvent
 from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
-from ..schemas.nodes import JoinTerms, NodeJoin, NodeState, Renewal, Renewed
+from ..schemas.nodes import JoinTerms, NodeInfo, NodeJoin, Renewal, Renewed
 from ..schemas.planning import Forecast, InvocationPlan, Proposal
 from ..schemas.volumes import NewVolumeVersion, Pruned, PruneTerms, VolumeInfo
 from ..shell.service import ShellService
@@ -246,11 +246,11 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
                  "Renew a node's certificate: the request is signed by the key that it has joined with",
                  body=Renewal, answer=Renewed),
         Endpoint("PUT", f"{NODE}/drain", "admin", NodesApi.drain, "Send a node's workers away, and start none there",
-                 audit="node.drain", kind="node", unlimited=True, answer=NodeState),
+                 audit="node.drain", kind="node", unlimited=True, answer=NodeInfo),
         Endpoint("DELETE", f"{NODE}/drain", "admin", NodesApi.undrain, "Let a node have workers again",
-                 audit="node.undrain", kind="node", unlimited=True, answer=NodeState),
+                 audit="node.undrain", kind="node", unlimited=True, answer=NodeInfo),
         Endpoint("DELETE", NODE, "admin", NodesApi.remove, "Forget a node that is gone; `force`: one that lives",
-                 audit="node.rm", kind="node", unlimited=True, query={"force": 0}, answer=NodeState),
+                 audit="node.rm", kind="node", unlimited=True, query={"force": 0}, answer=NodeInfo),
     ),
     KeysApi: (
         Endpoint("GET", "/api/v1/keys", "admin", KeysApi.keys, "List API keys, also revoked ones", unlimited=True,

@@ -23,7 +23,7 @@ from fleetstart.runtime.contract.process.redis_url import read_ca, split_ca
 from ..auth.request_context import caller_of, set_audit_object
 from ..http.json_api import json_body, json_response, now_unix_ms
 from ..identity.nodes import NodeIdentities
-from ..schemas.nodes import JoinTerms, NodeJoin, NodeState, Renewal, Renewed
+from ..schemas.nodes import JoinTerms, NodeInfo, NodeJoin, Renewal, Renewed
 from ..state.sync import StateSync
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -127,9 +127,9 @@ class NodesApi:
         seen = self._state.view.nodes.get(node)
         return seen is not None and not seen.lost(time.monotonic_ns())
 
-    def _info(self, node: NodeId) -> NodeState:
+    def _info(self, node: NodeId) -> NodeInfo:
         view = self._state.view
-        return NodeState(
+        return NodeInfo(
             node=node,
             alive=self._alive(node),
             draining=node in view.draining,

@@ -73,7 +73,7 @@ class SystemApi:
         return json_response({"ok": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Whether calls should come here: 200, or 503 with the reasons."""
+        """Checks whether calls should come here: 200, or 503 with the reasons."""
         problems = self._readiness()
         return json_response({"ready": not problems, "problems": problems}, status=503 if problems else 200)
 

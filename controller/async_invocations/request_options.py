@@ -55,7 +55,7 @@ class RequestOptions:
 
 
 def has_options(headers: RawHeaders) -> bool:
-    """Whether the call has any of the watched headers. This is all that a plain call costs."""
+    """Checks whether the call has any of the watched headers. This is all that a plain call costs."""
     for name, _ in headers:  # noqa: SIM110 - a generator would take three times as long
         if name in WATCHED:
             return True

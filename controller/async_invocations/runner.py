@@ -186,7 +186,7 @@ class InvocationRunner:
             log.exception("an invocation could not be processed", extra={"invocation": envelope.id})
 
     def _seems_abandoned(self, entry: StoredInvocation) -> bool:
-        """Whether the lease of a run that is due has not been renewed while this process looked at it."""
+        """Checks whether the lease of a run that is due has not been renewed while this process looked at it."""
         since_ms = self._unchanged.ms(entry.envelope.id, entry.raw)
         if since_ms < lifecycle.UNCHANGED_MS:
             return False
@@ -208,7 +208,7 @@ class InvocationRunner:
             del self._executions[mine.envelope.id]
 
     async def _is_closed(self, entry: StoredInvocation) -> bool:
-        """Whether the ledger has closed a dead gateway's run as failed and free of charge."""
+        """Checks whether the ledger has closed a dead gateway's run as failed and free of charge."""
         try:
             trace = await self._trace(run_id(entry.envelope.id, entry.progress.runs))
         except FleetError:

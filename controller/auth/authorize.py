@@ -58,11 +58,11 @@ class Caller:
         return full_name(name, self.home)
 
     def sees(self, function: str) -> bool:
-        """Whether the key may see a function of this full name."""
+        """Checks whether the key may see a function of this full name."""
         return not self.limited or (self.key is not None and bool(function) and self.key.covers(function))
 
     def sees_project(self, project: str) -> bool:
-        """Whether the key may see something of the project."""
+        """Checks whether the key may see something of the project."""
         return not self.limited or (self.key is not None and project in self.key.projects)
 
     def require(self, function: str, known: Iterable[str]) -> None:
@@ -122,7 +122,7 @@ def key_in_headers(authorization: bytes | None, own: bytes | None) -> str | None
 
 
 def is_fleetstart_key(authorization: bytes) -> bool:
-    """Whether an `Authorization` header holds a key of this system, which must not reach a handler."""
+    """Checks whether an `Authorization` header holds a key of this system, which must not reach a handler."""
     return authorization[:64].decode("latin-1").partition(" ")[2].strip().startswith(PREFIX)
 
 

@@ -253,7 +253,7 @@ def _hostname(url: str) -> str:
 
 
 def _is_own(host: str) -> bool:
-    """Whether the host is an address or localhost. An address cannot be a foreign name that resolves to it."""
+    """Checks whether the host is an address or localhost. An address cannot be a foreign name that resolves to it."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

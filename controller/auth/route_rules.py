@@ -100,7 +100,7 @@ class RouteRules:
         """Paths that are served before Redis was read once."""
 
     def is_open(self, path: str) -> bool:
-        """Whether anyone may request the path, without a key."""
+        """Checks whether anyone may request the path, without a key."""
         return path in self._open or path.startswith(self._open_folders)
 
     def permission_of(self, method: str, path: str) -> RoutePermission:

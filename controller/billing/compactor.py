@@ -220,7 +220,7 @@ class Compactor:
         return booked
 
     async def _in_segments(self, row: LedgerRow, headers: list[SegmentHeader]) -> bool:
-        """Whether a segment has the row. Its own time is the same in every copy, so few segments can have it."""
+        """Checks whether a segment has the row. Its own time is the same in every copy, so few segments can have it."""
         began = began_unix_ms(row)
         for header in headers:
             if header.first_unix_ms <= began <= header.last_unix_ms:

@@ -104,7 +104,7 @@ class HomeLayout:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests from this machine need no key; a home that has a key is not open."""
+        """Checks whether requests from this machine need no key; a home that has a key is not open."""
         return self.open.exists() and not self.key.exists()
 
     @property

@@ -98,7 +98,7 @@ def show_error(error: FleetError, *, as_json: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether stderr is a terminal, which gets progress bars and colours in place of plain lines."""
+    """Checks whether stderr is a terminal, which gets progress bars and colours in place of plain lines."""
     return sys.stderr.isatty()
 
 

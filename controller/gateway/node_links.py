@@ -54,5 +54,5 @@ class NodeLinks:
 
 @functools.lru_cache(maxsize=4096)
 def on_this_machine(endpoint: str) -> bool:
-    """Whether an endpoint, host:port, is on loopback."""
+    """Checks whether an endpoint, host:port, is on loopback."""
     return is_loopback(endpoint.rpartition(":")[0])

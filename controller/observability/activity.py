@@ -130,5 +130,5 @@ def _count(bucket: _Bucket, row: InvocationRow) -> None:
 
 
 def has_failed(row: InvocationRow) -> bool:
-    """Whether the call was answered with a status of 500 or more, or given up by its caller."""
+    """Checks whether the call was answered with a status of 500 or more, or given up by its caller."""
     return row.status >= 500 or row.status == 499

@@ -58,7 +58,7 @@ def _array(schema: Schema, schemas: Mapping[str, Schema], depth: int) -> list[An
 
 
 def has_file(schema: Schema) -> bool:
-    """Whether a value of the schema is a file, or bytes, which a form sends as they are."""
+    """Checks whether a value of the schema is a file, or bytes, which a form sends as they are."""
     if schema.get("format") == "binary" or schema.get("contentEncoding") == "base64":
         return True
     inner = [schema.get("items"), *schema.get("anyOf", [])]

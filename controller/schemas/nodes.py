@@ -51,7 +51,7 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Certificates that Redis' own is checked by, PEM; empty: those that the machine trusts."""
 
 
-class NodeState(msgspec.Struct, frozen=True, kw_only=True):
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A node as seen by the controller that answers."""
 
     node: str

@@ -72,7 +72,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limited(self) -> bool:
-        """Whether it is limited to some functions."""
+        """Checks whether it is limited to some functions."""
         return bool(self.functions or self.project)
 
     @property
@@ -81,7 +81,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset({self.project} if self.project else {project_of(function) for function in self.functions})
 
     def covers(self, function: str) -> bool:
-        """Whether a function of this full name is among those that it is limited to, existing or not."""
+        """Checks whether a function of this full name is among those that it is limited to, existing or not."""
         if not self.limited:
             return True
         return (not self.functions or function in self.functions) and self.project in ("", project_of(function))

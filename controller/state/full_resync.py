@@ -374,7 +374,7 @@ class FullResync:
 
 
 def _exists(key: VersionKey, functions: Mapping[FunctionName, FunctionRecord]) -> bool:
-    """Whether the version can be of a function that exists, and not of an earlier one of its name."""
+    """Checks whether the version can be of a function that exists, and not of an earlier one of its name."""
     record = functions.get(key.name)
     return record is not None and key.version >= record.first
 

@@ -128,5 +128,5 @@ class StartOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_helper(order: WorkerOrder, status: WorkerStatus | None) -> bool:
-    """Whether a worker is a helper stage of another one. A consolidated one is not."""
+    """Checks whether a worker is a helper stage of another one. A consolidated one is not."""
     return order.stage is not None and order.stage.index > 0 and not (status is not None and status.whole)

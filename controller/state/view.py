@@ -327,7 +327,7 @@ class View:
         )
 
     def worker_lost(self, worker: WorkerId, node: NodeId, epoch: str | None, now_ns: int) -> bool:
-        """Whether a worker is lost: its node is dead, or its daemon was restarted since the order."""
+        """Checks whether a worker is lost: its node is dead, or its daemon was restarted since the order."""
         if node in self.unread_nodes:
             return False
         seen = self.nodes.get(node)

@@ -197,7 +197,7 @@ class S3Store:
 
 
 def _is_bare(error: StoreFailed) -> bool:
-    """Whether all that the store said is a status."""
+    """Checks whether all that the store said is a status."""
     return _code_in(error).isdecimal()
 
 

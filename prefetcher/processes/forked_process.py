@@ -35,12 +35,12 @@ class ProcessExited:
 
 
 def has_own_network(isolation: str) -> bool:
-    """Whether a worker that asked for no network gets one of its own, by the names of its namespaces."""
+    """Checks whether a worker that asked for no network gets one of its own, by the names of its namespaces."""
     return "net" in isolation.split(",")
 
 
 def has_own_user(isolation: str) -> bool:
-    """Whether a worker may be told to take a user id of its function."""
+    """Checks whether a worker may be told to take a user id of its function."""
     return "uid" in isolation.split(",")
 
 

@@ -137,7 +137,7 @@ class PreforkPool:
         return [server for pool, server in self._servers.items() if is_preloaded(pool) and server.warm is not None]
 
     def _in_use(self, server: ForkServer) -> bool:
-        """Whether workers of the fork server are with functions; those that wait end with it."""
+        """Checks whether workers of the fork server are with functions; those that wait end with it."""
         return server.workers > len(self._waiting[self._pool_of(server)])
 
     def _rest(self, server: ForkServer) -> None:
@@ -189,7 +189,7 @@ class PreforkPool:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no start is under way, nor was just before: what is made ahead then delays none."""
+        """Checks whether no start is under way, nor was just before: what is made ahead then delays none."""
         return not self._starts_under_way() and not self._is_settling()
 
     def _is_settling(self) -> bool:

@@ -198,7 +198,7 @@ class VolumeSession:
 
     @property
     def _gone(self) -> bool:
-        """Whether the worker has ended, or broken the protocol: nothing comes from it before the answer."""
+        """Checks whether the worker has ended, or broken the protocol: nothing comes from it before the answer."""
         try:
             poll = select.poll()
             poll.register(self._stream.socket.fileno(), select.POLLIN | select.POLLRDHUP)

@@ -128,7 +128,7 @@ def _as_file(text: str) -> Iterator[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether packets to this host stay on this machine, as its address says."""
+    """Checks whether packets to this host stay on this machine, as its address says."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -136,7 +136,7 @@ def is_loopback(host: str) -> bool:
 
 
 def stays_here(link: socket.socket) -> bool:
-    """Whether both ends of a connection are on this machine: an address talks to itself, over loopback."""
+    """Checks whether both ends of a connection are on this machine: an address talks to itself, over loopback."""
     if link.family == socket.AF_UNIX:
         return True
     here, there = link.getsockname()[0], link.getpeername()[0]

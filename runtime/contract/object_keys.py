@@ -65,12 +65,12 @@ class VolumeKey(NamedTuple):
 
 
 def is_digest(text: str) -> bool:
-    """Whether the text can be the id of a bundle, a checkpoint or a layer: a sha256 in hex."""
+    """Checks whether the text can be the id of a bundle, a checkpoint or a layer: a sha256 in hex."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def is_object_name(text: str) -> bool:
-    """Whether the text can be the name of an object of a checkpoint."""
+    """Checks whether the text can be the name of an object of a checkpoint."""
     return _OBJECT.fullmatch(text) is not None
 
 
@@ -86,7 +86,7 @@ def digest_in_name(name: str) -> str:
 
 
 def is_key(key: str) -> bool:
-    """Whether a key stays inside the store: a relative path of named parts, none of which leads upward."""
+    """Checks whether a key stays inside the store: a relative path of named parts, none of which leads upward."""
     return "\0" not in key and all(part not in ("", ".", "..") for part in key.split("/"))
 
 

@@ -29,7 +29,7 @@ class S3Url:
 
 
 def is_s3(text: str) -> bool:
-    """Whether the text is an S3 URL, and not a folder of this machine."""
+    """Checks whether the text is an S3 URL, and not a folder of this machine."""
     return text.startswith(S3_SCHEME)
 
 

@@ -31,7 +31,7 @@ Run = Callable[[Arguments, CallState, ResponseWriter], Awaitable[None]]
 
 
 def is_asgi(target: Any) -> bool:
-    """Whether the target is an ASGI app: a callable of (scope, receive, send), by parameter names."""
+    """Checks whether the target is an ASGI app: a callable of (scope, receive, send), by parameter names."""
     try:
         names = list(inspect.signature(target).parameters)
     except (TypeError, ValueError):

@@ -134,7 +134,7 @@ def plan(paths: Iterable[str], hide: Iterable[str], readlink: Callable[[str], st
 
 
 def _shows(chosen: Sequence[Mount], path: str) -> bool:
-    """Whether the nearest mount above a path shows what the node has there."""
+    """Checks whether the nearest mount above a path shows what the node has there."""
     nearest = next((mount for mount in reversed(chosen) if _within(path, mount.path)), None)
     return nearest is not None and bool(nearest.source)
 
@@ -158,7 +158,7 @@ def _readlink(path: str) -> str | None:
 
 
 def _can_be_opened(path: str) -> bool:
-    """Whether a path exists; False also for a device whose driver was removed."""
+    """Checks whether a path exists; False also for a device whose driver was removed."""
     with contextlib.suppress(OSError):
         os.stat(path)
         return True
@@ -202,7 +202,7 @@ def interpreter_paths(library_path: str) -> list[str]:
 
 
 def _surrounds(path: str, package: Path) -> bool:
-    """Whether `path` holds the package otherwise than as a folder of installed packages."""
+    """Checks whether `path` holds the package otherwise than as a folder of installed packages."""
     return Path(path) in package.parents and not path.endswith(("site-packages", "dist-packages"))
 
 

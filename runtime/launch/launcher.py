@@ -108,7 +108,7 @@ def _pid_outside(child: LaunchedWorker) -> int:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Whether a process has ended, by its pidfd."""
+    """Checks whether a process has ended, by its pidfd."""
     return bool(select.select([pidfd], [], [], 0)[0])
 
 

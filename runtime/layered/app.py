@@ -14,7 +14,7 @@ from ..contract.node.speed import Speed
 from ..handlers.app import handler_app
 from ..sdk.declarations import Layered
 from ..worker_io.asgi import Receive, Scope, Send
-from .layer_range import without_gradients
+from .layer_slice import without_gradients
 from .pipeline import StageLost
 
 SYNCHRONOUS = ("load", "layer", "before", "after")

@@ -18,7 +18,7 @@ from ..pipeline.frames import Activations, Buffer, LayerCallFailed, LinkBroken, 
 from ..pipeline.links import StageLinks
 from ..pipeline.peer_stages import PeerStages
 from .activations import pack, unpack
-from .layer_range import LayerRange
+from .layer_slice import LayerSlice
 
 
 class StageLost(Exception):
@@ -32,7 +32,7 @@ class LayeredPipeline(PeerStages):
         """`answer_s`: time limit of one call in the other stages; beyond it a stage counts as lost."""
         super().__init__(stages, on_broken)
         self._answer_s = answer_s
-        self._layer_range: LayerRange | None = None
+        self._layer_slice: LayerSlice | None = None
         self._numbers = itertools.count()
         self._under_way: dict[int, Future[Any]] = {}
         self._idle = threading.Condition()
@@ -42,20 +42,20 @@ class LayeredPipeline(PeerStages):
         """Number of calls that have begun and not ended."""
         return len(self._under_way)
 
-    def begin(self, links: StageLinks, layer_range: LayerRange) -> None:
+    def begin(self, links: StageLinks, layer_slice: LayerSlice) -> None:
         """Sets the first stage's layers once they are loaded; other stages may have reported before."""
-        self._links, self._layer_range = links, layer_range
+        self._links, self._layer_slice = links, layer_slice
 
     def run(self, activations: Any) -> Any:
         """Runs all layers. Errors: StageLost; those of a layer, as a FleetError from another stage."""
-        assert self._layer_range is not None
+        assert self._layer_slice is not None
         number, answer = next(self._numbers), Future[Any]()
         with self._idle:
             if self.broken or self._dismissed:
                 raise StageLost(self.broken or "the pipeline was dismissed")
             self._under_way[number] = answer
         try:
-            message, payload = pack(number, self._layer_range.run(activations))
+            message, payload = pack(number, self._layer_slice.run(activations))
             return self._passed_on(message, payload, answer)
         finally:
             with self._idle:

@@ -18,7 +18,7 @@ from ..pipeline.links import StageLinks
 from ..pipeline.stage_protocol import StageProtocol
 from ..worker_io import user_errors
 from .activations import pack, unpack
-from .layer_range import LayerRange
+from .layer_slice import LayerSlice
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ class LayeredStageWorker(StageProtocol):
         self._bundle_dir = bundle_dir
         self._work: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
 
-    def run(self, links: StageLinks, layer_range: LayerRange) -> None:
+    def run(self, links: StageLinks, layer_slice: LayerSlice) -> None:
         """Starts to compute, when layers and links are ready, and reports that to the first stage."""
-        threading.Thread(target=self._compute, args=(links.stage, layer_range), name="stage", daemon=True).start()
+        threading.Thread(target=self._compute, args=(links.stage, layer_slice), name="stage", daemon=True).start()
         self.begin(links)
 
     def on_frame(self, index: int, message: Message, payload: bytearray) -> None:
@@ -49,12 +49,12 @@ class LayeredStageWorker(StageProtocol):
     def close(self) -> None:
         self._work.put(None)
 
-    def _compute(self, stage: Stage, layer_range: LayerRange) -> None:
+    def _compute(self, stage: Stage, layer_slice: LayerSlice) -> None:
         following = (stage.index + 1) % stage.count
         while (work := self._work.get()) is not None:
             number, activations = work
             try:
-                message, payload = pack(number, layer_range.run(activations))
+                message, payload = pack(number, layer_slice.run(activations))
             except Exception as error:
                 self.send(0, LayerCallFailed(number, self._explained(error)))
             else:

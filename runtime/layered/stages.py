@@ -22,7 +22,7 @@ from ..pipeline.links import StageLinks
 from ..pipeline.stage_context import StageContext
 from ..sdk.declarations import Layered
 from .app import LayeredApp, LayerRunner
-from .layer_range import LayerRange, build
+from .layer_slice import LayerSlice, build
 from .pipeline import LayeredPipeline
 from .stage_worker import LayeredStageWorker
 
@@ -40,9 +40,9 @@ class LayeredModel:
     spec: FunctionSpec
     bundle_dir: str
 
-    def layer_range(self, first: int, end: int) -> LayerRange:
+    def layer_slice(self, first: int, end: int) -> LayerSlice:
         """Builds layers `first .. end - 1`."""
-        return LayerRange(first, build(self.model, self.weights, first, end))
+        return LayerSlice(first, build(self.model, self.weights, first, end))
 
     def app(self, runner: LayerRunner, stages: int = 1) -> LayeredApp:
         """Loads the ends of the model and builds the app."""
@@ -60,7 +60,7 @@ class LayeredModel:
 def whole_app(parts: LayeredModel) -> LayeredApp:
     """App of a worker with the whole model. `load` runs first: its weights arrive first."""
     app = parts.app(_NotReady())
-    app.take_over(parts.layer_range(0, parts.layers))
+    app.take_over(parts.layer_slice(0, parts.layers))
     return app
 
 
@@ -90,8 +90,8 @@ class LayeredFirstStage:
         )
         context.node_messages.adopt(self)
         self.app = parts.app(self.pipeline, context.stage.count)
-        self._layer_range = parts.layer_range(context.stage.first, context.stage.end)
-        self.pipeline.begin(self.links, self._layer_range)
+        self._layer_slice = parts.layer_slice(context.stage.first, context.stage.end)
+        self.pipeline.begin(self.links, self._layer_slice)
         self._lifecycle.loaded(self.pipeline, self._start_consolidation)
         self.speed: Callable[[], Speed | None] = self.app.speed
 
@@ -115,7 +115,7 @@ class LayeredFirstStage:
         parts = self._parts
         try:
             rest = build(parts.model, parts.weights, self._stage.end, parts.layers)
-            self.app.take_over(self._layer_range.within([], rest))
+            self.app.take_over(self._layer_slice.within([], rest))
             self.pipeline.dismiss()
         except FleetError as error:
             on_end(error)
@@ -132,15 +132,15 @@ class LayeredLaterStage(LaterStageLifecycle[LayeredApp]):
         self._parts = parts
         self._worker = LayeredStageWorker(self.on_end, bundle_dir=parts.bundle_dir)
         super().__init__(context, self._worker)
-        self._layer_range = parts.layer_range(context.stage.first, context.stage.end)
+        self._layer_slice = parts.layer_slice(context.stage.first, context.stage.end)
 
     def _run(self) -> None:
-        self._worker.run(self.links, self._layer_range)
+        self._worker.run(self.links, self._layer_slice)
 
     def _load(self) -> LayeredApp:
         parts, stage = self._parts, self._context.stage
         app = parts.app(_NotReady())
         before = build(parts.model, parts.weights, 0, stage.first)
         after = build(parts.model, parts.weights, stage.end, parts.layers)
-        app.take_over(self._layer_range.within(before, after))
+        app.take_over(self._layer_slice.within(before, after))
         return app

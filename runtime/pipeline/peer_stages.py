@@ -23,7 +23,7 @@ class PeerStages:
         """Reason why the pipeline is broken; empty while it works."""
 
     def wait_until_loaded(self, timeout_s: float) -> bool:
-        """Whether every other stage loaded its layers; False after the timeout or if one is lost."""
+        """Checks whether every other stage loaded its layers; False after the timeout or if one is lost."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._loaded) == self.stages - 1 or bool(self.broken), timeout_s)
             return not self.broken and len(self._loaded) == self.stages - 1

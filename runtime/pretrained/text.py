@@ -168,7 +168,7 @@ def _padding_tokenizer(weights: TensorMapping) -> Any:
 
 
 def _pads(tokenizer: Any, model: Any) -> bool:
-    """Whether texts of different lengths can share a pass; tells the model which token pads."""
+    """Checks whether texts of different lengths can share a pass; tells the model which token pads."""
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     return tokenizer.pad_token is not None

@@ -242,7 +242,7 @@ def _read(function: str, read: Any) -> Any:
         raise mark_callee(error, function) from None
 
 
-class Answer:
+class CallAnswer:
     """The answer of a call under way; closing it before its end cancels the call."""
 
     def __init__(self, link: Link, function: str, head: AnswerHead) -> None:
@@ -270,7 +270,7 @@ class Answer:
 
 async def _sent(
     state: CallState, function: str, options: CallOptions, input: Any, arguments: Mapping[str, Any]
-) -> Answer:
+) -> CallAnswer:
     """Sends the call, and waits for the head of its answer. Errors: the callee's, TypeError for the input."""
     if state.ended:
         raise CallEnded(f"function {function} cannot be called: the call for which it would be has ended")
@@ -287,7 +287,7 @@ async def _sent(
         await link.send(msgspec.json.encode(request).decode())
         if body is not None:
             await link.send(body)
-        answer = Answer(link, function, msgspec.json.decode(await link.receive(), type=AnswerHead))
+        answer = CallAnswer(link, function, msgspec.json.decode(await link.receive(), type=AnswerHead))
         if answer.status >= 400:
             content = b"".join([piece async for piece in answer.pieces()])
             raise_for(function, answer.status, answer.headers, content)

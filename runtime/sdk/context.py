@@ -208,7 +208,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client has disconnected or the deadline has passed.
+        """Checks whether the client has disconnected or the deadline has passed.
 
         A handler in a thread should check it now and then, and return; asynchronous code is cancelled anyway. An ASGI
         app receives the disconnect itself, and sees only the deadline here.

@@ -38,12 +38,12 @@ class ChunkWaiter:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is ready. Then views need not check theirs, which is half of a view's cost."""
+        """Checks whether every chunk is ready. Then views need not check theirs, which is half of a view's cost."""
         self._complete = self._complete or self._control.state == "ready"
         return self._complete
 
     def is_ready(self, chunk: int) -> bool:
-        """Whether a chunk is ready."""
+        """Checks whether a chunk is ready."""
         return self._control.is_ready(chunk)
 
     def wait(self, what: str, chunks: range) -> None:

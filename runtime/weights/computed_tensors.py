@@ -170,7 +170,7 @@ class _Allocating(TorchFunctionMode):
 
 
 def _is_made(one: Any, other: Any, empty: Tensor) -> bool:
-    """Whether both ways to make a tensor agree, and it fits."""
+    """Checks whether both ways to make a tensor agree, and it fits."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.is_meta or other.is_meta:
         return False
     return (one.shape, one.dtype) == (empty.shape, empty.dtype) and torch.equal(one, other)

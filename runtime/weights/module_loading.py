@@ -103,7 +103,7 @@ def _ties(model: nn.Module) -> dict[str, str]:
 
 
 def _is_tied(name: str, ties: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether another name of the same parameter is in the checkpoint."""
+    """Checks whether another name of the same parameter is in the checkpoint."""
     group = ties.get(name)
     return group is not None and any(one == group and other in tensors for other, one in ties.items())
 

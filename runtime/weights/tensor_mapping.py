@@ -140,7 +140,7 @@ class IndexedTensors(TensorMapping):
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        """Whether the checkpoint has the tensor, without waiting for its bytes."""
+        """Checks whether the checkpoint has the tensor, without waiting for its bytes."""
         return name in self._entries
 
 

@@ -94,7 +94,7 @@ class TransferPlan:
         self._moving.difference_update(piece.chunks)
 
     def has_moved(self, chunk: int) -> bool:
-        """Whether a chunk has moved, or is not part of the transfer."""
+        """Checks whether a chunk has moved, or is not part of the transfer."""
         return chunk not in self._moving and chunk not in self._rest and chunk not in self._urgent
 
 

@@ -37,5 +37,5 @@ class SilenceWatch:
         self._left_ms, self._looked_s = left_ms, now_s
 
     def silent(self, silent_ms: int = SILENT_MS, watched_s: float = WATCHED_S) -> bool:
-        """Whether the gateway is silent, by the last look."""
+        """Checks whether the gateway is silent, by the last look."""
         return RUNNING_MS - self._left_ms >= silent_ms and self._looked_s - self._since_s >= watched_s

@@ -188,7 +188,7 @@ class IdempotencyKeys:
         await self._set(digest, raw, msgspec.json.encode(claim), KEPT_S * 1000)
 
     async def _has_room(self, size_bytes: int) -> bool:
-        """Whether Redis takes a response of this size in this hour; then it is counted."""
+        """Checks whether Redis takes a response of this size in this hour; then it is counted."""
         if size_bytes > INLINE_BYTES:
             return False
         taken = keys.idempotency_bytes(int(time.time()) // HOUR_S)
@@ -246,6 +246,6 @@ def answer_key(digest: str, owner: str) -> str:
 
 
 def worth_keeping(status: int, *, ran: bool) -> bool:
-    """Whether later calls should get this response: the handler gave it, and it is neither a failure (5xx) nor a
+    """Checks whether later calls should get this response: the handler gave it, and it is neither a failure (5xx) nor a
     retryable rejection (402, 425, 429)."""
     return ran and status < 500 and status not in (402, 408, 409, 425, 429)

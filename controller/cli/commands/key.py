@@ -190,5 +190,5 @@ def _keep(layout: HomeLayout, created: KeyCreated, url: str) -> Path | None:
 
 
 def _is_of(layout: HomeLayout, info: KeyInfo) -> bool:
-    """Whether the stored key is this one before its rotation."""
+    """Checks whether the stored key is this one before its rotation."""
     return bool(info.previous_id) and owner_key_file.read_key_file(layout.key).startswith(f"fs_{info.previous_id}_")

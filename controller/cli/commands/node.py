@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import parse_size
 
 from ...schemas.access import KeyCreated, NewKey
-from ...schemas.nodes import JoinTerms, NodeJoin, NodeState
+from ...schemas.nodes import JoinTerms, NodeInfo, NodeJoin
 from .. import output
 from ..api_client import ApiClient, find_server
 from ..command_group import CommandGroup
@@ -157,9 +157,9 @@ def drain(home: Path, *, node: str, undo: bool, url: str | None, as_json: bool) 
     """
     with ApiClient(find_server(url, home)) as server:
         if undo:
-            state = server.delete(f"/api/v1/nodes/{node}/drain", NodeState)
+            state = server.delete(f"/api/v1/nodes/{node}/drain", NodeInfo)
         else:
-            state = server.put(f"/api/v1/nodes/{node}/drain", None, NodeState)
+            state = server.put(f"/api/v1/nodes/{node}/drain", None, NodeInfo)
     if as_json:
         output.json_data(state)
     else:
@@ -178,7 +178,7 @@ def remove(home: Path, *, node: str, force: bool, url: str | None, as_json: bool
     """
     path = f"/api/v1/nodes/{node}" + ("?force=1" if force else "")
     with ApiClient(find_server(url, home)) as server:
-        state = server.delete(path, NodeState)
+        state = server.delete(path, NodeInfo)
     if as_json:
         output.json_data(state)
     elif state.alive:

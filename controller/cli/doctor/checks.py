@@ -82,7 +82,7 @@ def check_torch() -> Finding:
 
 
 def check_namespaces(*, best_effort: bool = False) -> Finding:
-    """Whether a node on this machine can confine workers. `best_effort`: as FS_ISOLATION=best-effort allows."""
+    """Checks whether a node on this machine can confine workers. `best_effort`: as FS_ISOLATION=best-effort allows."""
     missing = [
         name
         for name, flag in (("mnt", _CLONE_NEWNS), ("pid", _CLONE_NEWPID), ("net", _CLONE_NEWNET))
@@ -104,7 +104,7 @@ def check_namespaces(*, best_effort: bool = False) -> Finding:
 
 
 def check_sandboxes() -> Finding:
-    """Whether gVisor is installed. A node tries at its start whether it works; `fs nodes` shows the result."""
+    """Checks whether gVisor is installed. A node tries at its start whether it works; `fs nodes` shows the result."""
     program = shutil.which("runsc")
     if program is None:
         return Finding(
@@ -163,7 +163,7 @@ def check_redis() -> Finding:
 
 
 def check_access(home: Path) -> Finding:
-    """Whether other users can read the files with secrets, and whether this home has a key."""
+    """Checks whether other users can read the files with secrets, and whether this home has a key."""
     layout = HomeLayout(home)
     private = (layout.key, layout.master_key, layout.dashboard_page)
     loose = [path for path in private if path.exists() and path.stat().st_mode & 0o077]
@@ -218,7 +218,7 @@ def check_home(home: Path) -> Finding:
 
 
 def check_store(home: Path, store: str) -> Finding:
-    """Whether the store keeps what is written: the given one, else that of the server of this home."""
+    """Checks whether the store keeps what is written: the given one, else that of the server of this home."""
     location = store or _record(home, "store")
     if not location:
         return Finding(check="store", verdict="ok", found="the next `fs up` keeps it in its home, unless --store says")
@@ -229,7 +229,7 @@ def check_store(home: Path, store: str) -> Finding:
 
 
 def check_redis_server(home: Path) -> Finding:
-    """Whether the Redis of the server of this home keeps what is written."""
+    """Checks whether the Redis of the server of this home keeps what is written."""
     url = _record(home, "redis_url")
     if not url:
         return Finding(check="redis server", verdict="ok", found="none runs here: `fs up` starts or tries it")
@@ -299,7 +299,7 @@ def _installed(module: str) -> bool:
 
 
 def _unshares(flag: int) -> bool:
-    """Whether unshare works: tried in a child process, as root and otherwise inside a new user namespace."""
+    """Checks whether unshare works: tried in a child process, as root and otherwise inside a new user namespace."""
     pid = os.fork()
     if pid == 0:
         libc = ctypes.CDLL(None)

@@ -41,7 +41,7 @@ def dev_name(declaration: Declaration) -> str:
 
 
 def belongs_to_others(server: ApiClient, name: str) -> bool:
-    """Whether a function of that name exists that `fs dev` did not deploy."""
+    """Checks whether a function of that name exists that `fs dev` did not deploy."""
     try:
         return TAG not in server.get(function_path(name), FunctionInfo).spec.tags
     except NotFound:

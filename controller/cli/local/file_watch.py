@@ -49,7 +49,7 @@ class ChangeDetector:
         self._last = first
 
     def changed(self, now: FileStamps) -> bool:
-        """Whether to deploy again: something has changed, and nothing more since the last look."""
+        """Checks whether to deploy again: something has changed, and nothing more since the last look."""
         settled, self._last = now == self._last, now
         if not settled or now == self._served:
             return False

@@ -174,7 +174,7 @@ def stop_order(names: Sequence[str]) -> list[str]:
 
 
 def _answers(path: Path) -> bool:
-    """Whether a Redis at the socket has its data loaded."""
+    """Checks whether a Redis at the socket has its data loaded."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:

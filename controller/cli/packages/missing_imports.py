@@ -46,7 +46,7 @@ def missing_imports(
 
 
 def is_installed(module: str) -> bool:
-    """Whether this environment has a module of that name, which is not imported."""
+    """Checks whether this environment has a module of that name, which is not imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError, AttributeError):

@@ -173,7 +173,7 @@ def manifest_of(folder: Path, files: list[LayerFile], lock: str, progress: Progr
 
 
 def _has(store: UploadTarget, layer: LayerId) -> bool:
-    """Whether the store has the whole layer: its manifest is published last."""
+    """Checks whether the store has the whole layer: its manifest is published last."""
     return store.object_size(layer_key(layer, MANIFEST_OBJECT)) is not None
 
 

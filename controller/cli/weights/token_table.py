@@ -65,7 +65,7 @@ def _cuts_only(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _adds_known(post_processor: dict[str, Any] | None, added: list[dict[str, Any]]) -> bool:
-    """Whether what it puts around a text are added tokens, which keep their ids."""
+    """Checks whether what it puts around a text are added tokens, which keep their ids."""
     if post_processor is None:
         return True
     if post_processor["type"] != "TemplateProcessing":

@@ -137,7 +137,7 @@ class CallRecord:
 
     @property
     def attaches(self) -> bool:
-        """Whether it is to go on with another gateway's call, and has nothing of its answer yet."""
+        """Checks whether it is to go on with another gateway's call, and has nothing of its answer yet."""
         return self.call.keyed is not None and self.call.keyed.worker is not None and not self.begun
 
     # ── attempts ───────────────────────────────────────────────────────────────────────────────────

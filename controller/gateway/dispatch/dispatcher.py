@@ -276,7 +276,7 @@ class Dispatcher:
 
 
 def _attaches(record: CallRecord) -> bool:
-    """Whether the attempt under way reads the answer of a call that runs already."""
+    """Checks whether the attempt under way reads the answer of a call that runs already."""
     keyed = record.call.keyed
     return keyed is not None and keyed.worker is not None and record.attempts == 1
 

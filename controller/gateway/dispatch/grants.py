@@ -72,7 +72,7 @@ class Grants:
         return grant if grant is not None and grant.attempt.worker.id == worker else None
 
     def any_of(self, worker: WorkerId) -> bool:
-        """Whether a call on the worker has one."""
+        """Checks whether a call on the worker has one."""
         return worker in self._of_workers
 
     def header(self, grant: Grant) -> str:

@@ -53,7 +53,7 @@ def never_entered(status: WorkerStatus | None, request: str, entered_before: int
 
 
 def is_billed_when_cut(status: WorkerStatus | None) -> bool:
-    """Whether a call is billed, until then, whose answer its worker cut off; with the worker's final status.
+    """Checks whether a call is billed, until then, whose answer its worker cut off; with the worker's final status.
 
     Its client has what came, and a handler that sends all and then exits, or closes its connection, must not be free of
     charge. A worker without a final status lives. What the platform ended is not billed: drained workers, damaged

@@ -181,7 +181,7 @@ class VersionBackend:
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to report, and its last report said so."""
+        """Checks whether there is nothing to report, and its last report said so."""
         return not (self.reported_busy or self.peak or self.queue or self.running)
 
     def try_acquire(self, call: Call, now_ns: int, *, first: bool = False) -> Attempt | None:

@@ -138,7 +138,7 @@ def plain_host(host: str) -> str | None:
 
 
 def must_look_up(host: str, port: int, rules: Sequence[Rule]) -> bool:
-    """Whether the host must be resolved: it is a name, and a rule lists it. `host` as from `plain_host`."""
+    """Checks whether the host must be resolved: it is a name, and a rule lists it. `host` as from `plain_host`."""
     return literal(host) is None and _is_named(host, port, rules)
 
 

@@ -208,7 +208,7 @@ def check_path(path: str) -> None:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path has named parts only, none of which leads upward."""
+    """Checks whether a path has named parts only, none of which leads upward."""
     try:
         size_bytes = len(path.encode())
     except UnicodeEncodeError:

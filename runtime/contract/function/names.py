@@ -21,7 +21,7 @@ _PROJECT = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
 def is_function_name(text: str) -> bool:
-    """Whether a function may have this name, written with or without its project."""
+    """Checks whether a function may have this name, written with or without its project."""
     project, dot, name = text.rpartition(".")
     return _NAME.fullmatch(name) is not None and (not dot or is_project_name(project))
 
@@ -44,5 +44,5 @@ def full_name(name: str, project: str) -> FunctionName:
 
 
 def means(written: str, function: str) -> bool:
-    """Whether a name means the function of this full name: itself, or its name without the project."""
+    """Checks whether a name means the function of this full name: itself, or its name without the project."""
     return written in (function, function.rpartition(".")[2])

@@ -44,7 +44,7 @@ def embedded(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is a host's on the internet: not private, loopback, link-local, multicast or reserved."""
+    """Checks whether it is a host's on the internet: not private, loopback, link-local, multicast or reserved."""
     meant = embedded(address)
     if not meant.is_global or meant.is_multicast or meant.is_reserved or meant.is_unspecified or meant.is_link_local:
         return False

@@ -140,13 +140,13 @@ def _is_exception(kind: Any) -> bool:
 
 
 def is_pydantic_model(kind: Any) -> bool:
-    """Whether the type is a pydantic model. pydantic is not imported: it is there if the user's code has it."""
+    """Checks whether the type is a pydantic model. pydantic is not imported: it is there if the user's code has it."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 
 
 def is_struct_like(kind: Any) -> bool:
-    """Whether the type stands for a whole JSON object."""
+    """Checks whether the type stands for a whole JSON object."""
     origin = get_origin(kind) or kind
     if not isinstance(origin, type):
         return False
@@ -170,18 +170,18 @@ def underlying_type(kind: Any) -> Any:
 
 
 def is_union(kind: Any) -> bool:
-    """Whether the type is `A | B` or `Union[A, B]`."""
+    """Checks whether the type is `A | B` or `Union[A, B]`."""
     return get_origin(kind) in (Union, types.UnionType)
 
 
 def is_list(kind: Any) -> bool:
-    """Whether the type is a list, tuple or set of values."""
+    """Checks whether the type is a list, tuple or set of values."""
     kind = underlying_type(kind)
     return (get_origin(kind) or kind) in (list, tuple, set, frozenset)
 
 
 def holds(kind: Any, wanted: Sequence[type]) -> bool:
-    """Whether the type is one of the wanted types, a list of one, or a union with one."""
+    """Checks whether the type is one of the wanted types, a list of one, or a union with one."""
     kind = underlying_type(kind)
     if is_union(kind):
         return any(holds(one, wanted) for one in get_args(kind))

@@ -126,7 +126,7 @@ class VolumeStream:
             raise StreamClosed(f"a message that is not understood: {error}") from error
 
     def answered(self) -> bool:
-        """Whether something can be received already."""
+        """Checks whether something can be received already."""
         poll = select.poll()
         poll.register(self.socket.fileno(), select.POLLIN)
         return bool(poll.poll(0))

@@ -33,7 +33,7 @@ class Redactor:
         self._bytes = [form.encode() for form in self._forms]
 
     def __bool__(self) -> bool:
-        """Whether there is anything to redact."""
+        """Checks whether there is anything to redact."""
         return bool(self._forms)
 
     def text(self, text: str) -> str:

@@ -96,7 +96,7 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def saves(self, tensor: str) -> bool:
-        """Whether the tensor belongs to a module that the base may lack, such as a classifier."""
+        """Checks whether the tensor belongs to a module that the base may lack, such as a classifier."""
         return any(f".{module}." in f".{tensor}" for module in self.modules_to_save or ())
 
 

@@ -100,7 +100,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def is_protected(self) -> bool:
-        """Whether digests cover all bytes, so that a forged part is found."""
+        """Checks whether digests cover all bytes, so that a forged part is found."""
         return bool(self.digests) and all(digest_in_name(part.object) for part in self.parts)
 
 

@@ -198,7 +198,7 @@ class Engine:
 
     @property
     def stalled(self) -> bool:
-        """Whether no step can run now: the runner is stalled, or all requests are computed elsewhere."""
+        """Checks whether no step can run now: the runner is stalled, or all requests are computed elsewhere."""
         return not self._in_flight and (self._runner.stalled or not self.scheduler.pending)
 
     def step(self, now_ns: int = 0) -> list[TokenDelta]:
@@ -326,7 +326,7 @@ class Engine:
             self.remove_migrated(sequence.id)
 
     def _runs(self, chunk: PlannedChunk) -> bool:
-        """Whether the chunk's sequence still runs."""
+        """Checks whether the chunk's sequence still runs."""
         return chunk.sequence.id in self._active or chunk.sequence.id in self._migrated_in
 
     def _fail(self, answer: Generation) -> TokenDelta:

@@ -75,7 +75,7 @@ class Runner(Protocol):
 
     @property
     def stalled(self) -> bool:
-        """Whether the runner accepts no steps for now."""
+        """Checks whether the runner accepts no steps for now."""
         ...
 
     def submit(self, batch: Batch) -> None:

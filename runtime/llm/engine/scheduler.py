@@ -104,7 +104,7 @@ class Scheduler:
 
     @property
     def pending(self) -> bool:
-        """Whether a sequence has tokens to compute."""
+        """Checks whether a sequence has tokens to compute."""
         return bool(self.waiting) or any(len(one.tokens) > one.submitted for one in self.running)
 
     def plan(self, share: int = 1) -> list[PlannedChunk]:

@@ -25,7 +25,7 @@ LANES = 16
 
 
 def runs_natively(config: LlamaConfig) -> bool:
-    """Whether the kernels support these shapes, which every published Llama has."""
+    """Checks whether the kernels support these shapes, which every published Llama has."""
     return not any(width % LANES for width in (config.hidden_size, config.ffn_size, config.head_dim))
 
 

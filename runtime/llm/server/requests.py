@@ -145,7 +145,7 @@ class StreamableCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends with token counts."""
+        """Checks whether a stream ends with token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def check(self) -> None:

@@ -126,7 +126,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the template renders tools."""
+        """Checks whether the template renders tools."""
         return "tools" in meta.find_undeclared_variables(self._environment.parse(self.tool_source))
 
     def render(

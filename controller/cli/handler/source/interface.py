@@ -215,7 +215,7 @@ def _file_schema(kind: type) -> Schema:
 
 
 def _yields(function: Function) -> bool:
-    """Whether it is a generator; functions inside it are not it."""
+    """Checks whether it is a generator; functions inside it are not it."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()

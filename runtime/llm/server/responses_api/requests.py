@@ -11,7 +11,7 @@ import msgspec
 from ....openai_api.invalid_parameter import InvalidParameter, check_range
 from ..output_format import JsonSchemaFormat, ResponseFormat
 from ..requests import MAX_LOGPROBS, ChatCall, ChatMessage, ContentPart
-from ..tools.requests import CalledFunction, FunctionTool, NamedFunction, NamedToolChoice, Tool, ToolCall, ToolChoice
+from ..tools.requests import FunctionTool, NamedFunction, NamedToolChoice, Tool, ToolCall, ToolCallFunction, ToolChoice
 
 LOGPROBS = "message.output_text.logprobs"
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -190,7 +190,7 @@ def _message(item: InputItem) -> ChatMessage:
         case InputItem(type="message", role=str(role), content=content) if content is not None:
             return ChatMessage("system" if role == "developer" else role, _content(content))
         case InputItem(type="function_call", call_id=str(id), name=str(name), arguments=str(arguments)):
-            return ChatMessage("assistant", tool_calls=[ToolCall(CalledFunction(name, arguments), id)])
+            return ChatMessage("assistant", tool_calls=[ToolCall(ToolCallFunction(name, arguments), id)])
         case InputItem(type="function_call_output", call_id=str(id), output=output) if output is not None:
             return ChatMessage("tool", _content(output), tool_call_id=id)
         case InputItem(type="message" | "function_call" | "function_call_output"):

@@ -33,7 +33,7 @@ class CallScanner:
 
     @property
     def started(self) -> bool:
-        """Whether the name is known."""
+        """Checks whether the name is known."""
         return bool(self.name)
 
     def take(self) -> str:
@@ -75,7 +75,7 @@ class CallScanner:
 
     @property
     def _streams(self) -> bool:
-        """Whether the letter belongs to arguments that are an object, which are passed on at once."""
+        """Checks whether the letter belongs to arguments that are an object, which are passed on at once."""
         return self._in_value and self._key in self._keys and self._token.startswith("{")
 
     def _open(self, letter: str) -> None:

@@ -29,7 +29,7 @@ class Scanner(Protocol):
 
     @property
     def started(self) -> bool:
-        """Whether the name is known."""
+        """Checks whether the name is known."""
         ...
 
     def feed(self, letter: str) -> None:
@@ -119,7 +119,7 @@ class ToolParser:
 
     @property
     def called(self) -> bool:
-        """Whether a call has begun."""
+        """Checks whether a call has begun."""
         return self.calls > 0 or (self._scanner is not None and self._scanner.started)
 
     def feed(self, text: str) -> list[Part]:

@@ -55,7 +55,7 @@ class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
-class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ToolCallFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: str
 
@@ -63,7 +63,7 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ToolCall(msgspec.Struct, frozen=True):
     """Call in an assistant's message, as a client sends it back."""
 
-    function: CalledFunction
+    function: ToolCallFunction
     id: str = ""
     type: Literal["function"] = "function"
 
@@ -92,7 +92,7 @@ class ToolUse(msgspec.Struct, frozen=True):
 
     @property
     def constrained(self) -> bool:
-        """Whether calls follow a grammar: forced ones, and those where a function is strict."""
+        """Checks whether calls follow a grammar: forced ones, and those where a function is strict."""
         return self.forced or any(tool.strict for tool in self.tools)
 
 

@@ -15,7 +15,7 @@ from .activations import InvalidActivations, forms_of
 Layer = Callable[[Any], Any]
 
 
-class LayerRange:
+class LayerSlice:
     """Layers from number `first` on, in order. Thread-safe."""
 
     def __init__(self, first: int, layers: Sequence[Layer]) -> None:
@@ -23,9 +23,9 @@ class LayerRange:
         self._layers = list(layers)
         self._lock = threading.Lock()
 
-    def within(self, before: Sequence[Layer], after: Sequence[Layer]) -> LayerRange:
+    def within(self, before: Sequence[Layer], after: Sequence[Layer]) -> LayerSlice:
         """A longer range around the same layers, which are still called by one thread at a time."""
-        longer = LayerRange(self._first - len(before), [*before, *self._layers, *after])
+        longer = LayerSlice(self._first - len(before), [*before, *self._layers, *after])
         longer._lock = self._lock
         return longer
 
