@@ -1,7 +1,7 @@
 """The source protocol. Implementations: a local folder (`folder`), an S3 bucket (`s3`); errors in `errors`.
 
 A source reads and reports errors; it does not retry and knows nothing of checkpoints. Its reads block and release
-the GIL: they belong in threads. Peers will be one more source.
+the GIL: they belong in threads. Peers have chunks and no objects: they are `fetch.chunk_sources` at once.
 """
 
 from __future__ import annotations

@@ -47,7 +47,11 @@ class Tampering:
         with contextlib.suppress(OSError):
             while True:
                 reader, _ = self._listener.accept()
-                holder = socket.create_connection(self._holder)
+                try:
+                    holder = socket.create_connection(self._holder)
+                except OSError:  # the holder is gone
+                    reader.close()
+                    continue
                 self.connections += 1
                 self._sockets += [reader, holder]
                 harmless = self._harm.once and self.connections > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from fleetstart.controller.auth.secret_sealing import seal_values
 from fleetstart.prefetcher.peers.connections import PeerConnections
+from fleetstart.prefetcher.segments.store import SegmentStore
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import Version, new_worker_id
 from fleetstart.runtime.contract.node.orders import WorkerOrder
@@ -27,7 +29,9 @@ from fleetstart.runtime.contract.node.peers import (
 )
 from tests.prefetcher.nodes import HELLO, Node, Store, spec_of
 from tests.prefetcher.peers.holders import READER, Holder, Reading, holder_of, no_certificate
-from tests.prefetcher.stages import Model
+from tests.prefetcher.peers.tampering import Harm, Tampering
+from tests.prefetcher.peers.test_fetch import fetched, fetching
+from tests.prefetcher.stages import Gated, Model
 from tests.servers import wait_until
 
 
@@ -49,18 +53,33 @@ def peer_of(node: Node, model: Model, key: bytes) -> Peer:
     return Peer(node=node.id, address=report.peer_address, grant=grant, secret=grant_secret(grant, key))
 
 
-def test_another_node_reads_the_weights_of_a_worker(node: Node, store: Store, model: Model) -> None:
+def test_another_node_reads_the_weights_of_a_worker_until_its_daemon_is_killed(
+    node: Node, store: Store, model: Model, gated: Gated
+) -> None:
     report = node.lease()
     assert (report.peer_address.split(":")[0], report.peer_host) == ("127.0.0.1", "")
     assert report.peer_transports == ("tcp",)
     worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO}), weights=model.checkpoint))
     node.wait_for(worker, "ready")
 
-    reading, connections = Reading(model), PeerConnections(no_certificate)
-    assert reading.read(peer_of(node, model, give_key(node)), connections) == model.manifest.chunks
+    reading, connections, peer = Reading(model), PeerConnections(no_certificate), peer_of(node, model, give_key(node))
+    assert reading.read(peer, connections) == model.manifest.chunks
     assert reading.is_right
     connections.close()
     wait_until(lambda: node.lease().peer_sent_bytes == len(model.data), what="the bytes in the report")
+
+    slow = Tampering(peer.address, Harm(2 * model.manifest.chunk_bytes, drip_s=0.01))
+    peer = msgspec.structs.replace(peer, address=slow.address, ranges=((0, len(model.manifest.chunks)),))
+
+    async def killed_in_mid_chunk(segments: SegmentStore) -> None:
+        fetch = asyncio.create_task(fetched(segments, model, peer))
+        await asyncio.to_thread(wait_until, lambda: segments.fetched_bytes.get("peer"), what="a chunk from the peer")
+        node.kill()
+        await fetch
+        assert segments.fetched_bytes["store"] > 0
+
+    fetching(gated, killed_in_mid_chunk)
+    slow.close()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from fleetstart.prefetcher.peers import frames, server, session
 from fleetstart.prefetcher.peers.connections import PeerConnections
 from fleetstart.prefetcher.peers.frames import Hello
 from fleetstart.prefetcher.sources.errors import SourceLost
+from fleetstart.runtime.contract.node.peer_frames import REQUEST_BYTES, ReadRequest
 from fleetstart.runtime.contract.node.peers import NONCE_BYTES, Peer, grant_proof
 from tests.prefetcher.nodes import Store
 from tests.prefetcher.peers.holders import Holder, Reading, holder_of, no_certificate
@@ -100,6 +101,18 @@ def test_who_talks_otherwise_is_cut_off(holder: Holder, model: Model, name: str)
     sock, _ = stranger(holder)
     with sock:
         sock.sendall(REQUESTS[name])
+        assert ends(sock)
+    assert is_unharmed(holder, model)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [bytes(REQUEST_BYTES), ReadRequest(request=1, offset=0, size_bytes=1, outstanding=7).encode()],
+    ids=["no frame", "answers that were not given"],
+)
+def test_a_stream_of_other_frames_is_cut_off(holder: Holder, model: Model, frame: bytes) -> None:
+    with proved(holder, model) as sock:
+        sock.sendall(frames.REQUEST.pack(frames.STREAM, 0, 0, 0) + frame)
         assert ends(sock)
     assert is_unharmed(holder, model)
 
