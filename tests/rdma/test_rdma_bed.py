@@ -97,8 +97,8 @@ LIES = {
     "many_parts": "NativeError: the peer's hello holds a value that is none",
     "overlap": "NativeError: the peer's parts overlap, or are none",
     "overflow": "NativeError: the peer's parts overlap, or are none",
-    "unasked": "['failed']: the holder answered what nobody asked",
-    "unknown": "['failed']: the holder sent a message of kind 99",
+    "unasked": "lost: the holder answered what nobody asked",
+    "unknown": "lost: the holder answered what nobody asked",
 }
 
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -159,7 +160,10 @@ def main() -> None:
     with listener.accept()[0].makefile("rw") as commands:
         for line in commands:
             command = json.loads(line)
-            answer = getattr(holders, command.pop("verb"))(**command)
+            try:
+                answer = getattr(holders, command.pop("verb"))(**command)
+            except Exception:
+                answer = {"failed": traceback.format_exc()}
             commands.write(json.dumps(answer) + "\n")
             commands.flush()
 

@@ -38,11 +38,17 @@ def lie(node: Node, *words: bytes, closes: bool = False) -> str:
             theirs.shutdown(socket.SHUT_WR)
         try:
             reader = RdmaReader(ours.fileno(), node.memory, connect_s=0.3 if not words else 30, silence_s=CALM_S)
-            reader.submit(0, 0, shared.CHUNK_BYTES, LIMIT_S)
-            statuses = [one.status for one in reader.poll(LIMIT_S)]
-            return f"{statuses}: {reader.error}"
+            return f"lost: {reason_of_loss(reader)}"
         except Exception as error:
             return f"{type(error).__name__}: {error}"
+
+
+def reason_of_loss(reader: RdmaReader) -> str | None:
+    """Waits until the connection is lost."""
+    until_s = time.monotonic() + LIMIT_S
+    while reader.error is None and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return reader.error
 
 
 def hello(**changes: Any) -> bytes:
@@ -79,6 +85,11 @@ def relay(port: int, rewrite: Rewrite, inject: bytes = b"") -> Iterator[socket.s
                     sink.sendall(data)
                 sink.shutdown(socket.SHUT_WR)
 
+        def forward_asks() -> None:
+            holder.sendall(theirs.recv(HELLO.size, socket.MSG_WAITALL))
+            holder.sendall(theirs.recv(MESSAGE.size, socket.MSG_WAITALL) + inject)
+            forward(theirs, holder)
+
         def forward_parts() -> None:
             said = holder.recv(HELLO.size, socket.MSG_WAITALL)
             count = HELLO.unpack(said)[8]
@@ -86,11 +97,9 @@ def relay(port: int, rewrite: Rewrite, inject: bytes = b"") -> Iterator[socket.s
             parts = rewrite([PART.unpack_from(raw, index * PART.size) for index in range(count)])
             theirs.sendall(said + b"".join(PART.pack(*part) for part in parts))
             theirs.sendall(holder.recv(MESSAGE.size, socket.MSG_WAITALL))
-            if inject:
-                holder.sendall(inject)
             forward(holder, theirs)
 
-        threads = [threading.Thread(target=forward, args=(theirs, holder)), threading.Thread(target=forward_parts)]
+        threads = [threading.Thread(target=one) for one in (forward_asks, forward_parts)]
         for thread in threads:
             thread.start()
         try:
@@ -106,13 +115,10 @@ def relay(port: int, rewrite: Rewrite, inject: bytes = b"") -> Iterator[socket.s
 def read_one(node: Node, port: int, rewrite: Rewrite, inject: bytes = b"") -> list[str | None]:
     with relay(port, rewrite, inject) as sock:
         reader = RdmaReader(sock.fileno(), node.memory, connect_s=30, silence_s=CALM_S)
-        reader.submit(0, 0, shared.CHUNK_BYTES, LIMIT_S)
+        if not inject:
+            reader.submit(0, 0, shared.CHUNK_BYTES, LIMIT_S)
         statuses: list[str | None] = [one.status for one in reader.poll(LIMIT_S)]
-        if inject:
-            while reader.error is None:
-                time.sleep(0.01)
-        statuses.append(reader.error)
-        reader.cancel()
+        statuses.append(reason_of_loss(reader))
         return statuses
 
 
@@ -155,10 +161,7 @@ def a_grant_ends_what_it_began(node: Node) -> dict[str, Any]:
     until_unix_ms = int((time.time() + 1.5) * 1000)
     pid = node.holder("hold_two", ports=ports, connect_s=30, until_unix_ms=until_unix_ms)["pid"]
     readers = [node.reader(port) for port in ports]
-    deadline_s = time.monotonic() + LIMIT_S
-    while any(reader.error is None for reader in readers) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    errors = [reader.error for reader in readers]
+    errors = [reason_of_loss(reader) for reader in readers]
     del readers
     return {"errors": errors, **node.holder("outcome", pid=pid)}
 

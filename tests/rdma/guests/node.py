@@ -28,7 +28,9 @@ class Holder:
     def __call__(self, verb: str, **options: object) -> dict[str, Any]:
         self._link.write(json.dumps({"verb": verb, **options}) + "\n")
         self._link.flush()
-        return json.loads(self._link.readline())  # type: ignore[no-any-return]
+        answer: dict[str, Any] = json.loads(self._link.readline())
+        assert "failed" not in answer, answer["failed"]
+        return answer
 
     def hold(
         self,

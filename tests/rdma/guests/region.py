@@ -21,6 +21,7 @@ CHUNKS = 28
 REGION_BYTES = CHUNKS * CHUNK_BYTES
 SLABS = -(-REGION_BYTES // SLAB_BYTES)
 CONNECT_S = 60.0
+TRY_S = 10.0
 
 
 def content(chunk: int) -> bytes:
@@ -60,8 +61,11 @@ def connect(port: int) -> socket.socket:
     until_s = time.monotonic() + CONNECT_S
     while True:
         try:
-            return socket.create_connection((HOLDER, port), timeout=CONNECT_S)
+            sock = socket.create_connection((HOLDER, port), timeout=TRY_S)  # a packet that is lost is soon sent again
         except OSError:
             if time.monotonic() >= until_s:
                 raise
             time.sleep(0.05)
+        else:
+            sock.settimeout(CONNECT_S)
+            return sock
