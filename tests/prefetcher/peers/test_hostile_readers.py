@@ -15,7 +15,7 @@ from fleetstart.prefetcher.peers import frames, server, session
 from fleetstart.prefetcher.peers.connections import PeerConnections
 from fleetstart.prefetcher.peers.frames import Hello
 from fleetstart.prefetcher.sources.errors import SourceLost
-from fleetstart.runtime.contract.node.peer_frames import REQUEST_BYTES, ReadRequest
+from fleetstart.runtime.contract.node.peer_frames import REQUEST_BYTES, ReadRequest, Received
 from fleetstart.runtime.contract.node.peers import NONCE_BYTES, Peer, grant_proof
 from tests.prefetcher.nodes import Store
 from tests.prefetcher.peers.holders import Holder, Reading, holder_of, no_certificate
@@ -199,3 +199,37 @@ def test_one_reader_has_so_many_connections(holder: Holder, model: Model, monkey
     connections = PeerConnections(no_certificate)
     assert Reading(model).read(holder.peer(model.checkpoint), connections)
     connections.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        os.urandom(400),
+        ReadRequest(request=1, offset=0, size_bytes=1, outstanding=3).encode(),
+        Received(outstanding=1, leaves=True).encode(),
+        Received(leaves=True).encode() + frames.REQUEST.pack(frames.STREAM, 0, 0, 0) + b"x" * 40,
+        Received(leaves=True).encode() + frames.REQUEST.pack(frames.HELLO, 1 << 31, 0, 0),
+    ],
+    ids=["noise", "a wrong count", "leaves with something outstanding", "streams again", "an endless greeting"],
+)
+def test_nonsense_in_a_stream_ends_it(holder: Holder, model: Model, sent: bytes) -> None:
+    with proved(holder, model) as sock:
+        sock.sendall(frames.REQUEST.pack(frames.STREAM, 0, 0, 0) + sent)
+        assert ends(sock)
+    assert is_unharmed(holder, model)
+
+
+def test_a_stream_that_takes_nothing_is_dropped_and_slows_nobody(
+    holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SEND_S", 0.3)
+    with proved(holder, model) as sock:
+        sock.sendall(frames.REQUEST.pack(frames.STREAM, 0, 0, 0))
+        whole = model.manifest.chunk_bytes * len(model.manifest.chunks)
+        for number in range(60):
+            sock.sendall(ReadRequest(request=number, offset=0, size_bytes=whole, outstanding=number).encode())
+        reading = Reading(model)
+        assert reading.read(holder.peer(model.checkpoint)) == model.manifest.chunks
+        assert reading.is_right
+        wait_until(lambda: not holder.server.sessions, DEADLINE_S, what="the end of the one that takes nothing")
+    assert is_unharmed(holder, model)
