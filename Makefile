@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without an NVIDIA GPU the CPU build is enough and a tenth of the size. It has its own index unless yours carries it:
 # set PIP_EXTRA_INDEX_URL to that of PyTorch's CPU builds.
 TORCH_VERSION ?= 2.13.0
-BENCHES ?= gateway node_links overload cli wakeup layers chat engine weights planner control_plane isolation peer_pull coldstart
+BENCHES ?= gateway node_links overload cli wakeup layers chat engine weights planner control_plane isolation peer_pull multicast coldstart
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
@@ -120,6 +120,9 @@ bench: dev models $(STAMPS)/peers
 
 docs/coldstart.png: docs/measurements/coldstart.json | $(STAMPS)/charts
 	@$(BIN)/python -m tests.bench.coldstart --no-peer --draw $< --chart $@
+
+docs/multicast.png: docs/measurements/multicast.json | $(STAMPS)/charts
+	@$(BIN)/python -m tests.bench.multicast --no-peer --draw $< --chart $@
 
 install: $(STAMPS)/install
 dev: $(STAMPS)/dev

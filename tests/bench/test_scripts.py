@@ -29,9 +29,10 @@ SCRIPTS = (
     "control_plane",
     "isolation",
     "peer_pull",
+    "multicast",
     "coldstart",
 )
-ON_A_BED = ("coldstart",)
+ON_A_BED = ("coldstart", "multicast")
 LONGEST_FIRST = ("coldstart", "chat", "isolation", *SCRIPTS)
 
 
