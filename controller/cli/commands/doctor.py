@@ -10,7 +10,7 @@ import click
 from fleetstart.runtime.contract.store_url import is_s3
 
 from .. import output
-from ..doctor import throughput
+from ..doctor import block_profile, throughput
 from ..doctor.checks import run_checks
 from ..root import verb
 
@@ -21,10 +21,13 @@ MARKS = {"ok": ("ok", "green"), "warn": ("!!", "yellow"), "bad": ("no", "red")}
 @click.option("--port", default=7433, show_default=True, type=click.IntRange(1, 65535), help="Port to check.")
 @click.option("--store", default="", metavar="PATH|s3://…", help="Store to try and measure; default: the server's.")
 @click.option("--measure/--no-measure", default=True, help="Measure disk, memory, store and GPU: a few seconds.")
+@click.option("--profile", is_flag=True, help="Measure also what a block of a multicast costs.")
 @click.option("--measure-bytes", default=0, hidden=True, type=click.IntRange(0))
 @verb(server=False)
 @click.pass_obj
-def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: int, as_json: bool) -> int:
+def command(
+    home: Path, *, port: int, store: str, measure: bool, profile: bool, measure_bytes: int, as_json: bool
+) -> int:
     """Check this machine, and advise on what is missing or slow. Exit code 1 if something cannot work."""
     if store and not is_s3(store):
         store = str(Path(store).expanduser().absolute())
@@ -32,6 +35,8 @@ def command(home: Path, *, port: int, store: str, measure: bool, measure_bytes: 
     if measure:
         output.message("measuring disk, memory and store for a few seconds; without: --no-measure")
         findings += throughput.check_throughput(home, store or throughput.store_location(home), measure_bytes)
+    if profile:
+        findings.append(block_profile.check_blocks())
     if as_json:
         output.json_data(findings)
     else:

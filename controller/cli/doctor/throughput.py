@@ -102,7 +102,7 @@ def running_node(home: Path) -> tuple[NodeReport | None, str]:
 def measure(home: Path, store: str, size_bytes: int = 0) -> Ceilings:
     """Measures all limits, moving `size_bytes` for each; 0: as many as it takes. Errors: MeasurementFailed."""
     options = ("--home", str(home), "--store", store, "--bytes", str(size_bytes))
-    ceilings = _answer("fleetstart.prefetcher.diagnostics.throughput", options, Ceilings)
+    ceilings = run_measurement("fleetstart.prefetcher.diagnostics.throughput", options, Ceilings)
     device = _device()
     if device.bytes_per_s:
         return msgspec.structs.replace(
@@ -119,12 +119,13 @@ def _device() -> DeviceCeiling:
     if not any(Path(node).exists() for node in GPU_NODES):
         return DeviceCeiling(left_out="no GPU here")
     try:
-        return _answer("fleetstart.runtime.weights.device_throughput", (), DeviceCeiling)
+        return run_measurement("fleetstart.runtime.weights.device_throughput", (), DeviceCeiling)
     except MeasurementFailed as error:
         return DeviceCeiling(failed=str(error))
 
 
-def _answer(module: str, options: Sequence[str], kind: type[Answer]) -> Answer:
+def run_measurement(module: str, options: Sequence[str], kind: type[Answer]) -> Answer:
+    """What a measuring process printed. Errors: MeasurementFailed."""
     try:
         process = subprocess.run(
             [sys.executable, "-P", "-m", module, *options], capture_output=True, timeout=MEASURE_S, check=False

@@ -35,3 +35,11 @@ class DeviceCeiling(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     left_out: str = ""
     failed: str = ""
+
+
+class BlockTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of transfers of the same bytes between two memories, in few blocks and in many."""
+
+    size_bytes: int
+    seconds: dict[int, float]
+    """By number of blocks."""

@@ -42,10 +42,10 @@ def node(memory: MemoryReport) -> NodeReport:
 
 def test_it_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = shared_memory()
-    run(["--home", str(tmp_path / "home"), "doctor", "--port", "1", "--json", *FEW])
+    run(["--home", str(tmp_path / "home"), "doctor", "--port", "1", "--profile", "--json", *FEW])
     out, err = capsys.readouterr()
     findings: dict[str, Any] = {finding["check"]: finding for finding in json.loads(out)}
-    assert list(findings)[-6:] == SPEEDS
+    assert list(findings)[-7:] == [*SPEEDS, "blocks"]
     for check in ("checksums", "new memory", "disk speed", "store speed"):
         assert findings[check]["numbers"]["bytes_per_s"] > 0
         assert "GB/s" in findings[check]["found"]
