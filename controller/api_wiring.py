@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -107,25 +108,7 @@ def build_management(
         followers=core.followers,
         stopping=stopping,
     )
-    system = SystemApi(
-        url=config.url,
-        store_url=config.store,
-        store=store,
-        redis_url=config.redis_url,
-        gateway=core.gateway_id,
-        open_access=config.open,
-        view=core.view,
-        functions=functions,
-        audit=audit,
-        budgets=billing.shown,
-        document=partial(document, endpoints()),
-        memory=core.memory,
-        readiness=lambda: readiness.problems(
-            core.view,
-            stopping=stopping.is_set(),
-            now_ns=time.monotonic_ns(),
-        ),
-    )
+    system = _system_api(config, core, store, functions, audit, billing, stopping)
     apis = (
         system,
         functions,
@@ -160,16 +143,47 @@ def build_management(
             audit,
             history_writer,
             shells,
-            OwnCertificate(core.gateway_id, core.view, core.identities, core.links),
-            *(
-                [OwnNode(config.own_node, config.home / "node" / FILE, core.view, core.identities)]
-                if config.own_node
-                else []
-            ),
+            *_own_certificates(config, core),
             *([LinkProbe(store)] if is_s3(config.store) else []),
             *invocations.parts,
         ),
     )
+
+
+def _system_api(
+    config: Config,
+    core: Core,
+    store: AccountedStore,
+    functions: FunctionsApi,
+    audit: AuditLog,
+    billing: BillingApi,
+    stopping: asyncio.Event,
+) -> SystemApi:
+    def problems() -> list[str]:
+        return readiness.problems(core.view, stopping=stopping.is_set(), now_ns=time.monotonic_ns())
+
+    return SystemApi(
+        url=config.url,
+        store_url=config.store,
+        store=store,
+        redis_url=config.redis_url,
+        gateway=core.gateway_id,
+        open_access=config.open,
+        view=core.view,
+        functions=functions,
+        audit=audit,
+        budgets=billing.shown,
+        document=partial(document, endpoints()),
+        memory=core.memory,
+        readiness=problems,
+    )
+
+
+def _own_certificates(config: Config, core: Core) -> Iterator[OwnCertificate | OwnNode]:
+    """Renewals of the controller's own certificate, and of that of the node which it was started with."""
+    yield OwnCertificate(core.gateway_id, core.view, core.identities, core.links)
+    if config.own_node:
+        yield OwnNode(config.own_node, config.home / "node" / FILE, core.view, core.identities)
 
 
 def _observability_api(

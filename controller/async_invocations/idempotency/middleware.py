@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -231,27 +232,13 @@ class IdempotentCall:
             await end_tasks([keeper])  # before the key is free: a renewal under way would make the claim again
             await self._settle(recorder, digest, claim, raw)
 
-        async def sent_to(worker: WorkerId, version: Version, left_s: float) -> None:
-            here = CallPlace(
-                fingerprint=claim.fingerprint,
-                invocation=claim.invocation,
-                version=version,
-                worker=worker,
-                gateway=self._gateway_id,
-                base=events.count,
-            )
-            try:
-                await self._places.write(digest, here, kept_s=left_s + PLACE_KEPT_S)
-            except REDIS_ERRORS as error:
-                log.warning("a call cannot be taken over", extra={"invocation": claim.invocation, "error": str(error)})
-
         runs_again = claim.retaken and place is None and lost is None
         client = AfterEvent(_telling(send) if runs_again else send, last)
         recorder = ResponseRecorder(client, ANSWER_BYTES, on_end)
         events = NumberedEvents(recorder, count=place.base if place is not None else 0)
         recorder.too_large = bool(events.count)  # its beginning is missing
         keyed = KeyedCall(
-            sent_to=sent_to,
+            sent_to=partial(self._note_place, digest, claim, events),
             worker=place.worker if place is not None else None,
             version=place.version if place is not None else None,
             gateway=place.gateway if place is not None else "",
@@ -261,15 +248,10 @@ class IdempotentCall:
         )
         gone = asyncio.Event()
         keeper = asyncio.get_running_loop().create_task(self._renew(digest, claim, raw, gone))
-        headers = [
-            (name, value) for name, value in scope["headers"] if name not in (b"x-request-id", b"content-length")
-        ]
         goes_on = False
-        headers += [(b"x-request-id", claim.invocation.encode()), (b"content-length", b"%d" % len(body))]
         try:
-            await self._gateway(
-                {**scope, "headers": headers, REPEAT_KEY: digest, KEYED_CALL: keyed}, replay_receive(body, gone), events
-            )
+            keyed_scope = {**scope, "headers": _headers_of(scope, claim, body), REPEAT_KEY: digest, KEYED_CALL: keyed}
+            await self._gateway(keyed_scope, replay_receive(body, gone), events)
         except NotAttached:
             goes_on = True
             raise
@@ -278,11 +260,24 @@ class IdempotentCall:
             if not recorder.whole and not gone.is_set() and not goes_on:
                 await self._free(digest, raw)
         if gone.is_set() and not recorder.status:
-            raise KeyLost(
-                f"this gateway stood still for more than {SILENT_MS // 1000} s, and another call with this "
-                f"Idempotency-Key runs instead; {claim.invocation} was cancelled, and may have had effects",
-                hint="send it again with the same key: it gets the other call's answer",
-            )
+            raise _key_lost(claim)
+
+    async def _note_place(
+        self, digest: str, claim: KeyClaim, events: NumberedEvents, worker: WorkerId, version: Version, left_s: float
+    ) -> None:
+        """Writes where the call runs, for the gateway that goes on with it if this one is lost."""
+        here = CallPlace(
+            fingerprint=claim.fingerprint,
+            invocation=claim.invocation,
+            version=version,
+            worker=worker,
+            gateway=self._gateway_id,
+            base=events.count,
+        )
+        try:
+            await self._places.write(digest, here, kept_s=left_s + PLACE_KEPT_S)
+        except REDIS_ERRORS as error:
+            log.warning("a call cannot be taken over", extra={"invocation": claim.invocation, "error": str(error)})
 
     async def _renew(self, digest: str, claim: KeyClaim, raw: bytes, gone: asyncio.Event) -> None:
         """Renews the claim; sets `gone`, which cancels the call, when another call has taken it. One that goes on with
@@ -344,6 +339,20 @@ def _mismatch() -> KeyMismatch:
         "this Idempotency-Key was used for a different call: function, path, method or body differ",
         hint=f"use a key of its own for each call; keys are kept for {KEPT_S // 3600} h",
     )
+
+
+def _key_lost(claim: KeyClaim) -> KeyLost:
+    return KeyLost(
+        f"this gateway stood still for more than {SILENT_MS // 1000} s, and another call with this "
+        f"Idempotency-Key runs instead; {claim.invocation} was cancelled, and may have had effects",
+        hint="send it again with the same key: it gets the other call's answer",
+    )
+
+
+def _headers_of(scope: Scope, claim: KeyClaim, body: bytes) -> RawHeaders:
+    """The headers of the request, under the id of the call that has the key, and of the body that was read."""
+    others = [(name, value) for name, value in scope["headers"] if name not in (b"x-request-id", b"content-length")]
+    return [*others, (b"x-request-id", claim.invocation.encode()), (b"content-length", b"%d" % len(body))]
 
 
 def _after(answer: Answer, body: bytes, last: int) -> bytes:

@@ -346,7 +346,16 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def test_a_shell_inside_it(system: System) -> None:
+    system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "looked"), name="looked")
+    ran = json.loads(system.fs("shell", "looked", "--json", "--", "sh", "-c", "uname -r; pwd; ls; tty").out)
+    kernel, folder, *files, _ = ran["stdout"].splitlines()
+    assert kernel != os.uname().release
+    assert (folder, files) == ("/tmp/function", ["handler.py"])
+
+
 def test_all_end_with_their_node_however_it_ends(system: System) -> None:
+    """The last test: the next node makes all waiting workers anew, among them one with torch inside gVisor."""
     system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "outlives"), name="outlives")
     assert system.ok("outlives") == "well"
     before, ended = sandboxes(system), _workers(system, "outlives")
@@ -355,11 +364,3 @@ def test_all_end_with_their_node_however_it_ends(system: System) -> None:
     wait_until(lambda: not any(map(_alive, before)), 20, what="the end of all sandboxes")
     wait_until(lambda: not ended & _workers(system, "outlives"), 20, what="the new node's report")
     assert system.ok("outlives", timeout_s=60) == "well"
-
-
-def test_a_shell_inside_it(system: System) -> None:
-    system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE).replace("misbehaves", "looked"), name="looked")
-    ran = json.loads(system.fs("shell", "looked", "--json", "--", "sh", "-c", "uname -r; pwd; ls; tty").out)
-    kernel, folder, *files, _ = ran["stdout"].splitlines()
-    assert kernel != os.uname().release
-    assert (folder, files) == ("/tmp/function", ["handler.py"])
