@@ -27,7 +27,7 @@ from .grants import granted, still_valid
 from .holder_index import FetchUnderWay, HolderIndex
 from .holdings import EMPTY, Holding, chunks_needed
 from .kept import CopyProgress, all_kept, copy_node, copy_of
-from .sources import Reader, Source, readers_of, sources_for
+from .sources import SOURCES_MAX, Reader, Source, readers_of, sources_for
 
 KEYS_AT_ONCE = 20
 """Peer keys made in one step, some milliseconds of the loop."""
@@ -117,13 +117,21 @@ class ParameterPool:
         return readers_of([[peer.node for peer in one.peers] for one in self._index.fetches()])
 
     def _chosen(
-        self, fetch: FetchUnderWay, load: Mapping[NodeId, int], planned: Sequence[NodeId] = ()
+        self,
+        fetch: FetchUnderWay,
+        load: Mapping[NodeId, int],
+        planned: Sequence[NodeId] = (),
+        *,
+        others: bool = True,
     ) -> tuple[Source, ...]:
-        """The peers of a fetch: those that it has, or else those that were planned, before others."""
+        """The peers of a fetch: those that it has, or else those that were planned, and then others, unless these are
+        not asked for."""
         node = fetch.order.node
         report = self._index.living(node)
         holders = self._index.holders(fetch.checkpoint)
         kept = [peer.node for peer in fetch.peers] or list(planned)
+        if not others:
+            holders = {node: holders[node] for node in kept if node in holders}
         peers = {
             other: peer
             for other in dict.fromkeys((*holders, *kept))
@@ -157,12 +165,17 @@ class ParameterPool:
     def _changed_fetches(self, now_unix_ns: int) -> Iterable[WorkerOrder | CopyOrder]:
         """Orders of fetches whose holders or grants are to be others."""
         load = self._load()
+        now_unix_ms = now_unix_ns // 1_000_000
         for fetch in self._index.fetches():
+            if len(fetch.peers) == SOURCES_MAX:  # as many as there may be: most often these are still the ones
+                same = self._chosen(fetch, load, others=False)
+                if still_valid(fetch.peers, same, self._index.peers, now_unix_ms):
+                    continue
             others = dict(load)
             for peer in fetch.peers:
                 others[peer.node] = others.get(peer.node, 1) - 1
             sources = self._chosen(fetch, others)
-            if still_valid(fetch.peers, sources, self._index.peers, now_unix_ns // 1_000_000):
+            if still_valid(fetch.peers, sources, self._index.peers, now_unix_ms):
                 continue
             load, fresh = others, self._granted(fetch, sources, now_unix_ns)
             for peer in fresh:

@@ -8,8 +8,9 @@ it. A choice stays while its holders live: a change of order costs a message, an
 
 from __future__ import annotations
 
+import heapq
 import ipaddress
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.ids import NodeId
@@ -21,6 +22,9 @@ from .holdings import EMPTY, Holding
 
 SOURCES_MAX = 4
 """Peers of one order. The stages of a pipeline are at most four, and together they have the whole model."""
+CANDIDATES = 32
+"""Holders that are compared, the promising ones: a thousand nodes may have a checkpoint, and orders are written in the
+loop that serves calls."""
 DEFAULT_BYTES_PER_S = 125e6
 """Link of a node that has measured nothing: a gigabit."""
 COMING_SHARE = 0.9
@@ -92,8 +96,8 @@ def sources_for(
     others. `load`: readers of each node's memory, this one not counted."""
     usable = {
         node: ranges
-        for node, holding in holdings.items()
-        if (peer := peers.get(node)) is not None and (ranges := _offered(reader, holding, peer))
+        for node in dict.fromkeys((*kept, *_promising(reader, holdings, peers, load)))
+        if node in holdings and node in peers and (ranges := _offered(reader, holdings[node], peers[node]))
     }
     chosen = [node for node in kept if node in usable][:limit]
     uncovered = without(reader.needs or union(*usable.values()), union(*(usable[node] for node in chosen)))
@@ -107,6 +111,22 @@ def sources_for(
         chosen.append(best)
         uncovered = without(uncovered, usable[best])
     return tuple(Source(node, usable[node]) for node in chosen)
+
+
+def _promising(
+    reader: Reader, holdings: Mapping[NodeId, Holding], peers: Mapping[NodeId, PeerNode], load: Mapping[NodeId, int]
+) -> Iterable[NodeId]:
+    """The holders that are worth a closer look, which is one at all of them where they are few."""
+    if len(holdings) <= CANDIDATES:
+        return holdings
+
+    def rank(node: NodeId) -> tuple[bool, bool, bool, float, str]:
+        peer, holding = peers[node], holdings[node]
+        serves = holding.complete or (holding.since_unix_ns, node) < (reader.since_unix_ns, reader.node)
+        share = peer.bytes_per_s / (1 + load.get(node, 0))
+        return (serves, peer.region == reader.region, holding.complete, share, node)
+
+    return heapq.nlargest(CANDIDATES, (node for node in holdings if node in peers), key=rank)
 
 
 def _offered(reader: Reader, holding: Holding, peer: PeerNode) -> Ranges:

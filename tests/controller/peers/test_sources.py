@@ -142,3 +142,12 @@ def test_no_node_waits_for_one_that_waits_for_it(holdings: dict[NodeId, Holding]
                 waits.setdefault(name, set()).add(source.node)
     for name, others in waits.items():
         assert all(name not in waits.get(other, set()) for other in others)
+
+
+def test_of_a_thousand_holders_the_best_are_found() -> None:
+    """Not all of them are compared one by one."""
+    holdings = {NodeId(f"n{number}"): COMPLETE for number in range(1_000)}
+    peers = of(*(peer(name, gbps=1 + number / 1_000) for number, name in enumerate(holdings)))
+    load = {NodeId(f"n{number}"): 3 for number in range(990, 1_000)}
+    assert named(sources_for(reader(), holdings, peers, load)) == ["n989", "n988", "n987", "n986"]
+    assert named(sources_for(reader(), holdings, peers, load, kept=[NodeId("n0")]))[0] == "n0"
