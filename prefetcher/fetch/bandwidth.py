@@ -17,6 +17,9 @@ WEIGHT = 0.3
 LEAST_BYTES = 16 * 1024 * 1024
 """Smaller transfers measure round trips."""
 
+PEERS_MAX = 256
+"""Peers whose rates are kept: each is in the node's reports."""
+
 
 def kind_of(source: str) -> str:
     """The kind of a source, in which reports sum them up: "peer" of peer:NODE."""
@@ -64,7 +67,7 @@ class FetchedBytes:
 
 
 class Bandwidths:
-    """Bytes a second by source. Not thread-safe."""
+    """Bytes a second by source, of peers those that were read from last. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rates: dict[str, MovingAverage] = {}
@@ -74,7 +77,9 @@ class Bandwidths:
         if size_bytes < LEAST_BYTES or busy_s <= 0:
             return
         for name in dict.fromkeys((source, kind_of(source))):
-            self._rates[name] = self._rates.get(name, MovingAverage()).fold(size_bytes / busy_s, WEIGHT)
+            self._rates[name] = self._rates.pop(name, MovingAverage()).fold(size_bytes / busy_s, WEIGHT)
+        if len(peers := [name for name in self._rates if name != kind_of(name)]) > PEERS_MAX:
+            del self._rates[peers[0]]
 
     def bytes_per_s(self) -> dict[str, float]:
         return {source: rate.value for source, rate in self._rates.items()}
