@@ -35,7 +35,7 @@ def test_one_connection_is_used_behind_the_workers_back(model: Model, gated: Gat
     async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))
         growth = await growing(segments, segment, gated)
-        assert reading() == 1
+        await until(lambda: reading() == 1, "the end of the threads that filled the stage")
         gated.gate.set()
         await growth
 
