@@ -8,6 +8,8 @@ On a test bed: four hosts with links of a known rate, a store without limit, eve
   that stays a pipeline (HydraServe, figure 12); and the largest gap that its reader sees.
 - up: bursts of 8, 16 and 32 calls, answered by pipelines that become several workers, against workers that each start
   alone (HydraServe, figure 14).
+- scale: from one worker to one a host, fed by peers and serving while they load, against a multicast that serves when
+  it is over, and against each from the store (λScale, figures 9 to 11). Not with --quick, unless it is asked for.
 
 Before each sample every host forgets everything; the store has its files in the page cache. `--chart` draws the first
 part's medians from a file that was written before, or from this run's; it takes matplotlib.
@@ -28,20 +30,20 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
-from tests.bench.coldstart import chart, down, ttft, up
+from tests.bench.coldstart import chart, down, scale, ttft, up
 from tests.bench.coldstart.fleet import NODE, QUICK_NODE, Fleet
 from tests.bench.coldstart.models import NOISE, QUICK_NOISE, chat_example, noise
 from tests.bench.harness.caches import disk_folder
 from tests.bench.harness.samples import Report, parse_options, progress
 from tests.testbed import Testbed, why_not
 
-PARTS = ("ttft", "down", "up")
+PARTS = ("ttft", "down", "up", "scale")
 HOSTS, QUICK_HOSTS = 4, 2
 MBIT = 200.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--mbit", type=float, help=f"of each host's link; default {MBIT:g}")
     parser.add_argument(
         "--models", metavar="MODEL,...", help="of the first part; default chat,noise, noise with --quick"
@@ -55,7 +57,9 @@ def main() -> None:
     extra = options.extra
     if extra["draw"] is not None:
         return chart.draw(json.loads(extra["draw"].read_text()), extra["chart"])
-    chosen = extra["only"].split(",")
+    chosen = (
+        extra["only"].split(",") if extra["only"] else [part for part in PARTS if part != "scale" or not options.quick]
+    )
     if unknown := set(chosen) - set(PARTS):
         sys.exit(f"no such part: {', '.join(sorted(unknown))}")
     if reason := why_not():
@@ -63,7 +67,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     mbit = extra["mbit"] or MBIT
     node = QUICK_NODE if options.quick else NODE
-    hosts = QUICK_HOSTS if options.quick else HOSTS
+    hosts = QUICK_HOSTS if options.quick and "scale" not in chosen else HOSTS
     names = (extra["models"] or ("noise" if options.quick else "chat,noise")).split(",")
     report = Report("the first token of a cold start comes from four hosts 3.4 times as soon as from one")
     report.setup = {"hosts": hosts, "mbit": mbit, "cores": os.cpu_count(), "node": node}
@@ -74,7 +78,9 @@ def main() -> None:
         if not options.quick and "ttft" in chosen and "noise" in names:
             models.append(noise(folder, NOISE))
         crowd = up.crowded(models[0], hosts)
-        for model in [*models, crowd] if "up" in chosen else models:
+        one_to_all = scale.scaled(models[0], hosts)
+        more = [*([crowd] if "up" in chosen else []), *([one_to_all] if "scale" in chosen else [])]
+        for model in [*models, *more]:
             progress(f"deploying {model.title}")
             fleet.deploy(model)
         if "ttft" in chosen:
@@ -83,6 +89,8 @@ def main() -> None:
             down.run(report, options, fleet, models[0])
         if "up" in chosen:
             up.run(report, options, fleet, crowd)
+        if "scale" in chosen:
+            scale.run(report, options, fleet, one_to_all)
     report.save(options.json)
     if extra["chart"] is not None:
         chart.draw({"samples": report.samples, "setup": report.setup}, extra["chart"])

@@ -3,6 +3,8 @@ for a pipeline that stays one.
 
     python -m tests.bench.coldstart.controller stay     pipelines are ordered without ever growing
     python -m tests.bench.coldstart.controller single   starts are planned as one worker each
+    python -m tests.bench.coldstart.controller multicast   several workers at once start by multicast, never as a group
+    python -m tests.bench.coldstart.controller store    starts are one worker each, and read from no peer
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller import __main__ as controller
-from fleetstart.controller.planner import selection
+from fleetstart.controller.peers.pool import ParameterPool
+from fleetstart.controller.planner import Cluster, selection
+from fleetstart.controller.planner.multicast import starts
 from fleetstart.controller.scheduler import reconcile, start_orders
 
-CHANGES = ("stay", "single")
+CHANGES = ("stay", "single", "multicast", "store")
 
 
 def _stay() -> None:
@@ -36,6 +40,20 @@ def _single() -> None:
     reconciling.SIZE_USUAL = 1
 
 
+def _multicast() -> None:
+    planning: Any = starts
+    planning._why_not = lambda *_: ""
+
+
+def _store() -> None:
+    _single()
+    cluster: Any = Cluster
+    pool: Any = ParameterPool
+    cluster.peers = lambda *_: []
+    pool.with_sources = lambda _, orders, *__: list(orders)
+    pool._changed_fetches = lambda *_: ()
+
+
 if __name__ == "__main__":
-    {"stay": _stay, "single": _single}[sys.argv[1]]()
+    {"stay": _stay, "single": _single, "multicast": _multicast, "store": _store}[sys.argv[1]]()
     sys.exit(controller.main())

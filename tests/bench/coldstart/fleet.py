@@ -19,6 +19,7 @@ import msgspec
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.object_keys import checkpoint_key
 from tests.bench.coldstart.models import Model
 from tests.bench.harness.samples import ROOT
@@ -114,9 +115,32 @@ class Fleet:
         wait_until(lambda: self._memory_made(nodes), CALL_S, what="memory made ahead")
         wait_until(lambda: all(map(_spare_waits, self.bed.nodes[:nodes])), CALL_S, what="spare workers")
 
+    def warm_up(self, serving: str) -> None:
+        """Starts the hosts that do not run, and waits until all are ready to take workers."""
+        for node in self.bed.nodes:
+            if node.id != serving:
+                node.start()
+        self.bed.wait_ready()
+        others = [index for index, node in enumerate(self.bed.nodes) if node.id != serving]
+        wait_until(lambda: all(_memory_waits(self.bed.report(index)) for index in others), CALL_S, what="memory")
+        wait_until(lambda: all(_spare_waits(self.bed.nodes[index]) for index in others), CALL_S, what="spare workers")
+
+    def served_by(self, call: Generated) -> str:
+        """The node whose worker took a call; empty if that is not known."""
+        answer = self.bed.http.get(f"/api/v1/invocations/{call.request_id}")
+        return str(answer.json().get("node", "")) if answer.status_code == 200 else ""
+
+    def fetched(self, model: Model) -> dict[str, int]:
+        """Bytes that the live workers' starts took from each source."""
+        found: dict[str, int] = {}
+        for worker in self.workers(model):
+            for source, size_bytes in worker.status.fetched.items():
+                found[source] = found.get(source, 0) + size_bytes
+        return found
+
     def _memory_made(self, nodes: int) -> bool:
         reports = [self.bed.report(node) for node in range(nodes)]
-        return all(report is not None and report.weights_memory.free_bytes > 0 for report in reports)
+        return all(map(_memory_waits, reports))
 
     def ask(self, model: Model, *, tokens: int, prompt: str = PROMPT) -> Generated:
         """Greedy, and to the last token, whatever it is."""
@@ -179,6 +203,10 @@ class Fleet:
     def entered(self, argv: Sequence[str]) -> list[str]:
         """The command as run on the first host."""
         return self.bed.network.entered(self.bed.host(0), argv)
+
+
+def _memory_waits(report: NodeReport | None) -> bool:
+    return report is not None and report.weights_memory.free_bytes > 0
 
 
 def _spare_waits(node: Node) -> bool:

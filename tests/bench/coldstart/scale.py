@@ -1,0 +1,127 @@
+"""Benchmark of scaling from one worker to as many as there are hosts, under a burst: new hosts that are fed by peers
+and serve as pipelines where that is sooner, against a multicast whose receivers serve once they are whole, and against
+each from the store.
+
+One host has the model in memory and serves. The two other sides are ours with a controller in which that one decision
+is changed (`controller`). Counted are tokens from the burst on, and the first one that a new host's worker gives.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import httpx
+
+from tests.bench.coldstart.fleet import Fleet, Generated
+from tests.bench.coldstart.models import Model
+from tests.bench.coldstart.ttft import Found
+from tests.bench.harness.samples import Options, Report, fine, median, progress
+
+BURST, QUICK_BURST = 32, 24
+"""Four times what one worker takes at once, so that as many workers are wanted as there are hosts."""
+TOKENS, QUICK_TOKENS = 256, 128
+OURS = "peers, serving while they load"
+SIDES = {OURS: "", "multicast, then serving": "multicast", "each from the store": "store"}
+WINDOW_S = 2.0
+
+
+def scaled(model: Model, hosts: int) -> Model:
+    """The same model under a name of its own, with a worker a host."""
+    return replace(model, name="scaled", options=("--name", "scaled", "--max", str(hosts)))
+
+
+def run(report: Report, options: Options, fleet: Fleet, model: Model) -> None:
+    """`model` is `scaled`. A round is one burst for each side."""
+    burst, tokens = (QUICK_BURST, QUICK_TOKENS) if options.quick else (BURST, TOKENS)
+    found = Found()
+    for number in range(1, options.rounds + 1):
+        sides = list(SIDES)
+        random.Random(number).shuffle(sides)
+        for side in sides:
+            progress(f"scale: {side}, round {number} of {options.rounds}")
+            found.note(side, *_sample(fleet, model, SIDES[side], burst, tokens))
+    report.samples["scale"] = {"all_s": found.seconds, "details": found.details}
+    _tell(report, found, len(fleet.bed.nodes), burst, tokens)
+
+
+def _sample(fleet: Fleet, model: Model, change: str, burst: int, tokens: int) -> tuple[float, dict[str, Any]]:
+    fleet.chill(1, change=change)
+    fleet.ask(model, tokens=1)
+    [first] = fleet.workers(model)
+    fleet.warm_up(first.order.node)
+    with ThreadPoolExecutor(burst) as callers:
+        answers = list(callers.map(partial(_call, fleet, model, tokens), range(burst)))
+    good = [one for one in answers if isinstance(one, Generated)]
+    if not good:
+        raise RuntimeError(f"{model.name}: not one of {burst} calls was answered: {answers[0]}")
+    began_ns = min(one.sent_ns for one in good)
+    elsewhere = [one.pieces_ns[0] for one in good if fleet.served_by(one) not in ("", first.order.node)]
+    last_s = max(one.pieces_ns[-1] - began_ns for one in good) / 1e9
+    pieces_s = sorted((piece - began_ns) / 1e9 for one in good for piece in one.pieces_ns)
+    return last_s, {
+        "tokens": sum(one.tokens for one in good),
+        "tokens_per_s": sum(one.tokens for one in good) / last_s,
+        "windows": _windows(pieces_s),
+        "new_node_s": (min(elsewhere) - began_ns) / 1e9 if elsewhere else None,
+        "elsewhere": len(elsewhere),
+        "workers": [
+            {
+                "node": one.order.node,
+                "peers": [peer.node for peer in one.order.sources],
+                "pulls": len(one.order.pulls),
+                "stage": None if one.order.stage is None else one.index,
+                "fetched": one.status.fetched,
+            }
+            for one in fleet.workers(model)
+        ],
+        "fetched": fleet.fetched(model),
+        "texts": {str(number): one.text for number, one in enumerate(answers) if isinstance(one, Generated)},
+        "failed": [one for one in answers if isinstance(one, str)],
+    }
+
+
+def _call(fleet: Fleet, model: Model, tokens: int, number: int) -> Generated | str:
+    """The call's answer, or why there is none."""
+    try:
+        return fleet.ask(model, tokens=tokens, prompt=f"Write a short story about the number {number}.")
+    except (RuntimeError, httpx.HTTPError) as error:
+        return f"{type(error).__name__}: {error}"[:300]
+
+
+def _windows(pieces_s: Sequence[float]) -> list[int]:
+    """Pieces in each window of time."""
+    counts = [0] * (int(pieces_s[-1] / WINDOW_S) + 1)
+    for piece_s in pieces_s:
+        counts[int(piece_s / WINDOW_S)] += 1
+    return counts
+
+
+def _tell(report: Report, found: Found, hosts: int, burst: int, tokens: int) -> None:
+    head = ["new hosts", "tokens/s", "last token, s", "first token on a new host, s", "calls there"]
+    rows = [[*head, "from the store, MB", "from peers, MB", "failed"]]
+    for side in SIDES:
+        details = found.details[side]
+        first = [one["new_node_s"] for one in details if one["new_node_s"] is not None]
+        rows.append([
+            side,
+            fine(median([one["tokens_per_s"] for one in details])),
+            fine(median(found.seconds[side])),
+            fine(median(first)) if first else "–",
+            fine(median([one["elsewhere"] for one in details])),
+            fine(median([one["fetched"].get("store", 0) / 1e6 for one in details])),
+            fine(median([one["fetched"].get("peer", 0) / 1e6 for one in details])),
+            str(sum(len(one["failed"]) for one in details)),
+        ])  # fmt: skip
+    report.tell(f"From 1 worker to {hosts} under {burst} calls for {tokens} tokens, medians of the rounds", rows)
+    told: dict[str, set[str]] = {}
+    for details in found.details.values():
+        for one in details:
+            for number, text in one["texts"].items():
+                told.setdefault(number, set()).add(text)
+    unlike = sorted(number for number, texts in told.items() if len(texts) > 1)
+    print(f"Told differently by some: prompts {', '.join(unlike)}." if unlike else "Every prompt had one answer.")
