@@ -22,9 +22,9 @@ from tests.bench.coldstart.models import Model
 from tests.bench.coldstart.ttft import Found
 from tests.bench.harness.samples import Options, Report, fine, median, progress
 
-BURST, QUICK_BURST = 32, 24
-"""Four times what one worker takes at once, so that as many workers are wanted as there are hosts."""
-TOKENS, QUICK_TOKENS = 256, 128
+BURST, QUICK_BURST = 64, 56
+"""Four times the calls that one worker takes at once, so that as many workers are wanted as there are hosts."""
+TOKENS, QUICK_TOKENS = 128, 64
 OURS = "peers, serving while they load"
 SIDES = {OURS: "", "multicast, then serving": "multicast", "each from the store": "store"}
 WINDOW_S = 2.0
