@@ -86,6 +86,7 @@ class Search:
         """`peers`: what nodes have of the checkpoint for others."""
         self._request = request
         self._peers = PeerPool(peers, request.layout, now_s)
+        self._any_peer = bool(peers)
         self._own_bytes: dict[int, int] = {}
         """Cached memory of stages on nodes without a GPU, by their layers."""
         self._shared_fetches: dict[tuple[int, ...], list[Fetch] | None] = {}
@@ -106,7 +107,7 @@ class Search:
             largest_bytes = max(cut.size_bytes for cut in self._request.layout.cuts(size))
         ready_s = max(
             min(max(node.state.start_s, node.files_s) for node in nodes) + measures.library_s.value,
-            largest_bytes / max(node.state.down_bytes_per_s if self._peers else node.bytes_per_s for node in nodes),
+            largest_bytes / max(node.state.down_bytes_per_s if self._any_peer else node.bytes_per_s for node in nodes),
         )
         return ttft_s(
             ready_s + measures.rest_s.value,
@@ -231,7 +232,7 @@ class Search:
             elsewhere_s = float("inf")
             if quickest is not None:
                 fetch_s = quickest.link.fetch_s(cut.size_bytes, self._now_s)
-                if self._peers and quickest.held is None:
+                if self._any_peer and quickest.held is None:
                     fetch_s = self._fetch(cut, quickest).seconds
                 elsewhere_s = max(fetch_s, quickest.files_s)
             for index, node in enumerate(nodes):
@@ -253,8 +254,9 @@ class Search:
         """Predicts the fetch of a stage on a node, without peers or with those that do not refuse it. Where these are
         about as quick as the store, the store is left alone; beside the disk they must be quicker."""
         alone = self._fetch_alone(cut, node)
-        if not self._peers or not alone.seconds:
+        if not self._any_peer or not alone.seconds:
             return alone
+        node.alone[cut] = alone
         held = node.held
         missing = cut.layers if held is None else cut.layers & ~(held.host | held.coming)
         helped = self._peers.fetch(missing, alone.missing_bytes, node, refused)
@@ -299,7 +301,9 @@ class Search:
         """The fetches of a group, which share the uplinks of their peers: no uplink's promises to others are broken.
         None if the links to the store cannot take what these refuse."""
         fetches = [self._fetch(cut, node) for cut, node in zip(cuts, nodes, strict=True)]
-        if not self._peers or not any([fetch.peers for fetch in fetches]):
+        if not self._any_peer or not any([fetch.peers for fetch in fetches]):
+            return fetches
+        if len(fetches) == 1 and not any([self._peers.ups[peer].fetches for peer, _ in fetches[0].peers]):
             return fetches
         key = (len(cuts), *map(id, nodes))
         if key not in self._shared_fetches:
@@ -330,7 +334,7 @@ class Search:
             shared_s = [max([fetch.seconds, *[up_s[peer] for peer, _ in fetch.peers]]) for fetch in fetches]
             # One by one, stages leave uplinks that they share for too long: the store gives them theirs sooner.
             stage = max(range(len(cuts)), key=lambda index: shared_s[index] if fetches[index].peers else 0.0)
-            alone = self._fetch_alone(cuts[stage], nodes[stage])
+            alone = nodes[stage].alone.get(cuts[stage]) or self._fetch_alone(cuts[stage], nodes[stage])
             if not fetches[stage].peers or alone.seconds >= STORE_WORTH * shared_s[stage]:
                 break
             fetches[stage], reverted = alone, True

@@ -15,6 +15,7 @@ class CandidateNode:
     """A node that a request may be placed on, with figures for this request at this time."""
 
     __slots__ = (
+        "alone",
         "bytes_per_s",
         "coming_s",
         "fetches",
@@ -51,6 +52,8 @@ class CandidateNode:
             self.files_s = max(link.fetch_s(self.files_bytes, now_s), written_s)
         self.fetches: dict[Cut, Fetch] = {}
         """Cached fetches of the stages considered for this node."""
+        self.alone: dict[Cut, Fetch] = {}
+        """The same without peers, where there are any."""
         self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.layout)
         self.fits_whole = state.free_bytes >= request.memory_bytes + self.missing_bytes
 

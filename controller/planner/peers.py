@@ -123,9 +123,6 @@ class PeerPool:
         self._now_s = now_s
         self._divisions: dict[tuple[int, str, str, NodeId | None], Division | None] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._sources)
-
     def fetch(self, layers: int, missing_bytes: int, reader: Reader, refused: Set[NodeId] = NOBODY) -> Fetch | None:
         """The fetch of missing layers with the help of peers that do not refuse it; None if these have none of them."""
         state, held = reader.state, reader.held

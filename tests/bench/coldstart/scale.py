@@ -2,8 +2,9 @@
 and serve as pipelines where that is sooner, against a multicast whose receivers serve once they are whole, and against
 each from the store.
 
-One host has the model in memory and serves. The two other sides are ours with a controller in which that one decision
-is changed (`controller`). Counted are tokens from the burst on, and the first one that a new host's worker gives.
+One host has the model in memory and serves; the store gives all hosts together what one host's link takes. The two
+other sides are ours with a controller in which that one decision is changed (`controller`). Counted are tokens from the
+burst on, and the first one that a new host's worker gives.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ def scaled(model: Model, hosts: int) -> Model:
 def run(report: Report, options: Options, fleet: Fleet, model: Model) -> None:
     """`model` is `scaled`. A round is one burst for each side."""
     burst, tokens = (QUICK_BURST, QUICK_TOKENS) if options.quick else (BURST, TOKENS)
-    found = Found()
+    found, bed = Found(), fleet.bed
+    bed.limit("store", bed.mbit)  # it is the one thing that all share
     for number in range(1, options.rounds + 1):
         sides = list(SIDES)
         random.Random(number).shuffle(sides)
         for side in sides:
             progress(f"scale: {side}, round {number} of {options.rounds}")
             found.note(side, *_sample(fleet, model, SIDES[side], burst, tokens))
+    bed.limit("store", 0)
     report.samples["scale"] = {"all_s": found.seconds, "details": found.details}
     _tell(report, found, len(fleet.bed.nodes), burst, tokens)
 
