@@ -179,6 +179,23 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """"host": one copy of its weights is kept in the host memory of some node, also while no worker uses them."""
 
     def __post_init__(self) -> None:
+        self._check_names()
+        self._check_bounds()
+        self._check_weights()
+        _check_origins(self.cors)
+        _check_tags(self.tags)
+        _check_secrets(self.secrets, self.env)
+        _check_network(self.network)
+        if self.calls:
+            self._check_calls()
+        check_volumes(self.volumes, has_code=self.llm is None)
+        if self.isolation == "gvisor" and self.egress:
+            raise InvalidSpec(
+                f"function {self.name}: a list of what it may reach needs namespaces, and isolation is gvisor",
+                hint="leave out the list (no network at all), or isolation",
+            )
+
+    def _check_names(self) -> None:
         if not is_function_name(self.name):
             raise InvalidSpec(
                 f"function name {self.name[:200]!r} is not allowed",
@@ -187,6 +204,19 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         module, _, attribute = self.entry.partition(":")
         if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
             raise InvalidSpec(f"entry {self.entry!r} must be module:attribute")
+        if self.project and not is_project_name(self.project):
+            raise InvalidSpec(f"project {self.project[:80]!r} is no name that a project could have")
+        if self.project and "." in self.name and project_of(self.name) != self.project:
+            raise InvalidSpec(
+                f"function {self.name} is in project {project_of(self.name)}, and its setting names {self.project}",
+                hint="name the project once: in the name, or as project",
+            )
+        if len(self.region) > REGIONS_MAX:
+            raise InvalidSpec(f"region has {REGIONS_MAX} names at most, got {len(self.region)}")
+        for region in self.region:
+            check_region(region)
+
+    def _check_bounds(self) -> None:
         if not MEMORY_MIN_BYTES <= self.memory_bytes <= 1024 * GIB:
             raise InvalidSpec(f"memory must be 16 MiB to 1 TiB, got {self.memory_bytes} bytes")
         if not 1 <= self.concurrency <= 1000:
@@ -200,6 +230,14 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"schedule {self.schedule[:80]!r} must be five fields: minute hour day month weekday",
                 hint='"*/5 * * * *" is every five minutes',
             )
+        if not 0 <= self.retries <= RETRIES_MAX:
+            raise InvalidSpec(f"retries must be 0 to {RETRIES_MAX}, got {self.retries}")
+        if self.queue_timeout_s is not None and not 0 <= self.queue_timeout_s <= 86_400:
+            raise InvalidSpec(f"queue_timeout_s must be 0 to 86400 seconds, got {self.queue_timeout_s}")
+        if not 0 <= self.max_body_bytes <= 1024 * GIB:
+            raise InvalidSpec(f"max_body must be 0 (as large as the gateway takes) to 1 TiB, got {self.max_body_bytes}")
+
+    def _check_weights(self) -> None:
         if self.llm is not None and self.weights is None:
             raise InvalidSpec(f"function {self.name}: LLM needs weights")
         if self.layered and (self.weights is None or self.llm is not None):
@@ -208,35 +246,6 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(
                 f"function {self.name}: slo: tpot_s is the time between an LLM's tokens, and this is no LLM",
                 hint="promise ttft_s alone: the time to the first byte",
-            )
-        if not 0 <= self.retries <= RETRIES_MAX:
-            raise InvalidSpec(f"retries must be 0 to {RETRIES_MAX}, got {self.retries}")
-        if self.queue_timeout_s is not None and not 0 <= self.queue_timeout_s <= 86_400:
-            raise InvalidSpec(f"queue_timeout_s must be 0 to 86400 seconds, got {self.queue_timeout_s}")
-        if not 0 <= self.max_body_bytes <= 1024 * GIB:
-            raise InvalidSpec(f"max_body must be 0 (as large as the gateway takes) to 1 TiB, got {self.max_body_bytes}")
-        _check_origins(self.cors)
-        _check_tags(self.tags)
-        _check_secrets(self.secrets, self.env)
-        _check_network(self.network)
-        if self.calls:
-            self._check_calls()
-        check_volumes(self.volumes, has_code=self.llm is None)
-        if self.isolation == "gvisor" and self.egress:
-            raise InvalidSpec(
-                f"function {self.name}: a list of what it may reach needs namespaces, and isolation is gvisor",
-                hint="leave out the list (no network at all), or isolation",
-            )
-        if len(self.region) > REGIONS_MAX:
-            raise InvalidSpec(f"region has {REGIONS_MAX} names at most, got {len(self.region)}")
-        for region in self.region:
-            check_region(region)
-        if self.project and not is_project_name(self.project):
-            raise InvalidSpec(f"project {self.project[:80]!r} is no name that a project could have")
-        if self.project and "." in self.name and project_of(self.name) != self.project:
-            raise InvalidSpec(
-                f"function {self.name} is in project {project_of(self.name)}, and its setting names {self.project}",
-                hint="name the project once: in the name, or as project",
             )
         if self.keep and self.weights is None:
             raise InvalidSpec(
