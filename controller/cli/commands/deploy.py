@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import LIVE
 from fleetstart.runtime.contract.store_url import is_s3
 
@@ -24,6 +23,7 @@ from .. import output
 from ..api_client import ApiClient, find_server
 from ..curl_hint import curl_for_function
 from ..handler.bundle import Bundle, make_bundle
+from ..handler.packed_function import PackedFunction, summary_of
 from ..handler.select import flags_of, select_handlers
 from ..handler.source.declarations import Declaration
 from ..handler.source.interface import batch_size, interface_of
@@ -202,7 +202,7 @@ def _deploy(
     _warn_of_imports(read.declaration, path, bundle, packed)
     if deployed.trying:
         wait_until_serving(server, deployed)
-    output.message(_summary(deployed, packed, time.monotonic() - started_s))
+    output.message(summary_of(deployed, packed, time.monotonic() - started_s))
     if deployed.warning:
         output.message(f"warning: {deployed.warning}")
     return deployed
@@ -240,17 +240,6 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
     return ReadFunction(
         declaration=declaration, weights=source, adapter=_source(path.parent, change) if change else None
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedFunction:
-    """A function that is ready to be deployed."""
-
-    spec: FunctionSpec
-    checkpoints: list[Published]
-    """The weights and their adapter, if it has them."""
-    layer: PublishedLayer | None = None
-    """The packages that it requires."""
 
 
 def _packed(
@@ -378,29 +367,3 @@ def _source(folder: Path, text: str) -> Source:
 
         return read_s3(text)
     return read_source(folder / text)
-
-
-def _summary(deployed: Deployed, packed: PackedFunction, took_s: float) -> str:
-    text = (
-        f"{deployed.name}@{deployed.version} {'deployed' if deployed.created else 'is live already'} in {took_s:.1f} s"
-    )
-    text += _doubt(deployed)
-    if packed.layer is not None:
-        uploaded = packed.layer.uploaded_bytes
-        state = f"{output.format_size(uploaded)} sent" if uploaded else "in the store already"
-        built = packed.layer.layer
-        text += f"; {len(built.packages) or 'locked'} packages, {output.format_size(built.size_bytes)}, {state}"
-    for what, one in zip(("weights", "adapter"), packed.checkpoints, strict=False):
-        sent = f"{output.format_size(one.uploaded_bytes)} sent" if one.uploaded_bytes else "in the store already"
-        text += f"; {what} {output.format_size(one.weight_bytes)}, {sent}"
-    return text
-
-
-def _doubt(deployed: Deployed) -> str:
-    """What speaks against a version that was there already and was not tried now; "" if it has started before."""
-    if deployed.created or deployed.trying:
-        return ""
-    if (failed := deployed.last_failure) is not None:
-        age = output.format_age(max(0.0, time.time() - failed.unix_ms / 1000))
-        return f"; its last start failed {age} ago: {failed.error.message}"
-    return "" if deployed.started else "; it has never started"

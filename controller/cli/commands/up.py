@@ -108,11 +108,7 @@ def command(
             hint="start it without --open, or use another FS_HOME for a separate system",
         )
     tls = _tls_files(tls_cert, tls_key)
-    address = parse_listen(listen) if listen else None
-    if address is not None:
-        _check_listen(address, tls=tls is not None, is_open=is_open or layout.is_open)
-    elif tls is not None:
-        raise InvalidInput("--tls-cert is for --listen: programs on this machine use the loopback address without TLS")
+    address = _listen_address(listen, tls=tls is not None, is_open=is_open or layout.is_open)
     if node_memory:
         parse_size(node_memory)
     if region:
@@ -125,12 +121,7 @@ def command(
             hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
         )
     redis = _with_ca(redis)
-    runs = read_supervisor(layout) if is_locked(layout.lock) else None
-    if runs is not None and runs.joined:
-        raise StartFailed(
-            f"a node of the system at {runs.joined} runs in {home}",
-            hint="stop it with `fs down` first, or use another FS_HOME",
-        )
+    _check_not_joined(layout)
     environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region, "FS_REDIS_URL": redis}
     argv = supervisor_argv(
         home,
@@ -159,14 +150,41 @@ def command(
         output.message(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
     if layout.key.exists() and not had_key:
         output.message(f"created the first key, for this user only: {layout.key}")
+    _tell_url(layout, status, started=not already, as_json=as_json)
+
+
+def _listen_address(listen: str, *, tls: bool, is_open: bool) -> ListenAddress | None:
+    """The address for other machines. Errors: InvalidInput, if it or its certificate is not what it must be."""
+    if listen:
+        address = parse_listen(listen)
+        _check_listen(address, tls=tls, is_open=is_open)
+        return address
+    if tls:
+        raise InvalidInput("--tls-cert is for --listen: programs on this machine use the loopback address without TLS")
+    return None
+
+
+def _check_not_joined(layout: HomeLayout) -> None:
+    """Errors: StartFailed, if the node of another system runs in this home."""
+    runs = read_supervisor(layout) if is_locked(layout.lock) else None
+    if runs is not None and runs.joined:
+        raise StartFailed(
+            f"a node of the system at {runs.joined} runs in {layout.home}",
+            hint="stop it with `fs down` first, or use another FS_HOME",
+        )
+
+
+def _tell_url(layout: HomeLayout, status: SystemStatus, *, started: bool, as_json: bool) -> None:
+    """Prints how the system is reached, from here and from other machines."""
     warn_of_isolation()
     record = read_supervisor(layout)
-    if record is not None and record.public_url:
-        output.message(f"other machines reach it at {record.public_url}")
-    output.message(access_line(status.access, own_server(home)))
+    public_url = record.public_url if record is not None else ""
+    if public_url:
+        output.message(f"other machines reach it at {public_url}")
+    output.message(access_line(status.access, own_server(layout.home)))
     if as_json:
-        public = {"public_url": record.public_url} if record is not None and record.public_url else {}
-        output.json_data({"url": status.url, "home": str(home), "started": not already, **public})
+        public = {"public_url": public_url} if public_url else {}
+        output.json_data({"url": status.url, "home": str(layout.home), "started": started, **public})
     else:
         output.data(status.url)
 
