@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
-from .checkpoint_layout import CheckpointLayout
+from .checkpoint_layout import EVERY_LAYER, CheckpointLayout
 from .links.contention import NEVER, Link, PendingFetch
 from .links.division import FetchSource, divide
 from .node_state import HeldLayers, NodeState, OrderState, link_factor, peer_layers
@@ -121,6 +121,10 @@ class PeerPool:
         self._sources = sources
         self._layout = layout
         self._now_s = now_s
+        self._copies = all([source.layers == EVERY_LAYER and not source.after_s for source in sources])
+        """Whether each of them has all: then shares are by their rates alone."""
+        self._near: dict[tuple[str, str, NodeId | None], tuple[list[PeerSource], float, bool]] = {}
+        """Cached peers of copies, the sum of their rates, and whether their uplinks are idle."""
         self._divisions: dict[tuple[int, str, str, NodeId | None], Division | None] = {}
 
     def fetch(self, layers: int, missing_bytes: int, reader: Reader, refused: Set[NodeId] = NOBODY) -> Fetch | None:
@@ -129,6 +133,8 @@ class PeerPool:
         on_disk = held.disk & layers if held is not None else 0
         if on_disk or refused:
             divided = self._divide(layers, state, on_disk, refused)
+        elif self._copies:
+            divided = self._by_rates(missing_bytes, state)
         else:
             key = (layers, state.region, state.machine, state.node if state.node in self.ups else None)
             try:
@@ -146,19 +152,27 @@ class PeerPool:
         )
         return Fetch(missing_bytes, divided.store_bytes, seconds, divided.peers, divided.peer_bytes)
 
+    def _by_rates(self, size_bytes: int, state: NodeState) -> Division | None:
+        """Divides a fetch over nodes that have all."""
+        key = (state.region, state.machine, state.node if state.node in self.ups else None)
+        known = self._near.get(key)
+        if known is None:
+            near = self._usable(EVERY_LAYER, state, NOBODY)
+            idle = not any([source.up.fetches for source in near])
+            known = self._near[key] = (near, sum([source.bytes_per_s for source in near]), idle)
+        near, rate, idle = known
+        if not near or not size_bytes:
+            return None
+        took_s = size_bytes / rate
+        named = tuple([PeerShare(source.node, round(source.bytes_per_s * took_s)) for source in near])
+        if not idle:
+            took_s = max([source.up.fetch_s(source.bytes_per_s * took_s, self._now_s) for source in near])
+        return Division(named, size_bytes, 0.0, 0, took_s)
+
     def _divide(self, layers: int, state: NodeState, on_disk: int, refused: Set[NodeId]) -> Division | None:
         """Divides a fetch over the nodes that have the layers, and for layers that none has, over those that receive
         them; or over all of these, if the uplinks of the others are so busy that it is quicker."""
-        node, region, machine = state.node, state.region, state.machine
-        near = [
-            source
-            for source in self._sources
-            if source.layers & layers
-            and source.node != node
-            and source.region == region
-            and (not source.machine or source.machine == machine)
-            and source.node not in refused
-        ]
+        near = self._usable(layers, state, refused)
         if not near:
             return None
         if not near[-1].after_s:  # those that receive it come last
@@ -173,6 +187,19 @@ class PeerPool:
             if best is None or (relayed is not None and relayed.up_s < best.up_s):
                 return relayed
         return best
+
+    def _usable(self, layers: int, state: NodeState, refused: Set[NodeId]) -> list[PeerSource]:
+        """The peers that have or receive some of the layers and that the node can reach."""
+        node, region, machine = state.node, state.region, state.machine
+        return [
+            source
+            for source in self._sources
+            if source.layers & layers
+            and source.node != node
+            and source.region == region
+            and (not source.machine or source.machine == machine)
+            and source.node not in refused
+        ]
 
     def _division(self, layers: int, state: NodeState, on_disk: int, near: Sequence[PeerSource]) -> Division | None:
         size_bytes, now_s = self._layout.size_bytes, self._now_s
