@@ -32,7 +32,7 @@ EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos
+.PHONY: rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -90,6 +90,10 @@ fuzz: dev
 
 chaos: dev
 	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
+# A release and the one after it, each built from its commit, side by side under load: `make upgrade FROM=v1.2`.
+upgrade: dev
+	@$(BIN)/python -m tests.upgrade --from $(or $(FROM),HEAD~100) --to $(or $(TO),HEAD)
 
 soak: dev models
 	@$(BIN)/python -m tests.soak --hours $(or $(HOURS),2) --out build/soak.json

@@ -81,7 +81,7 @@ class Run:
 
     def run(self) -> int:
         try:
-            with ChaosBed(self._on_run) as bed:
+            with self._bed() as bed:
                 findings, rows = self._on(bed)
                 self._say_findings(findings)
                 if findings:
@@ -91,6 +91,9 @@ class Run:
         self._report(findings, rows)
         return 1 if findings else 0
 
+    def _bed(self) -> ChaosBed:
+        return ChaosBed(self._on_run)
+
     def _on(self, bed: ChaosBed) -> tuple[list[Finding], list[Row]]:
         bed.deploy()
         key = self._admin(bed)
@@ -98,7 +101,7 @@ class Run:
         faults = Faults(bed, self._history, self.say)
         self.say("the system is up, and calls begin")
         faults.start()
-        clients.start(lambda: _leader(bed.redis()))
+        clients.start(lambda: leader(bed.redis()))
         began_s = time.monotonic()
         for planned in self._planned:
             time.sleep(max(0.0, began_s + planned.at_s - time.monotonic()))
@@ -142,12 +145,12 @@ class Run:
         """Waits until nothing is under way; then reads how all stands."""
         began_s = time.monotonic()
         for what, done in (
-            ("both gateways are ready", lambda: all(_ready(url) for url in bed.urls)),
+            ("both gateways are ready", lambda: all(ready(url) for url in bed.urls)),
             ("no call is open", lambda: not _open(bed.redis())),
             ("async calls have ended", lambda: all(each.status in TERMINAL for each in self._settled(bed))),
         ):
             try:
-                wait_until(lambda done=done: _quietly(done), SETTLED_S, what=what)  # type: ignore[misc]
+                wait_until(lambda done=done: quietly(done), SETTLED_S, what=what)  # type: ignore[misc]
             except AssertionError as error:
                 findings.append(Finding("settles", f"{error}; {_left_open(bed.redis())}"))
         self.say(f"settled in {time.monotonic() - began_s:.1f} s")
@@ -213,7 +216,7 @@ class Run:
             print("nothing found")
 
 
-def _leader(client: redis.Redis) -> tuple[int, str]:
+def leader(client: redis.Redis) -> tuple[int, str]:
     with client, client.pipeline(transaction=True) as pipe:
         pipe.get(keys.FENCE)
         pipe.get(keys.LEADER)
@@ -238,11 +241,11 @@ def _left_open(client: redis.Redis) -> str:
     return f"{len(calls)} open, {late} late; gateways {', '.join(gateways)}; {' '.join(texts)}"
 
 
-def _ready(url: str) -> bool:
+def ready(url: str) -> bool:
     return httpx.get(f"{url}/readyz", trust_env=False, timeout=2).status_code == 200
 
 
-def _quietly(done: Any) -> bool:
+def quietly(done: Any) -> bool:
     try:
         return bool(done())
     except (httpx.HTTPError, redis.RedisError):
