@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of the faults' lengths and of the pauses between")
     parser.add_argument("--kinds", default="", help=f"only these, separated by commas: {', '.join(LASTS_S)}")
     parser.add_argument("--keep", type=Path, default=Path("build/chaos"), help="folder for histories with findings")
+    parser.add_argument("--model", action="store_true", help="also stream from a language model")
     options = parser.parse_args()
     if OWN not in os.environ:
         script = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
@@ -58,12 +59,15 @@ def main() -> int:
     kinds = [kind.strip() for kind in options.kinds.split(",") if kind.strip()]
     faults = plan(options.seed, options.seconds, scale=options.scale, kinds=kinds)
     print(f"seed {options.seed}: {options.seconds:g} s, {len(faults)} faults", flush=True)
-    return Run(options.seed, options.seconds, faults, options.keep).run()
+    return Run(options.seed, options.seconds, faults, options.keep, model=options.model).run()
 
 
 class Run:
-    def __init__(self, seed: int, seconds: float, planned: Sequence[Planned], keep: Path) -> None:
+    def __init__(
+        self, seed: int, seconds: float, planned: Sequence[Planned], keep: Path, *, model: bool = False
+    ) -> None:
         self._seed = seed
+        self._model = model
         self._seconds = seconds
         self._planned = planned
         keep.mkdir(parents=True, exist_ok=True)
@@ -92,12 +96,13 @@ class Run:
         return 1 if findings else 0
 
     def _bed(self) -> ChaosBed:
-        return ChaosBed(self._on_run)
+        return ChaosBed(self._on_run, model=self._model)
 
     def _on(self, bed: ChaosBed) -> tuple[list[Finding], list[Row]]:
         bed.deploy()
+        text = bed.deploy_model() if self._model else ""
         key = self._admin(bed)
-        clients = Clients(bed.urls, key, self._history, self._seed)
+        clients = Clients(bed.urls, key, self._history, self._seed, model_text=text)
         faults = Faults(bed, self._history, self.say)
         self.say("the system is up, and calls begin")
         faults.start()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.e2e.pipelines.fleet import Fleet
 from tests.testbed import Testbed
 from tests.testbed.parts import Part
 
@@ -20,6 +21,9 @@ RECORDER_PORT = 9100
 DISK = "96m"
 """Size of a part's disk: a Redis that was written to for ten minutes fits, and filling it takes a moment."""
 OFFSET_BYTES = 8
+MODEL = "chat"
+MODEL_TOKENS = 200
+"""Some seconds of a small model on a busy machine: most faults find a stream under way."""
 
 HANDLER = """
 import json, time, urllib.request
@@ -51,14 +55,15 @@ def count(ticket: str, items: int = 20):
 class ChaosBed(Testbed):
     """A bed of two gateways and two nodes. To be used in a mount namespace of its own: it mounts small disks."""
 
-    def __init__(self, on_run: Callable[[dict[str, object]], int]) -> None:
-        """`on_run`: writes a run down and gives it a number."""
+    def __init__(self, on_run: Callable[[dict[str, object]], int], *, model: bool = False) -> None:
+        """`on_run`: writes a run down and gives it a number. `model`: nodes can run a language model, too."""
+        profiles = "python,torch" if model else "python"
         super().__init__(
             nodes=2,
             mbit=200,
             controllers=("gateway-0", "gateway-1"),
             others=(RECORDER,),
-            env={"FS_PROFILES": "python", "FS_EGRESS_ALLOW": "10.77.0.0/24", "FS_SEGMENT_ROWS": "2000"},
+            env={"FS_PROFILES": profiles, "FS_EGRESS_ALLOW": "10.77.0.0/24", "FS_SEGMENT_ROWS": "2000"},
         )
         self.recorder = f"{self.network.addresses[RECORDER]}:{RECORDER_PORT}"
         self._server = _recorder(self._recorder_socket(), on_run)
@@ -85,6 +90,11 @@ class ChaosBed(Testbed):
         source.parent.mkdir()
         source.write_text(HANDLER.format(recorder=self.recorder))
         self.fs("deploy", str(source))
+
+    def deploy_model(self) -> str:
+        """Deploys a small language model; returns the text that it writes, of so many tokens."""
+        model = Fleet(self, self.folder / "model").deploy(MODEL, "scale=Scale(min=1, max=2, keep_alive_s=600)")
+        return model.answer(MODEL_TOKENS)
 
     def _recorder_socket(self) -> socket.socket:
         made = self.network.socket(RECORDER)

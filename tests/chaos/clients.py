@@ -17,13 +17,17 @@ from typing import Any
 import httpx
 
 from fleetstart.runtime.contract.sse import BILL_EVENT
+from tests.chaos.bed import MODEL, MODEL_TOKENS
 from tests.chaos.history import Answered, Deployed, Invoked, Kind, Led, Recorder, Revoked, Streamed, now_s
+from tests.e2e.pipelines.fleet import PROMPT
 
 TIMEOUT_S = 12.0
 """Longer than a claim lasts, and than any single fault: a call that is answered late is answered."""
 TRIES = 6
 PAUSE_S = 0.15
 ITEMS = 20
+GONE = frozenset((410, 502))
+"""Answers to one who wants the rest of a stream: neither its events nor its worker are there any more."""
 PROBES_S = 6.0
 """For how long a revoked key is tried: twice the bound."""
 
@@ -31,7 +35,9 @@ PROBES_S = 6.0
 class Clients:
     """Threads that call; `start`, then `stop`."""
 
-    def __init__(self, urls: list[str], key: str, history: Recorder, seed: int) -> None:
+    def __init__(self, urls: list[str], key: str, history: Recorder, seed: int, *, model_text: str = "") -> None:
+        """`model_text`: what the language model writes; empty if none is deployed."""
+        self._model_text = model_text
         self._urls = {f"gateway-{number}": url for number, url in enumerate(urls)}
         self._key = key
         self._history = history
@@ -53,6 +59,8 @@ class Clients:
             ("revoke", lambda client: client.revoke(), 1.0),
             ("deploy", lambda client: client.deploy(), 5.0),
         ]
+        if self._model_text:
+            works += [("model", lambda client: client.generate(self._model_text), PAUSE_S)] * 2
         for number, (name, work, pause_s) in enumerate(works):
             self._spawn(name, work, pause_s, random.Random(f"{self._seed}/{number}"))
         self._threads.append(threading.Thread(target=self._watch, args=(leader,), name="leader"))
@@ -168,6 +176,50 @@ class Client:
             at_s=now_s(), call=asked.call, status=status if whole or status != 200 else 0, request=request,
             version=version,
         )  # fmt: skip
+        self._history.write(answer)
+
+    def generate(self, text: str) -> None:
+        """Streams from the language model, and goes on at any gateway after the last event that came."""
+        ticket, got, last, status, error, whole = self._ticket(), "", 0, 0, "", False
+        asked = self._invoke("stream", ticket, self._any(), key=f"key-{ticket}")
+        request = asked.request
+        body = {
+            "model": MODEL, "prompt": PROMPT, "stream": True, "max_tokens": MODEL_TOKENS, "temperature": 0,
+            "ignore_eos": True,
+        }  # fmt: skip
+        for number in range(TRIES):
+            headers = {**self._admin, "idempotency-key": asked.key, **({"last-event-id": str(last)} if last else {})}
+            try:
+                with self._gateways[self._any()].stream(
+                    "POST", f"/fn/{MODEL}/v1/completions", json=body, headers=headers
+                ) as response:
+                    status, event, error, here, piece = response.status_code, "", "", last, ""
+                    request = response.headers.get("x-request-id", request)
+                    if status != 200:
+                        error = response.read().decode(errors="replace")
+                    for line in response.iter_lines() if status == 200 else ():
+                        name, _, value = line.partition(": ")
+                        if name == "id":
+                            here = int(value)
+                        elif name == "event":
+                            event = value
+                        elif name == "data" and value.startswith("{"):
+                            told = json.loads(value)
+                            whole = whole or event == BILL_EVENT
+                            error = value if event == "error" or "error" in told else error
+                            piece += "".join(choice["text"] for choice in told.get("choices", []))
+                        elif not line:  # only now the event is whole
+                            got, last, event, piece = got + piece, here, "", ""
+            except (httpx.HTTPError, ValueError) as failure:
+                error = repr(failure)
+            if whole or (last and status in GONE) or self._stop.wait(0.3 * number):
+                break
+        whole = whole and not error
+        self._history.write(
+            Streamed(at_s=now_s(), call=asked.call, expected=list(text), got=list(got), whole=whole, error=error[:200])
+        )
+        self._told[f"model {'whole' if whole else f'cut {status}'}"] += 1
+        answer = Answered(at_s=now_s(), call=asked.call, status=200 if whole else 0, request=request)
         self._history.write(answer)
 
     def revoke(self) -> None:

@@ -2,8 +2,9 @@
 
     python -m tests.upgrade --from v1.2 --to HEAD
 
-A bed of two gateways and two nodes runs the first release. Its parts are ended in order and started as the second one,
-one after the other, under calls of every kind; one gateway goes back in between, as an operator does who is in doubt.
+A bed of two gateways and two nodes, made by the second release, goes back to the first one. Then its parts are ended in
+order and started as the second one, one after the other, under calls of every kind; one gateway goes back in between,
+as an operator does who is in doubt.
 The history is checked as that of chaos is (docs/contributing.md), and nothing is excused: no part is killed. It takes
 root. Ends with 1 if there are findings, and with 0 and a word if the clone does not have the commit.
 """
@@ -62,11 +63,13 @@ class Upgrade(Run):
     def _bed(self) -> ChaosBed:
         bed = ChaosBed(self._on_run)
         for part in (*bed.controllers, *bed.nodes):
-            _run_by(part, self._before)
+            _run_by(part, self._after)  # whose words for joining and deploying the bed knows
         return bed
 
     def _on(self, bed: ChaosBed) -> tuple[list[Finding], list[Row]]:
         bed.deploy()
+        for part in (*bed.nodes, *bed.controllers):
+            self._change(part, self._before)
         clients = Clients(bed.urls, self._admin(bed), self._history, self._seed)
         clients.start(lambda: leader(bed.redis()))
         self.say("all of the first release, and calls begin")
