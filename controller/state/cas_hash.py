@@ -50,13 +50,13 @@ class CasHash(Generic[Record]):
             data = msgspec.json.encode(new) if new is not None else b""
             if data == raw or await self._swap([self._name], [field, raw, data, keys.EVENTS_FUNCTIONS]):
                 await self._state.resync()
-                if durable:
-                    await self._reach_disk(field)
-                return new
+                if not durable or await self._reach_disk(field, data):
+                    return new
         raise Unavailable(f"{field}: other changes kept coming first", retry_after_s=1)
 
-    async def _reach_disk(self, field: str) -> None:
-        """Waits until the change is on Redis' disk: a Redis that is killed before has it not any more.
+    async def _reach_disk(self, field: str, data: bytes) -> bool:
+        """Waits until the change is on Redis' disk: a Redis that is killed before has it not any more. False if it is
+        lost: the Redis that answers now may be another one than that which took it.
 
         Errors: Unavailable, REDIS_ERRORS.
         """
@@ -64,11 +64,15 @@ class CasHash(Generic[Record]):
             async with self._state.client.pipeline(transaction=False) as pipe:
                 pipe.set(keys.durable("change"), 1, ex=DISK_MS // 1000 + 1)  # WAITAOF is for writes of its connection
                 pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
-                written, answer = await pipe.execute(raise_on_error=False)
-            if isinstance(written, Exception):
-                raise written
+                pipe.hget(self._name, field)
+                written, answer, there = await pipe.execute(raise_on_error=False)
+            for failed in (written, there):
+                if isinstance(failed, Exception):
+                    raise failed
+            if (there or b"") != data:
+                return False
             if on_disk(answer) != "not yet":
-                return
+                return True
         raise Unavailable(
             f"{field} is changed, and not on Redis' disk after {DISK_TRIES * DISK_MS / 1000:.0f} s: a crash of Redis "
             "may undo it",

@@ -16,6 +16,8 @@ import redis as plain_redis
 from fleetstart.controller.billing.ledger_writer import LedgerWriter
 from fleetstart.controller.scheduler.leader import LeaderLease
 from fleetstart.controller.scheduler.reconcile import Step
+from fleetstart.controller.state.access_records import KeyRecord
+from fleetstart.controller.state.cas_hash import CasHash
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
@@ -117,6 +119,36 @@ def test_a_fence_is_above_all_that_its_taker_held(redis_server: RedisServer) -> 
         assert first > 9_000_000_000_000
         await client.flushall()
         assert await lease.acquire_or_renew("gw-1", 0) > first
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_revocation_that_redis_lost_before_it_was_on_the_disk_is_made_again(redis_server: RedisServer) -> None:
+    """The Redis that says that all is on its disk may be another one than that which took the change."""
+
+    async def scenario() -> None:
+        client = connect(redis_server.url)
+        state = StateSync(client, View())
+        records = CasHash(state, keys.KEYS, KeyRecord)
+        key = KeyRecord(name="app", rights=["invoke"], credentials=[], created_unix_ms=1, created_by="local")
+        await records.change("app", lambda _: key)
+        before = await client.hget(keys.KEYS, "app")
+        resync, lost = state.resync, [True]
+
+        async def crash(**only: bool) -> None:
+            if lost.pop() if lost else False:
+                await client.hset(keys.KEYS, "app", before)  # it is killed, and comes back without its last second
+            await resync(**only)
+
+        state.resync = crash  # type: ignore[method-assign]
+        await records.change(
+            "app", lambda known: msgspec.structs.replace(known or key, revoked_unix_ms=1), durable=True
+        )
+        there = await records.read("app")
+        assert there is not None
+        assert there.revoked_unix_ms == 1
+        assert not lost
         await client.aclose()
 
     asyncio.run(scenario())
