@@ -45,7 +45,7 @@ class TcpServer {
     std::string reason;
   };
 
-  void serve(ReadyEvents& events);
+  [[noreturn]] void serve(ReadyEvents& events);
   void receive_requests();
   void accept(const RequestFrame& frame);
   bool is_allowed(const Waiting& waiting) const;
