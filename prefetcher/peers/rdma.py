@@ -79,6 +79,9 @@ def read_ranges(
     left = {one.number: one for one in ranges}
     reasons: list[str] = []
     for make in connect:
+        if stopped():
+            reasons.append("stopped")
+            break
         try:
             reader = make()
         except (OSError, NativeError) as error:

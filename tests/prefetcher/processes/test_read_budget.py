@@ -63,5 +63,5 @@ def test_floods_of_lines_leave_the_loop_free_and_quiet_workers_heard() -> None:
         return share, sorted(waits)[len(waits) // 2]
 
     share, wait_s = asyncio.run(scenario())
-    assert share < 0.6, "six own shares, that of all, and the quiet one"
+    assert share < 0.8, "six own shares, that of all, and the quiet one: without them, all of the thread's time"
     assert wait_s < 0.25
