@@ -32,6 +32,8 @@ from .budgets import Budget, BudgetEvent, BudgetState, fields_of, period_at
 log = logging.getLogger(__name__)
 
 READ_S = 1.0
+FIRST_READ_S = 0.1
+"""Pause while they were never read: until then, calls are refused, also by a gateway that has read all the rest."""
 ALERTED_KEPT_S = 62 * 86_400
 ALERTS_KEPT = 1000
 KEPT_AGAIN_NS = 10_000_000_000
@@ -82,7 +84,7 @@ class BudgetWatch:
                     self._kept = None
             except REDIS_ERRORS as error:
                 log.warning("prices and budgets were not read", extra={"error": str(error)})
-            await asyncio.sleep(READ_S)
+            await asyncio.sleep(READ_S if self.known.is_set() else FIRST_READ_S)
 
     # ── queries ───────────────────────────────────────────────────────────────────────────────────
 
