@@ -90,7 +90,7 @@ def holdings_of(
             continue
         if is_fetching(order, statuses.get(order.worker), segments.get(weights), known):
             since_unix_ns = order.decided_unix_ns or order.ordered_unix_ns
-            drafts.setdefault(weights, _Draft()).add(chunks_needed(order, known), since_unix_ns)
+            drafts.setdefault(weights, _Draft()).add(chunks_coming(order, known), since_unix_ns)
     for copy in copies:
         known = checkpoints.get(copy.checkpoint)
         if known is not None and copy.epoch == report.epoch:
@@ -119,9 +119,18 @@ def is_fetching(
 
 def chunks_needed(order: WorkerOrder, checkpoint: Checkpoint) -> Ranges:
     """The chunks that a worker needs in the end: those of its stage, or all; empty if they are not known."""
+    return checkpoint.every if order.grow else chunks_coming(order, checkpoint)
+
+
+def chunks_coming(order: WorkerOrder, checkpoint: Checkpoint) -> Ranges:
+    """The chunks that a worker fetches at once, for which others may wait; empty if they are not known.
+
+    A stage that is to become whole fetches the rest once it serves, in the background. Another stage of its pipeline
+    that waited for these would wait for itself.
+    """
     layout = checkpoint.layout
-    if order.stage is None or order.grow or layout is None or not layout.layer_chunks:
-        return checkpoint.every if order.stage is None or order.grow else ()
+    if order.stage is None or layout is None or not layout.layer_chunks:
+        return checkpoint.every if order.stage is None else ()
     ends = layout.ends_chunks if order.stage.first == 0 else []
     return union(layout.layer_chunks[order.stage.first : order.stage.end], ends)
 

@@ -25,7 +25,7 @@ from .chunk_ranges import without
 from .copies import CopyNode, decide_copies
 from .grants import granted, still_valid
 from .holder_index import FetchUnderWay, HolderIndex
-from .holdings import EMPTY, Holding, chunks_needed
+from .holdings import EMPTY, Holding, chunks_coming, chunks_needed
 from .kept import CopyProgress, all_kept, copy_node, copy_of
 from .sources import SOURCES_MAX, Reader, Source, readers_of, sources_for
 
@@ -107,9 +107,11 @@ class ParameterPool:
             for peer in sources:
                 load[peer.node] = load.get(peer.node, 0) + 1
             if not holding.since_unix_ns:  # others of this step may read from it
-                coming = Holding(host=holding.host, coming=without(needs, holding.host), disk=holding.disk,
-                                 since_unix_ns=order.decided_unix_ns)  # fmt: skip
-                self._index.expect(order.node, weights, coming)
+                coming = without(chunks_coming(order, known), holding.host)
+                expected = Holding(
+                    host=holding.host, coming=coming, disk=holding.disk, since_unix_ns=order.decided_unix_ns
+                )
+                self._index.expect(order.node, weights, expected)
         return [done.get(order.worker, order) for order in orders]
 
     def _load(self) -> dict[NodeId, int]:
