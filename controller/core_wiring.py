@@ -83,6 +83,7 @@ class Core:
 
     async def close(self) -> None:
         await self.gateway.close()
+        await self.followers.close()
         await self.clients.aclose()
         self.journal.close()
         self.overflow.close()

@@ -16,6 +16,7 @@ from typing import Any, cast
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract.errors import QueueFull
+from fleetstart.runtime.contract.process.tasks import end_tasks
 
 from ..redis_client import REDIS_ERRORS
 
@@ -76,6 +77,11 @@ class StreamFollowers:
         self._positions: dict[str, str] = {}
         self._callers: Counter[str] = Counter()
         self._reader: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """Ends the shared reader, so that its client can be closed: it would connect again."""
+        if self._reader is not None:
+            await end_tasks([self._reader])
 
     @property
     def count(self) -> int:

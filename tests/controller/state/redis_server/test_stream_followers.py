@@ -44,6 +44,7 @@ def test_any_number_of_followers_holds_one_connection_and_each_sees_all(redis_ur
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await followers.close()
         await blocking.aclose()
         await reads.aclose()
 
@@ -72,6 +73,7 @@ def test_a_slow_follower_misses_nothing(redis_url: str) -> None:
         assert late == seen
         await quick.aclose()
         await slow.aclose()
+        await followers.close()
         await blocking.aclose()
         await reads.aclose()
 
