@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -134,8 +135,9 @@ class GVisorLauncher:
 
     def probe(self) -> None:
         """Starts and ends one sandbox. Errors: OSError if that fails."""
+        name = f"probe-{uuid.uuid4().hex[:12]}"  # runsc's socket of a sandbox is named so, for all of the machine
         try:
-            command = self._command("probe", ["-S", "-c", ""], network=False)
+            command = self._command(name, ["-S", "-c", ""], network=False)
             done = subprocess.run(
                 command,
                 env=self._runsc_environment,
@@ -147,7 +149,7 @@ class GVisorLauncher:
         except subprocess.TimeoutExpired as error:
             raise OSError(str(error)) from error
         finally:
-            shutil.rmtree(self._bundles / "probe", ignore_errors=True)
+            shutil.rmtree(self._bundles / name, ignore_errors=True)
         if done.returncode:
             said = " ".join(done.stderr.split())[-300:]
             raise OSError(f"{self._program} ended with {done.returncode}: {said}")

@@ -217,14 +217,18 @@ class Node(Part):
         return [msgspec.json.decode(row, type=WorkerStatus) for row in rows]
 
     def pid_of(self, worker: WorkerStatus) -> int:
-        """The process that serves it, told by its node's log once it was ready, else by the socket of its links."""
+        """The process that serves it, told by its node's log once it was ready, else by the socket of its links, which
+        the node hands over to it while it starts."""
+        what = f"a process of {self.name} that listens for {worker.worker} at {worker.endpoint or worker.link!r}"
+        return wait_until(lambda: self._pid_of(worker), what=what)
+
+    def _pid_of(self, worker: WorkerStatus) -> int | None:
         told = re.findall(rf'worker ready \{{"worker": "{worker.worker}".*?"pid": (\d+)', self.log())
         if told and int(told[-1]) in self.processes():
             return int(told[-1])
         sockets = {inode for inode in map(self._listener, (worker.endpoint, worker.link)) if inode}
         found = [pid for pid in self.processes() if pid != self.pid and sockets & _sockets(pid)]
-        assert found, f"no process of {self.name} listens for {worker.worker} at {worker.endpoint or worker.link!r}"
-        return min(found, key=guard.ticks_of)  # its own children may hold the socket too
+        return min(found, key=guard.ticks_of, default=None)  # its own children may hold the socket too
 
     def kill_worker(self, worker: WorkerStatus) -> None:
         os.kill(self.pid_of(worker), signal.SIGKILL)

@@ -177,3 +177,14 @@ def test_a_start_that_a_full_disk_prevents_leaves_nothing(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list((tmp_path / "state" / "bundles").iterdir())
     assert set(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_two_nodes_of_a_machine_probe_sandboxes_of_their_own(tmp_path: Path) -> None:
+    """runsc refuses a second sandbox of one name on the machine, whosever it is."""
+    program, told = tmp_path / "runsc", tmp_path / "told"
+    program.write_text(f'#!/bin/sh\necho "${{@: -1}}" >> {told}\n'.replace("/bin/sh", "/bin/bash"))
+    program.chmod(0o755)
+    for node in ("a", "b"):
+        GVisorLauncher(str(program), tmp_path / node, (), os.environ).probe()
+    names = told.read_text().split()
+    assert len(set(names)) == 2, names
