@@ -220,15 +220,15 @@ class Node(Part):
         """The process that serves it, told by its node's log once it was ready, else by the socket of its links, which
         the node hands over to it while it starts."""
         what = f"a process of {self.name} that listens for {worker.worker} at {worker.endpoint or worker.link!r}"
-        return wait_until(lambda: self._pid_of(worker), what=what)
+        found = wait_until(lambda: self._pids_of(worker), what=what)
+        return min(found, key=guard.ticks_of)  # its own children may hold the socket too
 
-    def _pid_of(self, worker: WorkerStatus) -> int | None:
+    def _pids_of(self, worker: WorkerStatus) -> list[int]:
         told = re.findall(rf'worker ready \{{"worker": "{worker.worker}".*?"pid": (\d+)', self.log())
         if told and int(told[-1]) in self.processes():
-            return int(told[-1])
+            return [int(told[-1])]
         sockets = {inode for inode in map(self._listener, (worker.endpoint, worker.link)) if inode}
-        found = [pid for pid in self.processes() if pid != self.pid and sockets & _sockets(pid)]
-        return min(found, key=guard.ticks_of, default=None)  # its own children may hold the socket too
+        return [pid for pid in self.processes() if pid != self.pid and sockets & _sockets(pid)]
 
     def kill_worker(self, worker: WorkerStatus) -> None:
         os.kill(self.pid_of(worker), signal.SIGKILL)
