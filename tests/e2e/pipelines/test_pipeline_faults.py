@@ -185,7 +185,9 @@ def test_a_start_that_would_break_a_promise_waits_for_the_links_to_be_free(fleet
         fetched_unix_ns = fleet.fetched_unix_ns(order)
         kept = fetched_unix_ns / 1e9 <= plan.decided_unix_ms / 1e3 + stage.fetch_within_s
         if kept and order.node in others:  # a promise that a busy machine broke objects to nobody
-            assert others[order.node] >= fetched_unix_ns
+            # Shortly before its end, a fetch can spare half of its link and still be in time.
+            decided_unix_ns = plan.decided_unix_ms * 10**6
+            assert others[order.node] - decided_unix_ns > (fetched_unix_ns - decided_unix_ns) / 2
     fleet.remove(tight, loose)
 
 
