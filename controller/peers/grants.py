@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.peers import Grant, Peer, grant_secret
 
-from .sources import PeerNode, Source
+from .sources import ChosenHolder, PeerNode
 
 GRANT_MS = 5 * 60_000
 """Length of a grant: time for a large model over a slow link between two renewals; and how long a reader that was
@@ -22,7 +22,7 @@ RENEW_MS = 2 * 60_000
 
 
 def granted(
-    source: Source, peer: PeerNode, reader: NodeId, checkpoint: CheckpointId, peer_key: bytes, now_unix_ms: int
+    source: ChosenHolder, peer: PeerNode, reader: NodeId, checkpoint: CheckpointId, peer_key: bytes, now_unix_ms: int
 ) -> Peer:
     """The peer as an order names it, with a new grant."""
     grant = Grant(
@@ -44,9 +44,9 @@ def granted(
 
 
 def still_valid(
-    known: Sequence[Peer], sources: Sequence[Source], peers: Mapping[NodeId, PeerNode], now_unix_ms: int
+    known: Sequence[Peer], sources: Sequence[ChosenHolder], peers: Mapping[NodeId, PeerNode], now_unix_ms: int
 ) -> bool:
-    """Whether an order's peers say what newly signed ones for these sources would, with grants that last."""
+    """True if an order's peers say what newly signed ones for these sources would, with grants that last."""
     return len(known) == len(sources) and all(
         _said(one) == _says(source, peers[source.node]) and _lasts(one, now_unix_ms)
         for one, source in zip(known, sources, strict=True)
@@ -57,10 +57,10 @@ def _said(peer: Peer) -> tuple[object, ...]:
     return (peer.node, peer.grant.epoch, peer.address, peer.host, peer.transports, peer.ranges)
 
 
-def _says(source: Source, peer: PeerNode) -> tuple[object, ...]:
+def _says(source: ChosenHolder, peer: PeerNode) -> tuple[object, ...]:
     return (peer.node, peer.epoch, peer.address, peer.host, peer.transports, source.ranges)
 
 
 def _lasts(peer: Peer, now_unix_ms: int) -> bool:
-    """Whether the grant need not be renewed. One that seems to last too long is of before a clock stepped back."""
+    """True if the grant need not be renewed. One that seems to last too long is of before a clock stepped back."""
     return RENEW_MS < peer.grant.expires_unix_ms - now_unix_ms <= GRANT_MS + RENEW_MS

@@ -1,4 +1,4 @@
-"""Who holds which chunks and who fetches, kept up to date in place: a node is derived anew when it has changed."""
+"""Index of who holds which chunks and who fetches, kept up to date in place: a changed node is derived anew."""
 
 from __future__ import annotations
 

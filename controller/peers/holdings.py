@@ -1,4 +1,4 @@
-"""Who holds which chunks of which checkpoint: derived from a node's report and its orders. Pure.
+"""Holdings: which node has which chunks of a checkpoint: derived from a node's report and its orders. Pure.
 
 A node's report says what is in its memory and on its disk, chunk by chunk. What is on its way follows from its orders:
 the chunks of the stage that a starting worker needs, or all of a copy. Nothing is kept beyond reports and orders, and a
@@ -107,7 +107,7 @@ def holdings_of(
 def is_fetching(
     order: WorkerOrder, status: WorkerStatus | None, segment: SegmentReport | None, checkpoint: Checkpoint
 ) -> bool:
-    """Whether chunks are on their way for a worker, or soon will be."""
+    """True if chunks are on their way for a worker, or soon will be."""
     if order.wanted != "run" or (status is not None and status.state in FINAL):
         return False
     if segment is None or status is None or status.state == "starting":

@@ -27,7 +27,7 @@ from .grants import granted, still_valid
 from .holder_index import FetchUnderWay, HolderIndex
 from .holdings import EMPTY, Holding, chunks_coming, chunks_needed
 from .kept import CopyProgress, all_kept, copy_node, copy_of
-from .sources import SOURCES_MAX, Reader, Source, readers_of, sources_for
+from .sources import SOURCES_MAX, ChosenHolder, Reader, readers_of, sources_for
 
 KEYS_AT_ONCE = 20
 """Peer keys made in one step, some milliseconds of the loop."""
@@ -125,7 +125,7 @@ class ParameterPool:
         planned: Sequence[NodeId] = (),
         *,
         others: bool = True,
-    ) -> tuple[Source, ...]:
+    ) -> tuple[ChosenHolder, ...]:
         """The peers of a fetch: those that it has, or else those that were planned, and then others, unless these are
         not asked for."""
         node = fetch.order.node
@@ -144,7 +144,7 @@ class ParameterPool:
         known = self._index.checkpoints.get(fetch.checkpoint)
         if fetch.order.pulls and known is not None and all(other in peers for other in kept):
             # The plan of a multicast tells when each has what another one pulls.
-            return tuple(Source(other, known.every) for other in kept)
+            return tuple(ChosenHolder(other, known.every) for other in kept)
         reader = Reader(
             node=node,
             region=report.region,
@@ -154,7 +154,7 @@ class ParameterPool:
         )
         return sources_for(reader, holders, peers, load, kept=kept)
 
-    def _granted(self, fetch: FetchUnderWay, sources: Sequence[Source], now_unix_ns: int) -> tuple[Peer, ...]:
+    def _granted(self, fetch: FetchUnderWay, sources: Sequence[ChosenHolder], now_unix_ns: int) -> tuple[Peer, ...]:
         """The peers as the fetch's order names them, with new grants."""
         found = []
         for source in sources:

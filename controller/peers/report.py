@@ -1,4 +1,4 @@
-"""What is told of copies in host memory, to people and to Prometheus: from the view of any controller. Pure."""
+"""Report of copies in host memory, to people and to Prometheus: from the view of any controller. Pure."""
 
 from __future__ import annotations
 

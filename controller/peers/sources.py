@@ -59,7 +59,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ChosenHolder:
     """A holder that a reader is to use, and what of it."""
 
     node: NodeId
@@ -91,7 +91,7 @@ def sources_for(
     *,
     kept: Sequence[NodeId] = (),
     limit: int = SOURCES_MAX,
-) -> tuple[Source, ...]:
+) -> tuple[ChosenHolder, ...]:
     """The peers that the reader is to read from, the best first; those of `kept` that can still serve it come before
     others. `load`: readers of each node's memory, this one not counted."""
     usable = {
@@ -110,7 +110,7 @@ def sources_for(
             break  # what is kept has all that this one will have
         chosen.append(best)
         uncovered = without(uncovered, usable[best])
-    return tuple(Source(node, usable[node]) for node in chosen)
+    return tuple(ChosenHolder(node, usable[node]) for node in chosen)
 
 
 def _promising(
@@ -138,7 +138,7 @@ def _offered(reader: Reader, holding: Holding, peer: PeerNode) -> Ranges:
 
 
 def _reaches(reader: Reader, peer: PeerNode) -> bool:
-    """Whether the reader's machine can reach the peer's address: one on loopback is another on every machine."""
+    """True if the reader's machine can reach the peer's address: one on loopback is another on every machine."""
     host = peer.address.rpartition(":")[0].strip("[]")
     try:
         loopback = ipaddress.ip_address(host).is_loopback

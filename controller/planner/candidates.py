@@ -203,7 +203,7 @@ class Search:
         return [assigned[stage] for stage in range(len(cuts))]
 
     def _fits(self, cut: Cut, node: CandidateNode, full: bool) -> bool:
-        """Whether the node has memory for the stage, and for a whole worker if it is to become one (`full`)."""
+        """True if the node has memory for the stage, and for a whole worker if it is to become one (`full`)."""
         if full or node.fits_whole:
             return node.fits_whole
         request = self._request
@@ -291,7 +291,7 @@ class Search:
         return node.link.fetch_s(size_bytes, self._now_s) if node.link.fetches else size_bytes / node.bytes_per_s
 
     def _link_accepts(self, cut: Cut, node: CandidateNode) -> bool:
-        """Whether the node's link accepts the stage's fetch without breaking the deadlines of others."""
+        """True if the node's link accepts the stage's fetch without breaking the deadlines of others."""
         return not node.link.fetches or self._accepts(self._fetch(cut, node), node)
 
     def _accepts(self, fetch: Fetch, node: CandidateNode) -> bool:

@@ -211,7 +211,7 @@ def _with_error(known: MovingAverage, error: float) -> MovingAverage:
 
 
 def is_calibrated(version: VersionMeasures) -> bool:
-    """Whether its predictions come from starts of its own, and not from priors."""
+    """True if its predictions come from starts of its own, and not from priors."""
     return version.ttft_error.count >= CALIBRATING
 
 

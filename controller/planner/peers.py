@@ -40,7 +40,7 @@ class PeerSource(NamedTuple):
 
     @property
     def promised(self) -> bool:
-        """Whether fetches from it have deadlines."""
+        """True if fetches from it have deadlines."""
         return any(fetch.deadline_s < NEVER for fetch in self.up.fetches)
 
     @property
@@ -87,7 +87,7 @@ def _busyness(source: PeerSource) -> tuple[float, float, NodeId]:
     return (-source.bytes_per_s, source.after_s, source.node)
 
 
-class Reader(Protocol):
+class ReadingNode(Protocol):
     """The node that a fetch is for."""
 
     state: NodeState
@@ -127,7 +127,9 @@ class PeerPool:
         """Cached peers of copies, the sum of their rates, and whether their uplinks are idle."""
         self._divisions: dict[tuple[int, str, str, NodeId | None], Division | None] = {}
 
-    def fetch(self, layers: int, missing_bytes: int, reader: Reader, refused: Set[NodeId] = NOBODY) -> Fetch | None:
+    def fetch(
+        self, layers: int, missing_bytes: int, reader: ReadingNode, refused: Set[NodeId] = NOBODY
+    ) -> Fetch | None:
         """The fetch of missing layers with the help of peers that do not refuse it; None if these have none of them."""
         state, held = reader.state, reader.held
         on_disk = held.disk & layers if held is not None else 0

@@ -173,7 +173,7 @@ def _missing_workers(request: PlanRequest, candidate: Candidate) -> int:
 
 
 def _meets_slo(request: PlanRequest, candidate: Candidate, *, with_margin: bool = True) -> bool:
-    """Whether a candidate meets the SLO, with its error margin or if its prediction is exact."""
+    """True if a candidate meets the SLO, with its error margin or if its prediction is exact."""
     slo = request.slo
     if slo is None:
         return True

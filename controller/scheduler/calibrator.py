@@ -228,5 +228,5 @@ def _start(order: WorkerOrder) -> WorkerId | PipelineId:
 
 
 def _stands_for_its_start(order: WorkerOrder) -> bool:
-    """Whether a worker's calls show its start's TTFT; not those of a consolidated helper, which come long after it."""
+    """True if a worker's calls show its start's TTFT; not those of a consolidated helper, which come long after it."""
     return order.stage is None or order.stage.index == 0

@@ -387,7 +387,7 @@ def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> 
 
 
 def _same_work(known: WorkerOrder, order: WorkerOrder) -> bool:
-    """Whether an order asks for what an earlier one did: other sources give a start no more time."""
+    """True if an order asks for what an earlier one did: other sources give a start no more time."""
     changed = msgspec.structs.replace(
         known, sources=order.sources, pulls=order.pulls, ordered_unix_ns=order.ordered_unix_ns
     )
@@ -395,7 +395,7 @@ def _same_work(known: WorkerOrder, order: WorkerOrder) -> bool:
 
 
 def _moves(view: View, order: WorkerOrder) -> bool:
-    """Whether something is to be expected of a worker: it starts or ends."""
+    """True if something is to be expected of a worker: it starts or ends."""
     status = view.statuses.get(order.worker)
     return order.wanted != "run" or status is None or status.state != "ready" or order.stage is not None
 

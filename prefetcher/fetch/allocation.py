@@ -125,7 +125,7 @@ class Allocation:
     # ── who takes what ─────────────────────────────────────────────────────────────────────────────
 
     def _places(self, chunk: int) -> list[SourceWork]:
-        """Whose queues the chunk belongs in: of those that may deliver it, the cheap ones, else the costly."""
+        """Sources in whose queues the chunk belongs: of those that may deliver it, the cheap ones, else the costly."""
         owner = self._plan.owner(chunk)
         if owner is not None and not self.works[owner].can(chunk):
             self._plan.release(chunk)

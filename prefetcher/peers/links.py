@@ -82,19 +82,7 @@ class PlainLink:
         self._has_sent_pages = False
 
     def receive(self, size_bytes: int, deadline_s: float) -> bytes:
-        found = bytearray()
-        while len(found) < size_bytes:
-            try:
-                more = self._socket.recv(size_bytes - len(found))
-            except BlockingIOError:
-                _check(deadline_s)
-                continue
-            if not more:
-                raise EOFError("the connection was closed")
-            found += more
-            if len(found) < size_bytes:
-                _check(deadline_s)
-        return bytes(found)
+        return _receive(self._socket, size_bytes, deadline_s)
 
     def fill(self, into: memoryview, checksum: native.Checksum, begin: int, most_bytes: int | None) -> int:
         try:
@@ -166,19 +154,7 @@ class TlsLink:
         self._socket = sock
 
     def receive(self, size_bytes: int, deadline_s: float) -> bytes:
-        found = bytearray()
-        while len(found) < size_bytes:
-            try:
-                more = self._socket.recv(size_bytes - len(found))
-            except TimeoutError:
-                _check(deadline_s)
-                continue
-            if not more:
-                raise EOFError("the connection was closed")
-            found += more
-            if len(found) < size_bytes:
-                _check(deadline_s)
-        return bytes(found)
+        return _receive(self._socket, size_bytes, deadline_s)
 
     def fill(self, into: memoryview, checksum: native.Checksum, begin: int, most_bytes: int | None) -> int:
         filled, end = begin, min(len(into), begin + (most_bytes or SLICE_BYTES))
@@ -232,6 +208,23 @@ def prepare(sock: socket.socket) -> None:
     ):
         with contextlib.suppress(OSError):
             sock.setsockopt(level, option, value)
+
+
+def _receive(sock: socket.socket, size_bytes: int, deadline_s: float) -> bytes:
+    """All of these bytes. A socket that has none yet says so in one of two ways, with TLS or without."""
+    found = bytearray()
+    while len(found) < size_bytes:
+        try:
+            more = sock.recv(size_bytes - len(found))
+        except (BlockingIOError, TimeoutError):
+            _check(deadline_s)
+            continue
+        if not more:
+            raise EOFError("the connection was closed")
+        found += more
+        if len(found) < size_bytes:
+            _check(deadline_s)
+    return bytes(found)
 
 
 def _check(deadline_s: float) -> None:

@@ -41,7 +41,7 @@ PAUSE_S = 0.1
 CLOSE_S = 2.0
 
 
-class Connection:
+class ReaderConnection:
     """A socket, and the one that took its place once it is encrypted: whatever `end` wakes."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -74,10 +74,10 @@ class PeerServer:
         self._stop = threading.Event()
         self._numbers = count(1)
         self._listener: socket.socket | None = None
-        self._connections: set[Connection] = set()
-        self._strangers: dict[Connection, None] = {}
+        self._connections: set[ReaderConnection] = set()
+        self._strangers: dict[ReaderConnection, None] = {}
         """Connections that have not proved themselves, the oldest first."""
-        self._proved: dict[Connection, NodeId] = {}
+        self._proved: dict[ReaderConnection, NodeId] = {}
         self._threads: set[threading.Thread] = set()
         self._sent: Counter[NodeId] = Counter()
 
@@ -108,7 +108,7 @@ class PeerServer:
         with self._lock:
             connections, threads = list(self._connections), list(self._threads)
         if self._listener is not None:
-            Connection(self._listener).end()  # wakes the thread that accepts
+            ReaderConnection(self._listener).end()  # wakes the thread that accepts
         for connection in connections:
             connection.end()
         until_s = time.monotonic() + CLOSE_S
@@ -135,7 +135,7 @@ class PeerServer:
         answer = self._holdings.ask(ask())
         return answer[0] if answer is not None else "no_key"
 
-    def _admit(self, connection: Connection, reader: NodeId) -> bool:
+    def _admit(self, connection: ReaderConnection, reader: NodeId) -> bool:
         with self._lock:
             others = [node for one, node in self._proved.items() if one is not connection]
             if len(others) >= SESSIONS_MAX or others.count(reader) >= READER_SESSIONS_MAX:
@@ -180,7 +180,7 @@ class PeerServer:
                         log.warning("cannot accept a peer's connection", extra={"error": str(error)})
                     self._stop.wait(PAUSE_S)
                     continue
-                connection = Connection(sock)
+                connection = ReaderConnection(sock)
                 self._take_in(connection)
                 try:
                     self._start(functools.partial(self._serve, connection), f"peer-server-{next(self._numbers)}")
@@ -189,7 +189,7 @@ class PeerServer:
                     self._forget(connection)
                     self._stop.wait(PAUSE_S)
 
-    def _take_in(self, stranger: Connection) -> None:
+    def _take_in(self, stranger: ReaderConnection) -> None:
         with self._lock:
             if len(self._strangers) >= STRANGERS_MAX:
                 oldest = next(iter(self._strangers))
@@ -198,14 +198,14 @@ class PeerServer:
             self._strangers[stranger] = None
             self._connections.add(stranger)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ReaderConnection) -> None:
         connection.socket.close()
         with self._lock:
             self._connections.discard(connection)
             self._strangers.pop(connection, None)
             self._proved.pop(connection, None)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: ReaderConnection) -> None:
         """Serves one connection until it ends."""
         try:
             link, certified = self._link(connection)
@@ -228,7 +228,7 @@ class PeerServer:
         finally:
             self._forget(connection)
 
-    def _link(self, connection: Connection) -> tuple[Link, str | None]:
+    def _link(self, connection: ReaderConnection) -> tuple[Link, str | None]:
         """The link, and the node in the reader's certificate, None without TLS. Errors: OSError, ssl.SSLError."""
         sock = connection.socket
         if self._context is None:

@@ -113,7 +113,7 @@ class CallState:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client has gone or the deadline passed; from any thread. First use starts watching the client."""
+        """True if the client has gone or the deadline passed; from any thread. First use starts watching the client."""
         if self._watcher is None and self._receive is not None:
             self.loop.call_soon_threadsafe(self.watch)
         return self.gone or self.remaining_s == 0.0

@@ -193,6 +193,6 @@ def _arguments(module: nn.Module, owners: tuple[nn.Module, ...]) -> dict[str, An
 
 
 def _alike(module: nn.Module, twin: nn.Module) -> bool:
-    """Whether all plain attributes are the same; an argument that was changed before it was kept differs here."""
+    """True if all plain attributes are the same; an argument that was changed before it was kept differs here."""
     kept = {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN) and name not in _MARKS}
     return all(name in vars(twin) and vars(twin)[name] == value for name, value in kept.items())

@@ -281,7 +281,7 @@ class Clients:
             await asyncio.sleep(world.chance.uniform(0.1, 1.0))
 
     async def try_revoked(self, name: str, where: str, function: str) -> bool:
-        """Whether a call with a revoked key was refused, or not answered. One that must be refused, and is not, is a
+        """True if a call with a revoked key was refused, or not answered. One that must be refused, and is not, is a
         violation."""
         world = self._world
         text, told_ns, by = self.told.revoked[name]

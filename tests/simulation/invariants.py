@@ -196,7 +196,7 @@ def _keys(world: Any) -> None:
 
 
 def _was_silent(world: Any, invocation: str) -> bool:
-    """Whether the call took its key from a gateway that had died, or could not reach Redis for as long as is stated."""
+    """True if the call took its key from a gateway that had died, or could not reach Redis for as long as is stated."""
     holder = world.monitor.taken_over.get(invocation)
     return holder is not None and (
         not holder.alive or world.faults.cut_off_ns.get(holder.name, 0) >= SILENT_NS or world.clock_of_redis_stepped

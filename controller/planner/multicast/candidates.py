@@ -65,7 +65,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class MulticastWay:
     """A schedule, as it is predicted to be executed."""
 
     name: str
@@ -113,7 +113,7 @@ def situation(request: MulticastRequest, blocks: int) -> Situation:
     )
 
 
-def candidates(found: Situation) -> Iterator[Candidate]:
+def candidates(found: Situation) -> Iterator[MulticastWay]:
     """All useful ways. Sub-groups take empty receivers, from sources that have everything; rarest first takes any."""
     nodes, receivers = found.request.nodes, found.receivers
     can_forward = all(nodes[receiver].sends for receiver in receivers)
@@ -144,16 +144,16 @@ def from_groups(
     found: Situation,
     groups: Sequence[SubGroup],
     topology: Callable[[Sequence[int], Sequence[int]], Schedule],
-) -> Candidate:
+) -> MulticastWay:
     """A topology within each of the sub-groups, all at once."""
     schedule = [transfer for group in groups for transfer in topology(group.nodes, group.order)]
     return _candidate(name, found, schedule, [group.receivers for group in groups])
 
 
-def _candidate(name: str, found: Situation, schedule: Schedule, groups: Sequence[Sequence[int]]) -> Candidate:
+def _candidate(name: str, found: Situation, schedule: Schedule, groups: Sequence[Sequence[int]]) -> MulticastWay:
     arrivals = predict_arrivals(schedule, found.held, found.block_bytes, found.links)
     ends = [max(arrivals[receiver].values(), default=0.0) for receiver in found.receivers]
-    return Candidate(
+    return MulticastWay(
         name=name,
         schedule=sorted(schedule),
         arrivals=arrivals,

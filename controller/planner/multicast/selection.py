@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.peers import Pull
 
 from .block_count import BlockCost, elbow
-from .candidates import Candidate, Situation, candidates, situation
+from .candidates import MulticastWay, Situation, candidates, situation
 from .execution_pipelines import execution_pipelines
 from .plan import (
     DeviceShard,
@@ -92,7 +92,9 @@ def _without(found: Situation, blocks: int) -> Situation:
     return replace(found, held=held, receivers=receivers)
 
 
-def _plan(found: Situation, chosen: Candidate, considered: Sequence[Candidate], unreachable: int) -> MulticastPlan:
+def _plan(
+    found: Situation, chosen: MulticastWay, considered: Sequence[MulticastWay], unreachable: int
+) -> MulticastPlan:
     nodes = found.request.nodes
     transfers: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in chosen.schedule:
@@ -162,7 +164,7 @@ def _nothing(found: Situation, unreachable: int) -> MulticastPlan:
     )
 
 
-def _reason(chosen: Candidate, considered: Sequence[Candidate]) -> str:
+def _reason(chosen: MulticastWay, considered: Sequence[MulticastWay]) -> str:
     others = [one for one in considered if one is not chosen]
     if not others:
         return f"{chosen.name}: the only way"
@@ -172,13 +174,13 @@ def _reason(chosen: Candidate, considered: Sequence[Candidate]) -> str:
     return f"{whole}, by {other.name} after {other.seconds:.2f} s"
 
 
-def _report(one: Candidate, chosen: Candidate) -> MulticastCandidate:
+def _report(one: MulticastWay, chosen: MulticastWay) -> MulticastCandidate:
     return MulticastCandidate(
         name=one.name, seconds=one.seconds, mean_s=one.mean_s, steps=one.steps, why_not=_why_not(one, chosen)
     )
 
 
-def _why_not(one: Candidate, chosen: Candidate) -> str:
+def _why_not(one: MulticastWay, chosen: MulticastWay) -> str:
     if one is chosen:
         return ""
     if one.seconds <= chosen.seconds * TIE:

@@ -283,7 +283,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def in_layers(self) -> bool:
-        """Whether its model can be cut into stages; not inside gVisor, where a worker has no sockets that others can
+        """True if its model can be cut into stages; not inside gVisor, where a worker has no sockets that others can
         reach."""
         return (self.llm is not None or self.layered) and self.isolation == "namespaces"
 

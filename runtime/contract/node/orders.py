@@ -123,7 +123,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The calls that it had entered, if it ended otherwise and its node knows."""
 
     def replaces(self, known: WorkerStatus) -> bool:
-        """Whether it is as new as a known status of the same worker, or newer. A worker ends once, and then for good;
+        """True if it is as new as a known status of the same worker, or newer. A worker ends once, and then for good;
         all that came before is of one daemon, which numbers it."""
         if known.state in FINAL:
             return False

@@ -57,7 +57,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class AnswerHeader:
     """An answer's header. `size_bytes` of the range follow it; none unless it is ok."""
 
     request: int
@@ -84,7 +84,7 @@ def decode_request(frame: bytes) -> ReadRequest | Received:
     return ReadRequest(request=request, offset=offset, size_bytes=size_bytes, wait_ms=wait_ms, outstanding=outstanding)
 
 
-def decode_answer(header: bytes) -> Answer:
+def decode_answer(header: bytes) -> AnswerHeader:
     """A header of ANSWER_BYTES. Its request may not be outstanding, or have been for another size: the caller knows."""
     if len(header) != ANSWER_BYTES:
         raise ValueError(f"an answer's header has {ANSWER_BYTES} bytes, not {len(header)}")
@@ -95,4 +95,4 @@ def decode_answer(header: bytes) -> Answer:
         raise ValueError(f"the peer's answer to request {request} has the status {status}")
     if (size_bytes > 0) != (_STATUSES[status] == "ok"):
         raise ValueError(f"the peer's answer to request {request} is {_STATUSES[status]} with {size_bytes} bytes")
-    return Answer(request=request, status=_STATUSES[status], size_bytes=size_bytes)
+    return AnswerHeader(request=request, status=_STATUSES[status], size_bytes=size_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleetstart.controller.peers.grants import GRANT_MS, RENEW_MS, granted, still_valid
-from fleetstart.controller.peers.sources import PeerNode, Source
+from fleetstart.controller.peers.sources import ChosenHolder, PeerNode
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.peers import Peer, grant_secret
 
@@ -13,12 +13,12 @@ NOW_MS = 1_800_000_000_000
 
 
 def grant(now_ms: int = NOW_MS, holder: PeerNode = HOLDER, end: int = 8) -> Peer:
-    return granted(Source(holder.node, ((0, end),)), holder, NodeId("r"), CheckpointId("c"), KEY, now_ms)
+    return granted(ChosenHolder(holder.node, ((0, end),)), holder, NodeId("r"), CheckpointId("c"), KEY, now_ms)
 
 
 def valid(now_ms: int, holder: PeerNode = HOLDER, end: int = 8) -> bool:
-    """Whether the grant of `NOW_MS` still says what is."""
-    return still_valid([grant()], [Source(holder.node, ((0, end),))], {holder.node: holder}, now_ms)
+    """True if the grant of `NOW_MS` still says what is."""
+    return still_valid([grant()], [ChosenHolder(holder.node, ((0, end),))], {holder.node: holder}, now_ms)
 
 
 def test_a_grant_is_of_one_reader_epoch_and_checkpoint_for_some_minutes() -> None:

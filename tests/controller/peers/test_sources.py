@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.peers.chunk_ranges import union
 from fleetstart.controller.peers.holdings import Holding
-from fleetstart.controller.peers.sources import SOURCES_MAX, PeerNode, Reader, Source, sources_for
+from fleetstart.controller.peers.sources import SOURCES_MAX, ChosenHolder, PeerNode, Reader, sources_for
 from fleetstart.runtime.contract.ids import NodeId
 
 ALL = ((0, 64),)
@@ -32,7 +32,7 @@ def reader(name: str = "r", since: int = 1_000, region: str = "", machine: str =
     return Reader(node=NodeId(name), since_unix_ns=since, needs=ALL, region=region, machine=machine)
 
 
-def named(sources: tuple[Source, ...]) -> list[str]:
+def named(sources: tuple[ChosenHolder, ...]) -> list[str]:
     return [source.node for source in sources]
 
 
@@ -42,7 +42,7 @@ def of(*peers: PeerNode) -> dict[NodeId, PeerNode]:
 
 def test_a_node_that_has_all_is_read_whenever_it_began() -> None:
     found = sources_for(reader(), {NodeId("a"): COMPLETE}, of(peer("a")), {})
-    assert found == (Source(NodeId("a"), ALL),)
+    assert found == (ChosenHolder(NodeId("a"), ALL),)
 
 
 def test_nodes_that_fetch_serve_those_that_began_after_them() -> None:

@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.node.peer_frames import (
     MAX_OUTSTANDING,
     MAX_REQUEST_BYTES,
     REQUEST_BYTES,
-    Answer,
+    AnswerHeader,
     ReadRequest,
     Received,
     decode_answer,
@@ -57,7 +57,7 @@ def test_a_reader_sends_the_frames_that_python_reads(pair: tuple[socket.socket, 
     reader.submit(2**64 - 1, 3 * CHUNK + 5, 7, 1.5)
     asked = decode_request(received(theirs, REQUEST_BYTES))
     assert asked == ReadRequest(request=2**64 - 1, offset=3 * CHUNK + 5, size_bytes=7, wait_ms=1500)
-    theirs.sendall(Answer(request=2**64 - 1, status="ok", size_bytes=7).encode() + b"seven!!")
+    theirs.sendall(AnswerHeader(request=2**64 - 1, status="ok", size_bytes=7).encode() + b"seven!!")
     assert outcomes(reader, 1) == {2**64 - 1: "ok"}
     assert decode_request(received(theirs, REQUEST_BYTES)) == Received()
     for status in ("not_ready", "gone", "refused"):
@@ -67,7 +67,9 @@ def test_a_reader_sends_the_frames_that_python_reads(pair: tuple[socket.socket, 
         assert frames == [
             ReadRequest(request=number, offset=number - 1, size_bytes=1, outstanding=number - 1) for number in (1, 2)
         ]
-        theirs.sendall(Answer(request=2, status=status).encode() + Answer(request=1, status=status).encode())
+        theirs.sendall(
+            AnswerHeader(request=2, status=status).encode() + AnswerHeader(request=1, status=status).encode()
+        )
         assert outcomes(reader, 2) == {1: status, 2: status}
         assert decode_request(received(theirs, REQUEST_BYTES)) == Received()
     expected = bytearray(BEFORE)
@@ -96,7 +98,7 @@ def test_a_server_understands_the_frames_that_python_sends() -> None:
 
 # ── a hostile holder ───────────────────────────────────────────────────────────────────────────────
 
-OK = Answer(request=1, status="ok", size_bytes=CHUNK).encode()
+OK = AnswerHeader(request=1, status="ok", size_bytes=CHUNK).encode()
 
 
 @pytest.mark.parametrize(
@@ -106,13 +108,13 @@ OK = Answer(request=1, status="ok", size_bytes=CHUNK).encode()
         (OK[:4] + b"\x02" + OK[5:], "it sent no answer of version 1"),
         (OK[:6] + b"\x07" + OK[7:], "its answer to request 1 has the status 7"),
         (
-            Answer(request=2, status="ok", size_bytes=CHUNK).encode(),
+            AnswerHeader(request=2, status="ok", size_bytes=CHUNK).encode(),
             "its answer to request 2, which is not outstanding",
         ),
-        (Answer(request=1, status="ok", size_bytes=CHUNK + 1).encode(), "has 65537 bytes, expected are 65536"),
-        (Answer(request=1, status="ok", size_bytes=1).encode(), "has 1 bytes, expected are 65536"),
-        (Answer(request=1, status="ok", size_bytes=2**64 - 1).encode(), "expected are 65536"),
-        (Answer(request=1, status="gone", size_bytes=5).encode(), "has 5 bytes, expected are 0"),
+        (AnswerHeader(request=1, status="ok", size_bytes=CHUNK + 1).encode(), "has 65537 bytes, expected are 65536"),
+        (AnswerHeader(request=1, status="ok", size_bytes=1).encode(), "has 1 bytes, expected are 65536"),
+        (AnswerHeader(request=1, status="ok", size_bytes=2**64 - 1).encode(), "expected are 65536"),
+        (AnswerHeader(request=1, status="gone", size_bytes=5).encode(), "has 5 bytes, expected are 0"),
         (b"", "it closed the connection"),
         (OK[:11], "it closed the connection"),
         (OK + b"x" * 100, "it closed the connection after 100 of 65536 bytes of request 1"),
@@ -155,7 +157,7 @@ def test_whatever_a_holder_sends_stays_inside_the_range_that_was_asked_for(sent:
         filled = region(content=BEFORE)
         reader = TcpReader(ours.fileno(), filled)
         reader.submit(1, CHUNK, 50)
-        theirs.sendall((Answer(request=1, status="ok", size_bytes=50).encode() if after_a_header else b"") + sent)
+        theirs.sendall((AnswerHeader(request=1, status="ok", size_bytes=50).encode() if after_a_header else b"") + sent)
         theirs.close()
         assert set(outcomes(reader, 1).values()) <= {"ok", "failed"}
         reader.poll(0.0)

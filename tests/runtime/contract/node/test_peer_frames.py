@@ -14,7 +14,7 @@ from fleetstart.runtime.contract.node.peer_frames import (
     MAX_REQUEST_BYTES,
     MAX_WAIT_MS,
     REQUEST_BYTES,
-    Answer,
+    AnswerHeader,
     ReadRequest,
     Received,
     Status,
@@ -33,20 +33,20 @@ requests = st.builds(
 )
 receipts = st.builds(Received, outstanding=st.integers(0, 2**32 - 1), leaves=st.booleans())
 answers = st.one_of(
-    st.builds(Answer, request=words, status=st.just("ok"), size_bytes=st.integers(1, 2**64 - 1)),
-    st.builds(Answer, request=words, status=st.sampled_from(get_args(Status)[1:])),
+    st.builds(AnswerHeader, request=words, status=st.just("ok"), size_bytes=st.integers(1, 2**64 - 1)),
+    st.builds(AnswerHeader, request=words, status=st.sampled_from(get_args(Status)[1:])),
 )
 
 
 @given(requests | receipts, answers)
-def test_frames_come_back_as_they_were_encoded(asked: ReadRequest | Received, answer: Answer) -> None:
+def test_frames_come_back_as_they_were_encoded(asked: ReadRequest | Received, answer: AnswerHeader) -> None:
     assert decode_request(asked.encode()) == asked
     assert decode_answer(answer.encode()) == answer
 
 
 @given(st.binary(max_size=60), requests | receipts, answers, st.integers(0, 39), st.integers(1, 255))
 def test_other_bytes_are_a_frame_or_a_value_error(
-    noise: bytes, asked: ReadRequest | Received, answer: Answer, at: int, flip: int
+    noise: bytes, asked: ReadRequest | Received, answer: AnswerHeader, at: int, flip: int
 ) -> None:
     for decode, frame in ((decode_request, asked.encode()), (decode_answer, answer.encode())):
         place = at % len(frame)
