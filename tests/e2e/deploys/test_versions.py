@@ -84,7 +84,8 @@ def test_a_first_version_whose_load_raises_fails_the_deploy_with_its_traceback(v
     said = versioned.fs("deploy", str(broken), "--no-probe").err
     assert "firstling@1 is live already" in said
     assert "its last start failed" in said
-    assert "failed to start" in versioned.fs("ls").out
+    # The node reports the end of the second try's worker a moment after its failure.
+    wait_until(lambda: "failed to start" in versioned.fs("ls").out)
     assert "firstling: its last start failed" in versioned.fs("ls").out
     assert "no such layer" in versioned.fs("ls").out
     assert versioned.failed("firstling")[0] == 500
