@@ -11,6 +11,7 @@ import msgspec
 from ..errors import InvalidSpec
 from ..function_calls import check_calls
 from ..ids import BundleId, CheckpointId, FunctionName, LayerId
+from ..node.devices import DeviceRequest
 from ..sizes import GIB, MIB
 from .interface import Interface
 from .names import DEFAULT_PROJECT, is_function_name, is_project_name, project_of
@@ -128,6 +129,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether the entry is a `Layered` class: a user's own model that runs layer by layer."""
     memory_bytes: int = 512 * MIB
     """Limit on the worker's own memory; weights in the segment are shared and not counted."""
+    gpu: DeviceRequest | None = None
+    """Devices that each worker needs; None: the host alone."""
     concurrency: int = 1
     """Calls that one worker serves concurrently."""
     timeout_s: float = 300.0

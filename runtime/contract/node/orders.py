@@ -25,6 +25,7 @@ from ..function.volume import Mounts
 from ..ids import FunctionName, NodeId, Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
+from .devices import DeviceShare
 from .entered_calls import EnteredCalls
 from .peers import Peer, Pull
 from .sealed_secrets import Sealed
@@ -66,6 +67,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     pulls: tuple[Pull, ...] = ()
     """Its part of a multicast plan, in order; empty: each chunk comes from whichever source is expected to deliver it
     soonest."""
+    devices: tuple[DeviceShare, ...] = ()
+    """Devices of its node that it computes on, and how much memory of each is its own; none: the host."""
     shell: bool = False
     """Whether it is a shell worker, which serves a terminal (`node.shell`) and no calls. The controller that serves the
     session writes and takes back its order; schedulers leave it alone."""

@@ -11,6 +11,7 @@ import msgspec
 
 from ..function.layer import packages_for
 from ..ids import CheckpointId, LayerId, NodeId, WorkerId
+from .devices import DeviceReport
 from .peers import Transport
 from .speed import Speed
 
@@ -80,6 +81,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Pools of workers that it can start; empty: a node of an earlier release, which does not say."""
     gpus: int = 0
     """Number of GPUs that its workers can use: there the KV cache of a model lies in device memory."""
+    devices: tuple[DeviceReport, ...] = ()
+    """Devices that its workers may be given; GPUs among them stand in `gpus`, too."""
     isolations: list[str] = []
     """Supported isolations beyond namespaces, also while a launcher still probes its own."""
     pid: int = 0
