@@ -133,6 +133,10 @@ class Allocation:
         able = [work for index, work in enumerate(self.works) if work.can(chunk) and owner in (None, index)]
         return [work for work in able if not work.source.costly] or able
 
+    def size_of(self, chunks: Iterable[int]) -> int:
+        """Bytes of these chunks."""
+        return sum(self._chunks[chunk].size_bytes for chunk in chunks if chunk in self._chunks)
+
     def is_planned(self, index: int, chunk: int) -> bool:
         """True if the plan has the chunk from this source."""
         return self._plan.owner(chunk) == index

@@ -23,6 +23,8 @@ FIRST_FACTOR = 2.0
 """A source has so many times its patience for its first chunk: a peer may only begin to fetch it itself."""
 LATE_FACTOR = 4.0
 """A chunk that takes this times as long as predicted is late."""
+PLANNED_PATIENCE_S = 60.0
+"""Longest time for the first chunk of a plan's source: it may have to wait for it, as the plan knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +115,21 @@ def is_late(waited_s: float, under_way_bytes: int, delivered: float | None, pati
     """True if a chunk for which a thread has waited comes much later than its source's rate predicts."""
     predicted_s = under_way_bytes / max(delivered, 1e-9) if delivered is not None else 0.0
     return waited_s > max(patience_s, LATE_FACTOR * predicted_s)
+
+
+def planned_patience_s(
+    patience_s: float, missing_bytes: int, others: Sequence[Load], *, has_delivered: bool, most_s: float
+) -> float:
+    """Time for a chunk that a plan has from one source, before one of the others reads it.
+
+    A source that has delivered has a pace, which its own waits are part of. Before its first chunk it may rightly wait:
+    for as long as the others would need for all that is missing. At that point waiting has cost as much as going to
+    them at once would have, so whatever the source does, the fetch takes at most twice as long as without it.
+    """
+    if has_delivered:
+        return patience_s
+    rates = [load.bytes_per_s for load in others if load.bytes_per_s]
+    if not rates:
+        return max(most_s, FIRST_FACTOR * patience_s)
+    floor_s = patience_s * (COSTLY_FACTOR if all(load.costly for load in others) else FIRST_FACTOR)
+    return max(floor_s, min(most_s, missing_bytes / max(rates)))

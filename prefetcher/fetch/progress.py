@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
 
 from .allocation import STRIKES_MAX, Allocation, SourceWork
-from .choice import FIRST_FACTOR, is_late
+from .choice import FIRST_FACTOR, PLANNED_PATIENCE_S, is_late, planned_patience_s
 from .chunk_sources import FetchSource
 from .order import ranges_of
 from .pulls import PullPlan
@@ -27,9 +27,6 @@ of other connections waited 13 ms then, with one thread 4 ms, and it is no faste
 BACKGROUND_RUN_BYTES = 4 * 1024 * 1024
 """Each run begins with a burst, so there should be few; and a chunk that becomes wanted comes with its run, so they
 should be short."""
-PLANNED_PATIENCE_S = 60.0
-"""Time for a chunk of a plan: its source may have to wait for it, as the plan knows. That the source lives, the one who
-reads from it watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,20 +261,34 @@ class FetchProgress:
         with self._lock:
             work = self._works[run.source_index]
             chunk = next((chunk.index for chunk in run.chunks if self._under_way.get(chunk.index) is run), None)
-            if chunk is None or not any(
-                self._works[other].running < self._works[other].threads and not self._works[other].order.pending_bytes
-                for other in self._allocation.others(run.source_index, chunk)
-            ):
+            idle = self._idle_others(run.source_index, chunk) if chunk is not None else []
+            if chunk is None or not idle:
                 return False
             waited_s = self._clock() - self._moved_s[run.number]
-            planned = self._allocation.is_planned(run.source_index, chunk)
-            patience_s = work.source.patience_s * (1.0 if work.rate.has_delivered else FIRST_FACTOR)
-            patience_s = PLANNED_PATIENCE_S if planned else patience_s
+            patience_s = self._patience_s(work, idle, self._allocation.is_planned(run.source_index, chunk))
             if not is_late(waited_s, work.under_way_bytes, work.rate.delivered, patience_s):
                 return False
             self._allocation.exclude(run.source_index, chunk, late=True)
             self._strike(run.source_index, corrupt=False)
             return True
+
+    def _idle_others(self, source_index: int, chunk: int) -> list[SourceWork]:
+        """Other sources that have the chunk, and nothing to do."""
+        others = [self._works[other] for other in self._allocation.others(source_index, chunk)]
+        return [other for other in others if other.running < other.threads and not other.order.pending_bytes]
+
+    def _patience_s(self, work: SourceWork, idle: Sequence[SourceWork], planned: bool) -> float:
+        has_delivered, patience_s = work.rate.has_delivered, work.source.patience_s
+        if not planned:
+            return patience_s * (1.0 if has_delivered else FIRST_FACTOR)
+        now_s = self._clock()
+        return planned_patience_s(
+            patience_s,
+            self._allocation.size_of(self._missing),
+            [other.load(now_s) for other in idle],
+            has_delivered=has_delivered,
+            most_s=PLANNED_PATIENCE_S,
+        )
 
     # ── results ────────────────────────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,7 @@ from .frames import Hello
 from .links import Link, PlainLink, TlsLink, prepare
 
 CONNECT_S = 2.0
-HELLO_S = 15.0
+HELLO_S = 8.0
 """Time for the answer to a Hello, with the holder's wait for a checkpoint that its own order has yet to bring."""
 WARM_S = 30.0
 """Time that an unused connection is kept: less than the holder keeps it."""

@@ -26,9 +26,10 @@ RUN_BYTES = 16 * 1024 * 1024
 """Bytes asked for at once: a round trip is short beside their time, and a peer that is lost loses few."""
 STREAMS = 4
 """Connections of one fetch to one peer: with TLS, each has a core at either end."""
-WAIT_S = 5.0
-"""Wait for a chunk that the peer has yet to get, after which it says so."""
-ANSWER_S = 3.0
+WAIT_S = 1.0
+"""Wait for a chunk that the peer has yet to get, after which it says so. A peer that says nothing does not live: the
+shorter this is, the sooner its chunks go elsewhere."""
+ANSWER_S = 2.0
 """Time for an answer beside that wait."""
 STALL_S = 2.0
 """Pause within a chunk after which it is given up."""

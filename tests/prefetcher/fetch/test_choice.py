@@ -7,7 +7,16 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.fetch.choice import COSTLY_FACTOR, FIRST_FACTOR, Load, SourceRate, bytes_to_leave, is_late
+from fleetstart.prefetcher.fetch.choice import (
+    COSTLY_FACTOR,
+    FIRST_FACTOR,
+    PLANNED_PATIENCE_S,
+    Load,
+    SourceRate,
+    bytes_to_leave,
+    is_late,
+    planned_patience_s,
+)
 
 MIB = 1 << 20
 RATES = st.none() | st.floats(1e3, 1e10)
@@ -81,3 +90,34 @@ def test_a_chunk_is_late_after_a_multiple_of_its_time_and_never_before_it_may_be
     assert is_late(2.1, 0, None, 2.0)
     assert not is_late(2.1, 100 * MIB, 100 * MIB, 2.0)
     assert is_late(4.1, 100 * MIB, 100 * MIB, 2.0)
+
+
+PATIENCES = st.floats(0.1, 10.0)
+
+
+@given(PATIENCES, st.integers(0, 1 << 40), st.lists(LOADS, min_size=1, max_size=4), st.booleans())
+def test_a_plan_s_source_is_waited_for_no_longer_than_the_others_would_need_for_all(
+    patience_s: float, missing_bytes: int, others: list[Load], has_delivered: bool
+) -> None:
+    waits_s = planned_patience_s(
+        patience_s, missing_bytes, others, has_delivered=has_delivered, most_s=PLANNED_PATIENCE_S
+    )
+    assert patience_s <= waits_s <= PLANNED_PATIENCE_S
+    rates = [load.bytes_per_s for load in others if load.bytes_per_s]
+    if has_delivered:
+        assert waits_s == patience_s, "its pace is known"
+    elif rates:
+        assert waits_s <= max(COSTLY_FACTOR * patience_s, missing_bytes / max(rates))
+    else:
+        assert waits_s == PLANNED_PATIENCE_S, "there is nothing to predict by"
+
+
+@given(PATIENCES, st.integers(0, 1 << 40), st.floats(1e3, 1e10), st.booleans())
+def test_quicker_others_and_cheap_ones_take_over_no_later(
+    patience_s: float, missing_bytes: int, rate: float, costly: bool
+) -> None:
+    def waits_s(*others: Load) -> float:
+        return planned_patience_s(patience_s, missing_bytes, others, has_delivered=False, most_s=PLANNED_PATIENCE_S)
+
+    assert waits_s(Load(2 * rate, costly=costly)) <= waits_s(Load(rate, costly=costly))
+    assert waits_s(Load(rate)) <= waits_s(Load(rate, costly=True))

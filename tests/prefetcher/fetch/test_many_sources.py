@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.fetch.choice import FIRST_FACTOR
+from fleetstart.prefetcher.fetch.choice import FIRST_FACTOR, PLANNED_PATIENCE_S
 from fleetstart.prefetcher.fetch.chunk_sources import FetchSource
-from fleetstart.prefetcher.fetch.progress import PLANNED_PATIENCE_S, ChunkRun, FetchProgress, Retry
+from fleetstart.prefetcher.fetch.progress import ChunkRun, FetchProgress, Retry
 from fleetstart.prefetcher.fetch.pulls import PullPlan
 from tests.prefetcher.fetch.test_progress import CHUNKS, COUNT, Unread
 
@@ -158,3 +158,24 @@ def test_what_a_plan_has_from_a_peer_is_waited_for_longer() -> None:
     assert not progress.gives_up(run)
     clock.now_s = PLANNED_PATIENCE_S + 1
     assert progress.gives_up(run)
+
+
+def test_a_plan_s_source_that_has_a_pace_and_stalls_is_replaced_as_soon_as_any_other() -> None:
+    clock = Clock()
+    progress = FetchProgress(
+        [peer("stalls", {0, 1}, None), peer("idle", {0, 1}, 1e9)], COUNT, plan=PullPlan([(0, [0, 1])]), clock=clock
+    )
+    progress.want([0, 1])
+    assert progress.begin_thread(0)
+    run = progress.next_run(0)
+    assert run is not None
+    progress.ready(run.chunks[0])
+    progress.finish_run(run)
+    run = progress.next_run(0)
+    assert run is not None
+    clock.now_s += 0.9
+    assert not progress.gives_up(run)
+    clock.now_s += 20
+    assert progress.gives_up(run)
+    progress.put_back(run.chunks)
+    assert progress.begin_thread(1)

@@ -217,6 +217,28 @@ def test_a_late_peer_is_replaced_in_mid_chunk_by_one_with_nothing_to_do(
     tampering.close()
 
 
+def test_a_planned_holder_that_falls_silent_is_replaced_by_another_in_seconds(
+    holder: Holder, model: Model, store: Store, gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the times as they are: the plan waits for nobody who does not say that it waits itself."""
+    monkeypatch.undo()
+    other = holder_of(model, store.folder)
+    sound = FIRST_BYTES + 5 * (NATIVE.size_bytes + CHUNK_BYTES)
+    tampering = Tampering(holder.address, Harm(sound, hold=True))
+    silent = msgspec.structs.replace(holder.peer(model.checkpoint), address=tampering.address)
+    second = msgspec.structs.replace(other.peer(model.checkpoint), node=NodeId("second"))
+    began_s = time.monotonic()
+
+    async def scenario(segments: SegmentStore) -> None:
+        await fetched(segments, model, silent, second, pulls=(Pull(0, 0, len(model.everything)),))
+
+    fetching(gated, scenario)
+    assert time.monotonic() - began_s < 15, "it was 18 s: three to five are expected where nothing else runs"
+    assert not gated.given
+    tampering.close()
+    other.close()
+
+
 def test_a_changed_order_adds_a_peer_to_a_fetch_under_way(holder: Holder, model: Model, gated: Gated) -> None:
     gated.gate.clear()
 
