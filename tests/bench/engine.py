@@ -26,7 +26,8 @@ from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.engine.constraint import Constraint, masked
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.model.loader import LoadedModel, load_model
+from fleetstart.runtime.llm.model.loaded_model import LoadedModel
+from fleetstart.runtime.llm.model.loader import load_model
 from fleetstart.runtime.llm.server.output_format import json_grammar
 from tests.bench.harness.bandwidth import Reader, copy_on_gpu_bytes_per_s
 from tests.bench.harness.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread

@@ -81,9 +81,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InvalidSpec(f"limits: concurrent must be 0 (no limit) to 1000000 calls, got {self.concurrent}")
 
 
+EngineName = Literal["native", "transformers", "vllm"]
+
+
 class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the language model engine. `dtype` is that of the arithmetic; weights stay as they are stored."""
 
+    engine: EngineName = "native"
+    """The engine that computes, as it was chosen at the deploy."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     max_batch: int = 8
     max_context_tokens: int = 2048
@@ -286,9 +291,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def in_layers(self) -> bool:
-        """True if its model can be cut into stages; not inside gVisor, where a worker has no sockets that others can
-        reach."""
-        return (self.llm is not None or self.layered) and self.isolation == "namespaces"
+        """True if its model can be cut into stages: by the native engine, and not inside gVisor, where a worker has no
+        sockets that others can reach."""
+        native = self.llm is not None and self.llm.engine == "native"
+        return (native or self.layered) and self.isolation == "namespaces"
 
     @property
     def pool(self) -> str:

@@ -27,8 +27,9 @@ from .generation import (
     resumed_sampler,
     start_generation,
 )
+from .inference_engine import EngineLoad
 from .logprobs import TokenLogprob, token_logprob
-from .runner import Batch, Runner, RunnerLost
+from .runner import Batch, ReleasedRunner, Runner, RunnerLost
 from .sampler import SamplingParams, sample
 from .scheduler import PlannedChunk, Scheduler, Sequence
 
@@ -44,23 +45,23 @@ class _StepInFlight:
     embedding: list[PlannedChunk]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """Requests and KV blocks of an engine at one moment."""
-
-    active: int
-    """Requests that have not ended, wherever their tokens are computed."""
-    migrated_in: int
-    """Requests of another worker that are computed here."""
-    free_blocks: int
-    block_count: int
-
-
 class Engine:
-    """Runs requests step by step. Not thread-safe, except `check` and `resume`, which read constants, and `load`."""
+    """Runs requests step by step, with a scheduler of its own and a runner that computes: an `InferenceEngine`.
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, tokenizer: Vocabulary, eos_ids: frozenset[int]) -> None:
+    Not thread-safe, except `check` and `resume`, which read constants, and `load`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        tokenizer: Vocabulary,
+        eos_ids: frozenset[int],
+        make_runner: Callable[[], Runner] | None = None,
+    ) -> None:
+        """`make_runner` makes the runner again after a `release`; without it, nothing is ever released."""
         self._runner = runner
+        self._make_runner = make_runner
         self._in_flight: deque[_StepInFlight] = deque()
         self.scheduler = scheduler
         self._tokenizer = tokenizer
@@ -177,6 +178,11 @@ class Engine:
             self.scheduler.remove(migrated.sequence)
 
     @property
+    def context_tokens(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        return self.scheduler.context_tokens
+
+    @property
     def load(self) -> EngineLoad:
         """Present load; from any thread, where it may be one step old."""
         pool = self.scheduler.pool
@@ -240,6 +246,28 @@ class Engine:
         """Replaces the runner by one with the keys and values of all running sequences; no step may be in flight."""
         assert not self._in_flight
         self._runner = runner
+
+    def release(self) -> None:
+        """Frees weights and KV memory, as of `InferenceEngine`; running requests are recomputed after `regain`.
+
+        No step may be in flight. Errors: RuntimeError for a pipeline, whose weights other workers have.
+        """
+        if isinstance(self._runner, ReleasedRunner):
+            return
+        if self._make_runner is None:
+            raise RuntimeError("this engine's weights cannot be released")
+        assert not self._in_flight
+        self.scheduler.restart()
+        self._runner = ReleasedRunner()
+
+    def regain(self) -> None:
+        """Takes weights and KV memory again. Errors: those of loading."""
+        if isinstance(self._runner, ReleasedRunner):
+            assert self._make_runner is not None
+            self._runner = self._make_runner()
+
+    def close(self) -> None:
+        """Does nothing: the engine has started nothing."""
 
     def fail_all(self, error: FleetError) -> list[TokenDelta]:
         """Ends every request with the error, when the worker ends."""

@@ -109,3 +109,16 @@ class LocalRunner:
             logits=self._decoder.logits(hidden[batch.logits_rows]),
             embeddings=self._decoder.normed(hidden[batch.embedding_rows]),
         )
+
+
+class ReleasedRunner:
+    """Runner of an engine without weights: accepts no steps."""
+
+    depth = 1
+    stalled = True
+
+    def submit(self, batch: Batch) -> None:
+        raise RunnerLost("the weights are released")
+
+    def collect(self) -> StepOutput:
+        raise RunnerLost("the weights are released")

@@ -5,33 +5,25 @@ It chooses the decoder and the number of KV blocks. Decoder and tokenizer are lo
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
-import msgspec
 import torch
 
-from ...contract.errors import CheckpointInvalid, InvalidSpec
+from ...contract.errors import InvalidSpec
 from ...contract.function.spec import LLMSettings
-from ...contract.weights import token_table
 from ...contract.weights.llama_config import LlamaConfig, read_config
 from ...weights.tensor_mapping import TensorMapping
 from ..engine.block_pool import BlockPool
-from ..engine.constraint import ConstraintCompiler
 from ..engine.engine import Engine
 from ..engine.runner import LocalRunner, Runner
-from ..engine.sampler import SamplingParams
 from ..engine.scheduler import Scheduler
-from ..text.table_tokenizer import TableTokenizer
-from ..text.tokenizer import ChatTemplate, Tokenizer, Vocabulary, read_chat_template
 from .layers import gather
+from .loaded_model import LoadedModel, ModelFiles, required_file
 from .native_decoder import NativeDecoder, runs_natively
 from .torch_decoder import TorchDecoder
-from .weights import ModelWeights, optional_file
+from .weights import ModelWeights
 
 BLOCK_TOKENS = 16
 """Tokens a block: a sequence wastes half a block on average, and the CPU kernels read four keys at a time."""
@@ -40,8 +32,6 @@ STEP_TOKENS = 256
 a small model on one core) that those who decode beside a long prompt do not stall."""
 CUDA_STEP_TOKENS = 2048
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +78,6 @@ class DecoderBuilder:
 MakeRunner = Callable[[DecoderBuilder], Runner]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """A loaded model: engine, tokenizer, chat template and defaults."""
-
-    engine: Engine
-    tokenizer: Vocabulary
-    chat_template: ChatTemplate | None
-    vocab_size: int
-    sampling: SamplingParams
-    """The checkpoint's default sampling parameters."""
-    constraints: ConstraintCompiler
-
-
 def decoder_builder(
     weights: ModelWeights, settings: LLMSettings, *, threads: int, device: str = "auto", whole: bool = True
 ) -> DecoderBuilder:
@@ -108,7 +85,7 @@ def decoder_builder(
     chosen = _device(device)
     if whole:  # a stage moves its tensors when it binds them
         weights = _moving(weights, chosen)
-    config = read_config(_required_file(weights, "config.json"))
+    config = read_config(required_file(weights, "config.json"))
     return DecoderBuilder(
         weights=weights,
         config=config,
@@ -132,9 +109,8 @@ def load_model(
     Errors: CheckpointInvalid, InvalidSpec if the KV memory is too small.
     """
     built = decoder_builder(weights, settings, threads=threads, device=device, whole=runner is None)
-    parsing = _tokenizer(weights)
-    generation = optional_file(weights, "generation_config.json")
-    config = read_config(_required_file(weights, "config.json"), generation)
+    files = ModelFiles(weights)
+    config = read_config(files.config, files.generation)
     step_tokens = STEP_TOKENS if built.device.type == "cpu" else CUDA_STEP_TOKENS
     scheduler = Scheduler(
         BlockPool(built.block_count, BLOCK_TOKENS),
@@ -142,38 +118,19 @@ def load_model(
         token_budget=max(step_tokens, settings.max_batch),
         context_tokens=min(settings.max_context_tokens, config.max_positions),
     )
-    running = LocalRunner(built.whole()) if runner is None else runner(built)
-    template = read_chat_template(
-        optional_file(weights, "tokenizer_config.json"), optional_file(weights, "chat_template.jinja")
-    )
-    tokenizer = parsing.result() if isinstance(parsing, _ThreadResult) else parsing
-    return LoadedModel(
-        engine=Engine(running, scheduler, tokenizer, config.eos_ids),
-        tokenizer=tokenizer,
-        chat_template=template,
-        vocab_size=config.vocab_size,
-        sampling=default_sampling(generation),
-        constraints=ConstraintCompiler(
-            lambda: _required_file(weights, "tokenizer.json"), config.vocab_size, config.eos_ids
-        ),
-    )
+
+    def whole() -> Runner:
+        return LocalRunner(built.whole())
+
+    running = whole() if runner is None else runner(built)
+    engine = Engine(running, scheduler, files.tokenizer, config.eos_ids, whole if runner is None else None)
+    return files.model(engine, config.vocab_size, config.eos_ids)
 
 
 def _moving(weights: ModelWeights, device: torch.device) -> ModelWeights:
     """Starts to move the tensors to a GPU in the background, before anything waits for a file. The CPU's decoder reads
     them in the segment."""
     return weights.to(device) if device.type == "cuda" and isinstance(weights, TensorMapping) else weights
-
-
-def _tokenizer(weights: ModelWeights) -> Vocabulary | _ThreadResult[Vocabulary]:
-    """Tokenizer: at once from a token table; otherwise parsed in a thread, since that takes longer than binding the
-    weights."""
-
-    def parse() -> Vocabulary:
-        return Tokenizer(_required_file(weights, "tokenizer.json"))
-
-    table = optional_file(weights, token_table.FILE)
-    return _ThreadResult(parse) if table is None else TableTokenizer(memoryview(table), functools.cache(parse))
 
 
 def _block_count(config: LlamaConfig, settings: LLMSettings) -> int:
@@ -192,18 +149,6 @@ def _block_count(config: LlamaConfig, settings: LLMSettings) -> int:
     return count
 
 
-def default_sampling(generation: bytes | None) -> SamplingParams:
-    """Sampling defaults from generation_config.json: greedy, or its temperature, top_k and top_p."""
-    fields = msgspec.json.decode(generation, type=dict[str, Any]) if generation else {}
-    if fields.get("do_sample") is False:
-        return SamplingParams(temperature=0.0)
-    return SamplingParams(
-        temperature=float(fields.get("temperature") or 1.0),
-        top_k=int(fields.get("top_k") or 0),
-        top_p=float(fields.get("top_p") or 1.0),
-    )
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -212,34 +157,3 @@ def _device(name: str) -> torch.device:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _required_file(weights: ModelWeights, name: str) -> bytes:
-    data = optional_file(weights, name)
-    if data is None:
-        raise CheckpointInvalid(f"the checkpoint has no {name}", hint="put it beside the safetensors and deploy again")
-    return data
-
-
-class _ThreadResult(Generic[Result]):
-    """Runs one call in a thread; `result` returns its value or raises its error."""
-
-    def __init__(self, call: Callable[[], Result]) -> None:
-        self._call = call
-        self._value: Result | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="llm-tokenizer", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._value = self._call()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Result:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._value is not None
-        return self._value

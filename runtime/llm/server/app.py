@@ -20,13 +20,14 @@ from ...openai_api.embeddings import EmbeddedText, EmbeddingCall, embeddings_bod
 from ...openai_api.invalid_parameter import ModelNotFound
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
 from ..engine.generation import Request
-from ..model.loader import LoadedModel, load_model
+from ..model.loaded_model import LoadedModel
 from ..model.weights import ModelWeights
 from ..text.token_texts import TokenTexts
 from .answer_writers import AnswerWriter, ChatWriter, Choice, TextWriter
 from .connection import deadline_ns, read_body, while_connected
 from .engine_call import EngineCall, engine_call, request_of
 from .engine_service import DeltaStream, EngineService
+from .engines import load_engine
 from .prompts import ChatPrompt, Prompts
 from .requests import ChatCall, CompletionCall, PlainCall, StreamableCall
 from .responses_api.requests import ResponsesCall, own_names
@@ -42,8 +43,8 @@ MARKED = (CONTINUE_HEADER.encode(), b"1")
 
 
 def create_app(weights: ModelWeights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
-    """Loads the model and builds its app. Errors: as of `load_model`."""
-    return LLMApp(load_model(weights, settings, threads=threads), name=name)
+    """Loads the model and builds its app. Errors: as of `load_engine`."""
+    return LLMApp(load_engine(weights, settings, threads=threads), name=name)
 
 
 class LLMApp:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from ...openai_api.responses import TokenUsage
 from ..engine.constraint import Constraint
-from ..engine.engine import Engine
 from ..engine.generation import Request
-from ..model.loader import LoadedModel
+from ..engine.inference_engine import InferenceEngine
+from ..model.loaded_model import LoadedModel
 from .answer_writers import AnswerWriter
 from .requests import SamplingFields, StreamableCall
 from .stream_resume import ResumeMarkWriter, apply_settings, choose_settings, read_resume_marks
@@ -31,7 +31,7 @@ class EngineCall:
         first = choose_settings(self.answer.id, self.answer.created_s, self.requests)
         return replace(self, requests=apply_settings(self.requests, first), marker=ResumeMarkWriter(first))
 
-    def resumed(self, carried: bytes, engine: Engine, vocab_size: int) -> EngineCall:
+    def resumed(self, carried: bytes, engine: InferenceEngine, vocab_size: int) -> EngineCall:
         """The call after the tokens of another worker. Takes some tens of microseconds a token.
 
         Their events were sent: the writer forms them again, for its state. Events of several choices alternate as their
@@ -72,7 +72,7 @@ def engine_call(
 def request_of(call: SamplingFields, tokens: list[int], model: LoadedModel, deadline_ns: int | None) -> Request:
     """The request of one prompt. Errors: as of `engine_call`."""
     limit = call.limit()
-    room = model.engine.scheduler.context_tokens - len(tokens)
+    room = model.engine.context_tokens - len(tokens)
     return Request(
         tokens=tokens,
         # Without a limit the response may fill the context; `open` rejects a limit that does not fit.

@@ -18,8 +18,9 @@ from types import TracebackType
 
 from ...contract.errors import FleetError, HandlerFailed, Unavailable
 from ...contract.node.speed import Speed
-from ..engine.engine import Engine, EngineLoad
+from ..engine.engine import Engine
 from ..engine.generation import Request, TokenDelta
+from ..engine.inference_engine import EngineLoad, InferenceEngine
 from ..engine.latency_stats import LatencyStats
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class DeltaStream:
 class EngineService:
     """The engine in its thread. Used from one event loop; `do`, `load`, `speed` and `close` from any thread."""
 
-    def __init__(self, engine: Engine, *, prepare: Callable[[], None] | None = None) -> None:
+    def __init__(self, engine: InferenceEngine, *, prepare: Callable[[], None] | None = None) -> None:
         """`prepare` runs first in the thread, for per-thread settings."""
         self._engine = engine
         self._prepare = prepare
@@ -146,7 +147,8 @@ class EngineService:
                 self._commands.put(_Cancel(id))
 
     def do(self, act: Callable[[Engine], list[TokenDelta]]) -> None:
-        """Schedules a function in the engine's thread, between two steps. From any thread."""
+        """Schedules a function in the engine's thread, between two steps. From any thread. Of pipelines and migrations,
+        whose engine is the native one."""
         self._commands.put(_Run(act))
 
     def close(self) -> None:
@@ -170,6 +172,8 @@ class EngineService:
             self._fail_all(HandlerFailed(f"the engine failed: {error!r}"))
         else:
             self._fail_all(Unavailable("the worker is shutting down", retry_after_s=0))
+        finally:
+            self._engine.close()
 
     def _fail_all(self, error: FleetError) -> None:
         deltas = self._engine.fail_all(error)
@@ -198,6 +202,7 @@ class EngineService:
                     self._engine.add(request, id)
                     self._speeds.add(id, time.monotonic_ns(), self._engine.stages)
                 case _Run(act=act):
+                    assert isinstance(self._engine, Engine)
                     deltas = act(self._engine)
                     self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
                     self._publish(deltas)

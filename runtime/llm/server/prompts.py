@@ -11,7 +11,7 @@ from typing import Any
 from ...contract.errors import InvalidInput
 from ...openai_api.invalid_parameter import InvalidParameter
 from ..engine.constraint import Constraint
-from ..model.loader import LoadedModel
+from ..model.loaded_model import LoadedModel
 from .output_format import json_grammar
 from .requests import ChatMessage
 from .tools.formats import ToolFormat, format_of, mark_tokens, shown_tokens

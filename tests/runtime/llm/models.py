@@ -15,6 +15,7 @@ from fleetstart.runtime.contract.weights.llama_config import LlamaConfig, read_c
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
+from fleetstart.runtime.llm.engine.inference_engine import InferenceEngine
 from fleetstart.runtime.llm.engine.runner import Decoder, LocalRunner
 from fleetstart.runtime.llm.engine.scheduler import Scheduler
 from fleetstart.runtime.llm.model.layers import StageWeights, gather
@@ -152,7 +153,7 @@ def engine(
     )
 
 
-def run(engine: Engine, requests: list[Request]) -> list[list[TokenDelta]]:
+def run(engine: InferenceEngine, requests: list[Request]) -> list[list[TokenDelta]]:
     """Every request's deltas, in its order; all are added before the first step."""
     ids = [engine.add(request) for request in requests]
     deltas: dict[int, list[TokenDelta]] = {id: [] for id in ids}

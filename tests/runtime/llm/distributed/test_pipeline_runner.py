@@ -47,8 +47,8 @@ def test_every_cut_gives_the_tokens_of_the_whole(cuts: list[tuple[int, int]], le
     requests = [request(length, new, seed) for seed, (length, new) in enumerate(lengths)]
     with pipeline(WEIGHTS, cuts) as stages:
         found = asyncio.run(generate(stages, requests))
-        pool = stages.first.app.service._engine.scheduler.pool
-        assert pool.free_count == pool.block_count
+        load = stages.first.app.service.load
+        assert load.free_blocks == load.block_count
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
 
 

@@ -12,9 +12,11 @@ from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.llama_config import read_config
+from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.runner import LocalRunner
 from fleetstart.runtime.llm.model.layers import gather
-from fleetstart.runtime.llm.model.loader import LoadedModel, default_sampling, load_model
+from fleetstart.runtime.llm.model.loaded_model import LoadedModel, default_sampling
+from fleetstart.runtime.llm.model.loader import load_model
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder, runs_natively
 from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
 from tests.runtime.llm.models import TINY, Checkpoint, config_of, tiny
@@ -106,6 +108,7 @@ def test_shapes_that_no_kernel_takes_run_on_torch(tiny_model: Checkpoint) -> Non
 
 
 def _decoder_of(model: LoadedModel) -> object:
+    assert isinstance(model.engine, Engine)
     runner = model.engine._runner
     assert isinstance(runner, LocalRunner)
     return runner._decoder

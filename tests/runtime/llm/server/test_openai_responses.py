@@ -40,9 +40,9 @@ class Served:
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60)
 
     def until_idle(self) -> None:
-        scheduler = self.app._model.engine.scheduler
-        wait_until(lambda: scheduler.idle and not self.app.service.active_count, WAIT_S, what="an idle engine")
-        assert scheduler.pool.free_count == scheduler.pool.block_count
+        engine = self.app._model.engine
+        wait_until(lambda: engine.idle and not self.app.service.active_count, WAIT_S, what="an idle engine")
+        assert engine.load.free_blocks == engine.load.block_count
 
 
 @contextmanager
