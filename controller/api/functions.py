@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..async_invocations.cron_schedules import check_schedule
-from ..auth.deploy_policy import apply_deploy_policy, check_kv_memory, named_spec
+from ..auth.deploy_policy import apply_deploy_policy, check_devices, check_kv_memory, named_spec
 from ..auth.request_context import caller_of, set_audit_object
 from ..function_calls.rules import missing_callees
 from ..http.json_api import PlacedResponse, json_body, json_response, now_unix_ms, query_flag, query_int
@@ -113,6 +113,7 @@ class FunctionsApi:
         view = self._view
         spec = named_spec(view, caller_of(request), proposal.spec)
         check_kv_memory(view, spec)
+        check_devices(view, spec)
         proposal = msgspec.structs.replace(proposal, spec=spec)
         return json_response(forecast(view, proposal, now_ns=time.monotonic_ns(), now_unix_ns=time.time_ns()))
 

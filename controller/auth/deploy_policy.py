@@ -18,7 +18,8 @@ from fleetstart.runtime.contract.function.volume import parse_volume, volume_nam
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.sizes import MIB
 
-from ..planner.constraints import needs_gpu
+from ..planner.constraints import device_need, needs_gpu
+from ..planner.devices import missing_devices
 from ..state.access_records import DEFAULT, Quotas
 from ..state.access_table import AccessTable
 from ..state.records import ScaleOverride, VersionKey
@@ -35,6 +36,7 @@ def apply_deploy_policy(view: View, caller: Caller, spec: FunctionSpec) -> Funct
     """Returns the spec with its full name and project. Errors: Forbidden, InvalidSpec, QuotaExceeded."""
     spec = named_spec(view, caller, spec)
     check_kv_memory(view, spec)
+    check_devices(view, spec)
     check_network(view.access, caller, spec)
     _check_secrets(view.access, spec.home, spec)
     _check_volumes(view.access, spec.home, spec)
@@ -77,6 +79,18 @@ def check_kv_memory(view: View, spec: FunctionSpec) -> None:
         f"since no node has a GPU; {MEMORY_MIN_BYTES // MIB} MiB of it at least must be left",
         hint=f"raise memory, for example to {ceil(kv_mib + memory_mib)} MiB, or lower kv_memory",
     )
+
+
+def check_devices(view: View, spec: FunctionSpec) -> None:
+    """Checks that some node has the devices that the function asks for, free or not. Errors: InvalidSpec."""
+    need = device_need(spec)
+    if need is None or not view.nodes:
+        return
+    if why := missing_devices(need, [seen.report for seen in view.nodes.values()]):
+        raise InvalidSpec(
+            f"function {spec.name}: {why}",
+            hint="ask for what a node has, or start a node with such devices first (FS_DEVICES, `fs nodes`)",
+        )
 
 
 def check_network(table: AccessTable, caller: Caller, spec: FunctionSpec) -> None:

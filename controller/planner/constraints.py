@@ -12,8 +12,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, FunctionSpec, Isolation
+from fleetstart.runtime.contract.node.devices import DeviceReport
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, Confinement
 from fleetstart.runtime.contract.sizes import MIB
+
+from .devices import DeviceNeed, could_hold, inventory, wanted_in_words
 
 
 class PlacementConstraints(NamedTuple):
@@ -28,6 +31,8 @@ class PlacementConstraints(NamedTuple):
     """Python and platform that its packages were built for; empty: it has none."""
     listed: bool = False
     """It has a list of what it may reach, which binds a worker with a network of its own alone."""
+    devices: DeviceNeed | None = None
+    """The devices of each worker; None: the host alone."""
 
 
 class NodeTraits(Protocol):
@@ -58,6 +63,10 @@ class NodeTraits(Protocol):
         """Number of its GPUs."""
 
     @property
+    def devices(self) -> Sequence[DeviceReport]:
+        """Its devices."""
+
+    @property
     def runs(self) -> str:
         """Its Python and platform, as `packages_for` names them; empty if it does not say."""
 
@@ -65,11 +74,18 @@ class NodeTraits(Protocol):
 NO_CONSTRAINTS = PlacementConstraints()
 
 
-def constraints_of(spec: FunctionSpec, packages_for: str = "") -> PlacementConstraints:
-    """`packages_for`: Python and platform of its packages (`contract.function.layer`)."""
+def constraints_of(spec: FunctionSpec, packages_for: str = "", short_bytes: int = 0) -> PlacementConstraints:
+    """`packages_for`: Python and platform of its packages (`contract.function.layer`); `short_bytes`: as for
+    `device_need`."""
     return PlacementConstraints(
-        tuple(spec.region), spec.isolation, spec.pool, needs_gpu(spec), packages_for, bool(spec.egress)
-    )
+        tuple(spec.region), spec.isolation, spec.pool, needs_gpu(spec), packages_for, bool(spec.egress),
+        device_need(spec, short_bytes),
+    )  # fmt: skip
+
+
+def device_need(spec: FunctionSpec, short_bytes: int = 0) -> DeviceNeed | None:
+    """What a worker needs of devices. `short_bytes`: device memory that was found to be too little."""
+    return None if spec.gpu is None else DeviceNeed(spec.gpu, needs_gpu(spec), short_bytes)
 
 
 def needs_gpu(spec: FunctionSpec) -> bool:
@@ -78,13 +94,14 @@ def needs_gpu(spec: FunctionSpec) -> bool:
 
 
 def admits(wanted: PlacementConstraints, node: NodeTraits) -> bool:
-    regions, _, pool, gpu, runs, _ = wanted
+    regions, _, pool, gpu, runs, _, devices = wanted
     return (
         (not pool or not node.pools or pool in node.pools)
         and (not regions or node.region in regions)
         and _isolates(wanted, node)
         and (not gpu or node.gpus > 0)
         and (not runs or not node.runs or node.runs == runs)
+        and (devices is None or could_hold(devices, node.devices))
     )
 
 
@@ -100,7 +117,7 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
     known = list(nodes)
     if not known or any(admits(wanted, node) for node in known):
         return "", ""
-    regions, isolation, pool, _, runs, listed = wanted
+    regions, isolation, pool, gpu, runs, listed, devices = wanted
     in_region = [node for node in known if not regions or node.region in regions]
     if not in_region:
         return (
@@ -132,6 +149,14 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
             f"its packages were built for {runs}, and nodes{place} run {have}",
             "deploy it from an environment with the Python and the platform of the nodes",
         )
+    if devices is not None and not any(could_hold(devices, node.devices) for node in with_pool):
+        have = "; ".join(sorted({inventory(node.devices) for node in with_pool}))
+        return (
+            f"{wanted_in_words(devices)}, and nodes{place} have {have}",
+            "ask for devices that nodes have (`fs nodes` lists them), or add a node with such devices",
+        )
+    if not gpu:
+        return f"none of {len(with_pool)} nodes{place} has all that it needs", "`fs nodes` shows what each has"
     return (
         f"its kv_memory does not fit into its memory, so it needs a GPU, which {count}",
         "raise `memory` above `kv_memory`, or lower `kv_memory`; with a GPU the cache is in device memory",

@@ -12,6 +12,7 @@ from typing import Literal
 
 from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId, WorkerId
+from fleetstart.runtime.contract.node.devices import DeviceReport
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import Confinement, NodeReport, SegmentReport
 
@@ -74,6 +75,8 @@ class NodeState:
     pools: frozenset[str] = frozenset()
     """Pools of workers that it can start; empty if it does not say."""
     gpus: int = 0
+    devices: tuple[DeviceReport, ...] = ()
+    """Its devices, with what ordered workers have reserved of each."""
 
     @property
     def from_peers_bytes_per_s(self) -> float:

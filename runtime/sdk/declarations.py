@@ -20,7 +20,7 @@ Target = TypeVar("Target")
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "retries", "queue_timeout_s",
     "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
-    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep",
+    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep", "gpu",
 )  # fmt: skip
 """Settings of every declaration."""
 OF_CODE = ("requirements", "calls", "volumes")
@@ -72,6 +72,7 @@ def function(
     timezone: str = ...,
     keep_requests: bool = ...,
     keep: Keep = ...,
+    gpu: str | int = ...,
     project: str = ...,
     secrets: Iterable[str] = ...,
     requirements: str | Iterable[str] = ...,
@@ -125,6 +126,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         timezone: Time zone of the schedule, for example `"Europe/Berlin"`. Default: UTC.
         keep_requests: Whether requests of synchronous calls are stored for a day, for `fs replay`.
         keep: `"host"`: one copy of the weights is kept in the memory of some node, also while no worker uses them.
+        gpu: Devices of each worker: `1`, `"H100"`, `"H100:2"`, or a share of one by memory, `"24GiB"`.
         project: Project of the function. Default: that of the key, or `default`.
         requirements: Packages to install for it, for example `["scikit-learn==1.7"]`, or the name of a file with them.
         calls: Functions that the handler may call with `call` and `acall`, for example `["embed"]`. Default: none.

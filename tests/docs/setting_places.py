@@ -112,6 +112,7 @@ class Example:
 EXAMPLES = (
     Example("name", "greet"),
     Example("memory", "1GiB"),
+    Example("gpu", "24GiB"),
     Example("concurrency", 4),
     Example("timeout_s", 30.0),
     Example("retries", 2),

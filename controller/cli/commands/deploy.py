@@ -65,6 +65,7 @@ def setting_flags(function: Decorated) -> Decorated:
         (
             click.option("--name", help="Name of the function; default: the handler's own, in kebab-case."),
             click.option("--memory", metavar="SIZE", help="Limit on a worker's own memory, such as 512MiB."),
+            click.option("--gpu", metavar="REQUEST", help="Devices of a worker: 1, H100:2, or a share such as 24GiB."),
             click.option("--concurrency", type=int, help="Calls that one worker serves at a time."),
             click.option(
                 "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest time that a call may take."

@@ -81,6 +81,7 @@ def flags_of(
     region: Sequence[str] = (),
     calls: Sequence[str] = (),
     keep: str | None = None,
+    gpu: str | None = None,
 ) -> dict[str, Any]:
     """The settings that command line flags stand for."""
     scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
@@ -102,6 +103,7 @@ def flags_of(
         "region": list(region) or None,
         "calls": list(calls) or None,
         "keep": keep,
+        "gpu": gpu,
     }
     return {key: value for key, value in given.items() if value is not None}
 

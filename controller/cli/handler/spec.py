@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.function.tasks import check_task
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, LayerId
+from fleetstart.runtime.contract.node.devices import parse_request
 from fleetstart.runtime.contract.sizes import GIB, parse_size
 
 from .source.declarations import Declaration
@@ -123,6 +124,8 @@ def build_spec(
         fields["memory_bytes"] = parse_size(settings["memory"])
     if "max_body" in settings:
         fields["max_body_bytes"] = parse_size(settings["max_body"])
+    if "gpu" in settings:
+        fields["gpu"] = parse_request(settings["gpu"])
     if "cors" in settings:
         fields["cors"] = ["*"] if settings["cors"] == "*" else settings["cors"]
     if "region" in settings:

@@ -31,6 +31,7 @@ WANTED = st.builds(
     st.sampled_from(["", "python", "torch"]),
     st.booleans(),
     listed=st.booleans(),
+    devices=st.none(),
 )
 POOLS = st.sampled_from([frozenset[str](), frozenset({"python"}), frozenset({"python", "torch"})])
 CONFINES: st.SearchStrategy[Confinement] = st.sampled_from(["namespaces", "plain", "none"])

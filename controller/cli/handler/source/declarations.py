@@ -29,7 +29,7 @@ API = "fleetstart.runtime"
 _GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "retries", "queue_timeout_s",
     "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
-    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep",
+    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep", "gpu",
 )  # fmt: skip
 FUNCTION_SETTINGS = (*_GENERAL, "requirements", "calls", "volumes")
 LLM_SETTINGS = (*_GENERAL, "dtype", "max_batch", "max_context", "kv_memory", "threads")
@@ -49,8 +49,8 @@ _MAKER_OF = {kind: maker for maker, kind in _MAKERS.items()}
 
 APPS = ("FastAPI", "Starlette", "Quart", "Litestar", "Sanic", "BlackSheep", "get_asgi_application")
 """Calls that make an ASGI app, in the frameworks that people have."""
-GPU_SETTINGS = ("gpu", "gpus", "num_gpus", "device", "accelerator")
-"""Names under which other platforms ask for one."""
+GPU_SETTINGS = ("gpus", "num_gpus", "device", "accelerator")
+"""Names of `gpu` on other platforms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +254,9 @@ class _Reader:
             near = get_close_matches(keyword.arg, allowed, n=1)
             if keyword.arg in GPU_SETTINGS:
                 raise InvalidSpec(
-                    f"{self.path}:{keyword.value.lineno}: {maker}() has no setting {keyword.arg!r}: GPUs are not "
-                    "scheduled yet",
-                    hint="leave it out: a function cannot ask for one",
+                    f"{self.path}:{keyword.value.lineno}: {maker}() has no setting {keyword.arg!r}: devices are "
+                    "asked for as gpu",
+                    hint='write gpu=1, gpu="H100:2", or a share of one by memory: gpu="24GiB"',
                 )
             if keyword.arg == "layers":
                 raise InvalidSpec(

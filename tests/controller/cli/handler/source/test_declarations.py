@@ -203,9 +203,9 @@ def test_an_app_is_told_how_it_becomes_a_function(tmp_path: Path, made: str) -> 
     assert "write `web = function(service)`" in error.value.hint
 
 
-def test_who_asks_for_a_gpu_is_told_that_there_are_none(tmp_path: Path) -> None:
-    for source in ("@function(gpu=1)\ndef f(): ...", "x = LLM(weights='w', device='cuda')"):
-        with pytest.raises(InvalidSpec, match="GPUs are not scheduled yet"):
+def test_who_asks_for_a_device_by_another_name_is_told_ours(tmp_path: Path) -> None:
+    for source in ("@function(num_gpus=1)\ndef f(): ...", "x = LLM(weights='w', device='cuda')"):
+        with pytest.raises(InvalidSpec, match="devices are asked for as gpu"):
             read(tmp_path, HEAD + source)
 
 
