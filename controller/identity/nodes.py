@@ -17,10 +17,10 @@ import msgspec
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Forbidden, Unavailable
 
-from ..auth.secret_encryption import SecretCipher
+from ..auth.secret_encryption import SecretCipher, SecretCipherError
 from ..state.access_records import KeyRecord, SecretRecord
 from ..state.cas_hash import CasHash
-from ..state.identity_records import AuthorityRecord, NodeIdentity
+from ..state.identity_records import AuthorityRecord, NodeIdentity, PeerKeyRecord
 from ..state.sync import StateSync
 
 if TYPE_CHECKING:  # half of what a controller imports, and most systems have one machine
@@ -44,6 +44,7 @@ class NodeIdentities:
         self._authorities = CasHash(state, keys.AUTHORITY, AuthorityRecord)
         self._nodes = CasHash(state, keys.NODES_IDENTITIES, NodeIdentity)
         self._keys = CasHash(state, keys.KEYS, KeyRecord)
+        self._peer_keys = CasHash(state, keys.PEER_KEYS, PeerKeyRecord)
 
     async def authority(self) -> Authority:
         """The authority, made at the first call."""
@@ -115,15 +116,30 @@ class NodeIdentities:
         await self._nodes.change(node, lambda _: None)
 
     async def reencrypt(self) -> None:
-        """Encrypts the authority's key with the current master key."""
+        """Encrypts the authority's key and the nodes' peer keys with the current master key."""
         await self._authorities.change(
             CURRENT,
             lambda known: known and self._record(known.certificate, self._cipher.decrypt(known.key)),
         )
+        for node in await self._peer_keys.stored():
+            await self._peer_keys.change(node, self._peer_key_again)
 
     async def masters(self) -> set[str]:
-        """Ids of the master keys that the authority's key is encrypted with."""
-        return {record.key.master for record in (await self._authorities.stored()).values()}
+        """Ids of the master keys that the authority's key and peer keys are encrypted with."""
+        sealed = [record.key for record in (await self._authorities.stored()).values()]
+        sealed += [record.key for record in (await self._peer_keys.stored()).values()]
+        return {one.master for one in sealed}
+
+    def _peer_key_again(self, known: PeerKeyRecord | None) -> PeerKeyRecord | None:
+        """The same key under the current master key, so that the grants which it signed stay good. One that does not
+        decrypt stays as it is: the scheduler replaces it."""
+        if known is None:
+            return None
+        try:
+            box, master = self._cipher.encrypt("", known.key.name, self._cipher.decrypt(known.key))
+        except SecretCipherError:
+            return known
+        return msgspec.structs.replace(known, key=msgspec.structs.replace(known.key, box=box, master=master))
 
     def _record(self, certificate: str, key: str) -> AuthorityRecord:
         box, master = self._cipher.encrypt("", KEY_NAME, key)

@@ -2,8 +2,8 @@
 
 A key is made by the controller that schedules. Redis has it twice: sealed for the node, as the secrets of workers are,
 and encrypted under the master key, so that any controller can sign. Redis alone signs nothing, and a node knows its own
-key only. A key that cannot be decrypted any more, because the master key is another one, is replaced: the grants that
-it signed end with it, and orders under way get new ones.
+key only. `fs secret rekey` encrypts them anew. A key that cannot be decrypted any more, because the master key is
+another one, is replaced: the grants that it signed end with it, and orders under way get new ones.
 """
 
 from __future__ import annotations

@@ -11,14 +11,18 @@ from fleetstart.controller.auth.secret_encryption import SecretCipher
 from fleetstart.controller.identity import nodes
 from fleetstart.controller.identity.certificates import digest_of, key_digest, new_request, requested_key
 from fleetstart.controller.identity.nodes import NodeIdentities
+from fleetstart.controller.identity.peer_keys import NodePeerKeys
 from fleetstart.controller.state.access_records import Credential, KeyRecord
 from fleetstart.controller.state.cas_hash import CasHash
+from fleetstart.controller.state.identity_records import PeerKeyRecord
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
+from fleetstart.prefetcher.workers.secrets import SecretDecryptor
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError, Forbidden
 from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.servers import RedisServer
 
 
@@ -103,6 +107,33 @@ def test_a_rekey_without_an_authority_makes_none(redis_url: str, tmp_path: Path)
         async with Controllers(redis_url, tmp_path) as controllers:
             await controllers.one.reencrypt()
             assert not await controllers.client.exists(keys.AUTHORITY)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("readable", [True, False], ids=["its key", "the key of another home"])
+def test_grants_outlive_a_rekey(redis_url: str, tmp_path: Path, readable: bool) -> None:
+    """The node has its key already: with another one, the grants of fetches under way would be refused."""
+    other = tmp_path / "other"
+    other.mkdir()
+
+    async def run() -> None:
+        async with Controllers(redis_url, tmp_path) as controllers:
+            node, view = NodeReport(
+                node=NodeId("a"), epoch="e1", address="", memory_bytes=0, memory_used_bytes=0, cpus=1,
+                public_key=SecretDecryptor().public_key,
+            ), View()  # fmt: skip
+            cipher = controllers.cipher if readable else SecretCipher(other, "")
+            made = NodePeerKeys(view, cipher).make(node)
+            assert made is not None
+            view.peer_keys = {node.node: made.record}
+            before = NodePeerKeys(view, cipher).key(node.node, "e1")
+            await CasHash(controllers.states[0], keys.PEER_KEYS, PeerKeyRecord).change("a", lambda _: made.record)
+            controllers.cipher.add_master_key()
+            await controllers.one.reencrypt()
+            controllers.cipher.drop_old_keys(await controllers.one.masters())
+            after = NodePeerKeys(controllers.states[0].view, SecretCipher(tmp_path, "")).key(node.node, "e1")
+            assert after == (before if readable else None)
 
     asyncio.run(run())
 
