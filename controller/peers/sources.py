@@ -70,7 +70,6 @@ def peer_node(report: NodeReport) -> PeerNode | None:
     """The node as a peer; None if it serves none."""
     if not report.peer_address:
         return None
-    rates = (report.bytes_per_s.get("peer"), report.measured.get("store"), report.bytes_per_s.get("store"))
     return PeerNode(
         node=report.node,
         epoch=report.epoch,
@@ -79,8 +78,14 @@ def peer_node(report: NodeReport) -> PeerNode | None:
         transports=report.peer_transports or ("tcp",),
         region=report.region,
         machine=report.machine,
-        bytes_per_s=max((rate for rate in rates if rate), default=DEFAULT_BYTES_PER_S),
+        bytes_per_s=peer_bytes_per_s(report),
     )
+
+
+def peer_bytes_per_s(report: NodeReport) -> float:
+    """The rate of the node's link, by what it has measured."""
+    rates = (report.bytes_per_s.get("peer"), report.measured.get("store"), report.bytes_per_s.get("store"))
+    return max((rate for rate in rates if rate), default=DEFAULT_BYTES_PER_S)
 
 
 def sources_for(

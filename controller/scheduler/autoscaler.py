@@ -1,4 +1,4 @@
-"""The autoscaler: scales up at once, and down after a keep-alive without need. Pure.
+"""The autoscaler: scales up as soon as a burst is seen whole, and down after a keep-alive without need. Pure.
 
 The need is a step function of time: each sample holds until the next. Deciding apart from doing is Knative's idea.
 """
@@ -52,6 +52,46 @@ class KeepAliveWindow:
             self._past.popleft()
         highest = max(self._current, self._past[0][1] if self._past else 0)
         return max(scale.min, min(highest, scale.max))
+
+
+QUIET_SHARE = 0.05
+"""Time without a new call after which a burst is over, relative to the time in which weights come: the wait costs a
+start little, and one decision about all that is wanted is worth much more."""
+QUIET_MOST_S = 0.1
+"""Maximum of that time: calls of one burst are nearer to each other."""
+GATHERED_MOST = 4
+"""Maximum wait of a scale-up whose calls keep rising, in such times."""
+
+
+def quiet_ns(size_bytes: int, bytes_per_s: float) -> int:
+    """The time without a new call after which a scale-up is decided, for weights of that size over such links."""
+    return round(min(QUIET_MOST_S, QUIET_SHARE * size_bytes / bytes_per_s) * 1e9)
+
+
+class ScaleUpWindow:
+    """The window in which the calls of a burst are gathered, so that one decision orders all workers that it wants.
+
+    The calls of a burst are reported one after the other. Were workers ordered for each as it comes, the planner would
+    see several starts of one worker, and never that one multicast could feed all of them.
+    """
+
+    def __init__(self) -> None:
+        self._begun_ns: int | None = None
+        self._rose_ns = 0
+        self._calls = 0
+
+    def wait_ns(self, *, missing: int, calls: int, now_ns: int, quiet_ns: int) -> int:
+        """Time until the missing workers are to be ordered, as far as is known now; 0: now."""
+        if missing <= 0:
+            self._begun_ns = None
+            return 0
+        if self._begun_ns is None:
+            self._begun_ns, self._rose_ns = now_ns, now_ns
+        elif calls > self._calls:
+            self._rose_ns = now_ns
+        self._calls = calls
+        due_ns = min(self._rose_ns + quiet_ns, self._begun_ns + GATHERED_MOST * quiet_ns)
+        return max(0, due_ns - now_ns)
 
 
 def workers_needed(

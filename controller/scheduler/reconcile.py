@@ -7,6 +7,7 @@ workers or pipelines. `loop` carries the writes out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -21,13 +22,14 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..peers.pool import PoolChanges
+from ..peers.sources import DEFAULT_BYTES_PER_S, peer_bytes_per_s
 from ..planner import Plan
 from ..planner.selection import SIZE_USUAL
 from ..state.records import Failure, VersionKey, VersionRecord, is_helper
 from ..state.traffic import in_service, scale_of
 from ..state.view import View
 from .agenda import Rest, all_versions, called_versions, start_order
-from .autoscaler import KeepAliveWindow, consolidation_count, workers_needed
+from .autoscaler import KeepAliveWindow, ScaleUpWindow, consolidation_count, quiet_ns, workers_needed
 from .live_cluster import FleetCache, LiveCluster, PlanningContext
 from .pipelines import consolidation_orders, update_pipelines
 from .project_limits import ObservedVersion, ProjectLimits, limited_projects
@@ -35,6 +37,8 @@ from .start_orders import NEW_IDS, IdSource, orders_of, plan_start, request_of
 from .worker_pool import FAILURES_TO_BREAK, Decision, Member, broken, decide
 
 NO_LOAD = FunctionLoad(0, 0)
+LINKS_SEEN = 16
+"""Nodes whose links are looked at to tell how long weights take: enough for a guess."""
 WAITED_LEAST_S = 0.05
 """Minimum waiting time that counts: less is the latency of load reports."""
 
@@ -84,6 +88,7 @@ class Reconciler:
 
     def __init__(self, ids: IdSource = NEW_IDS) -> None:
         self._windows: dict[VersionKey, KeepAliveWindow] = {}
+        self._scale_ups: dict[VersionKey, ScaleUpWindow] = {}
         self._seen: dict[WorkerId, tuple[WorkerOrder, int]] = {}
         """Each worker's last order but for its sources, and when it was first seen, on a monotonic clock."""
         self._active: set[VersionKey] = set()
@@ -158,6 +163,7 @@ class Reconciler:
             again_ns = now_ns + part.again_unix_ms * 1_000_000 - now_unix_ns
         if rest == "inert" and again_ns is None:
             self._windows.pop(key, None)
+            self._scale_ups.pop(key, None)
             self._active.discard(key)
         else:
             self._active.add(key)
@@ -226,12 +232,32 @@ class Reconciler:
         falls_ns = window.falls_ns(spec.scale) if window is not None else None
         if falls_ns is not None:
             step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
-        if record is not None and start > helped:
+        wait_ns = self._gathering_ns(view, one, start - helped, now_ns)
+        if wait_ns:
+            step.soonest((now_unix_ns + wait_ns) // 1_000_000 + 1)
+        elif record is not None and start > helped:
             waited_s = _waited_s(load, members, now_unix_ns)
             begun = len(step.orders)
             placed = self._start(step, view, planning, key, record, start - helped, waited_s, now_ns, now_unix_ns)
             limits.started(one, placed)
             step.orders[begun:] = [msgspec.structs.replace(order, cause=load.oldest) for order in step.orders[begun:]]
+
+    def _gathering_ns(self, view: View, one: ObservedVersion, missing: int, now_ns: int) -> int:
+        """Time for which a scale-up waits for the other calls of its burst; 0: it does not.
+
+        The first worker never waits, nor does one beyond which the function may have none, nor one without weights.
+        """
+        weights_bytes = one.record.segment_bytes if one.record is not None and one.spec.weights is not None else 0
+        may_rise = one.load.queued and one.desired < one.spec.scale.max
+        if not weights_bytes or not may_rise or not one.running:
+            self._scale_ups.pop(one.key, None)
+            return 0
+        return self._scale_ups.setdefault(one.key, ScaleUpWindow()).wait_ns(
+            missing=missing,
+            calls=one.load.queued + one.load.running,
+            now_ns=now_ns,
+            quiet_ns=quiet_ns(weights_bytes, _link_bytes_per_s(view)),
+        )
 
     def _desired(
         self,
@@ -384,6 +410,13 @@ def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> 
         count = max(FAILURES_TO_BREAK, known.count if known is not None else 0)
         step.failures.append((key, Failure(count=count, last_unix_ms=now_unix_ms, error=info)))
     return step
+
+
+def _link_bytes_per_s(view: View) -> float:
+    """The usual rate of nodes' links, of a few of them."""
+    reports = (seen.report for seen in itertools.islice(view.nodes.values(), LINKS_SEEN))
+    rates = sorted(peer_bytes_per_s(report) for report in reports)
+    return rates[len(rates) // 2] if rates else DEFAULT_BYTES_PER_S
 
 
 def _same_work(known: WorkerOrder, order: WorkerOrder) -> bool:

@@ -372,6 +372,39 @@ def test_a_surge_is_one_pipeline_of_as_many_workers() -> None:
     assert sum(order.grow for order in step.orders) == 3
 
 
+def test_the_workers_of_a_burst_are_ordered_in_one_decision_once_its_calls_are_there() -> None:
+    cluster = Cluster(nodes=8)
+    pipelined(cluster, concurrency=16, scale=Scale(max=8))
+    cluster.load(1)
+    first = cluster.step()
+    assert first.plans, "the first worker does not wait for others' calls"
+    cluster.obey()
+    helped = 16 * len(first.orders)
+    for calls in range(helped, helped + 33, 3):
+        cluster.clock.advance(0.005)
+        cluster.load(calls)
+        step = cluster.step()
+        assert not step.plans, "more calls come: the burst is not seen whole"
+    assert step.again_unix_ms is not None
+    missing = -(-calls // 16) - len(first.orders)
+    assert missing == 2
+    cluster.clock.advance(0.2)
+    ordered = cluster.step().orders
+    assert sum(order.grow or order.stage is None for order in ordered) == missing
+    cluster.clock.advance(1)
+    assert not cluster.step().plans, "all that was missing was ordered at once"
+
+
+def test_a_function_that_may_have_no_more_workers_does_not_wait_for_more_calls() -> None:
+    cluster = Cluster(nodes=8)
+    pipelined(cluster, concurrency=1, scale=Scale(max=8))
+    cluster.load(1)
+    cluster.step()
+    cluster.obey()
+    cluster.load(50)
+    assert cluster.step().plans
+
+
 def reasons(step: Step) -> list[str]:
     return [one.why_not for plan in step.plans.values() for one in plan.considered]
 
