@@ -96,6 +96,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they are the stages of one pipeline; if not, each is a whole worker."""
     multicast: str = ""
     """The kind of multicast that brings their weights; empty: none."""
+    serve_s: list[float] = []
+    """When each worker of a multicast serves, from the decision, in rising order."""
     ttft_s: float = 0.0
     """Predicted, from the decision."""
     margin: float = 1.0

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.conftest import ControllerProcess
 from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, S3Server, Store
@@ -93,6 +95,15 @@ class Cluster:
             if name.partition(":")[0] == source
         )
 
+    def orders(self, name: str) -> list[WorkerOrder]:
+        """The orders of a function's workers."""
+        with self.server.client() as client:
+            rows: list[bytes] = [row for node in self.nodes for row in client.hvals(keys.desired(node.id))]
+        return [order for row in rows if (order := msgspec.json.decode(row, type=WorkerOrder)).spec.name == name]
+
+    def ask(self, name: str) -> str:
+        return self.controller.http.post(f"/fn/{name}", json={}, timeout=READY_S).raise_for_status().text
+
     def copies(self) -> list[dict[str, Any]]:
         return list(self.controller.http.get("/api/v1/status").json()["copies"])
 
@@ -119,6 +130,25 @@ def _all_counted(cluster: Cluster, before: dict[str, int]) -> dict[str, int] | N
     """Bytes from each kind of source since then, once the nodes have counted all that they have."""
     counted = {source: cluster.fetched(source) - size_bytes for source, size_bytes in before.items()}
     return counted if sum(counted.values()) >= NODES * CHUNKS * CHUNK_BYTES else None
+
+
+def _of_all(orders: list[WorkerOrder]) -> list[WorkerOrder] | None:
+    return orders if len(orders) == NODES else None
+
+
+def _check_multicast(orders: list[WorkerOrder], holder: str) -> None:
+    """One decision ordered all workers: one where the copy is, and the others by a multicast from there."""
+    assert len({order.decided_unix_ns for order in orders}) == 1
+    by_node = {order.node: order for order in orders}
+    assert set(by_node) == {f"node-{number}" for number in range(NODES)}
+    assert not by_node.pop(NodeId(holder)).pulls
+    for order in by_node.values():
+        pulled = sorted(chunk for pull in order.pulls for chunk in range(pull.first, pull.end))
+        assert pulled == list(range(CHUNKS)), "each chunk once"
+        assert all(0 <= pull.peer < len(order.sources) for pull in order.pulls), "and none from the store"
+    readers = {peer.node for order in by_node.values() for peer in order.sources}
+    assert holder in readers
+    assert len(readers) > 1, "the new nodes pass on what they receive"
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +190,16 @@ def test_a_kept_copy_feeds_cold_starts_and_is_made_anew_when_its_node_dies(clust
     assert 0 < once <= CHUNKS, "one copy, read once"
     assert [node.id for node in cluster.with_all(checkpoint)] == [first]
 
+    from_peers = cluster.fetched("peer")
     cluster.deploy("user", checkpoint, workers=NODES)  # cold starts elsewhere
+    orders = wait_until(lambda: _of_all(cluster.orders("user")), READY_S, what="orders")
+    _check_multicast(orders or [], first)
     wait_until(lambda: len(cluster.with_all(checkpoint)) == NODES, READY_S, what="weights on all nodes")
     assert cluster.reads(checkpoint) == once, "nothing more came from the object store"
+    others = (NODES - 1) * CHUNKS * CHUNK_BYTES
+    wait_until(lambda: cluster.fetched("peer") - from_peers >= others, what="reports of what peers gave")
+    answers = {cluster.ask("user") for _ in range(2 * NODES)}
+    assert len(answers) == 1, f"{answers}: whichever node answers"
     cluster.remove("user")
     wait_until(lambda: len(cluster.with_all(checkpoint)) == 1, READY_S, what="one copy left")
     assert [one["node"] for one in cluster.copies()] == [first], "O(1) copies, also after four workers"

@@ -6,16 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, HeldLayers, NodeState, Plan, PlanRequest
 from fleetstart.controller.planner.accuracy_report import ObservedStart, explain, format_explanation
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
 from fleetstart.controller.planner.links.contention import PendingFetch
-from fleetstart.controller.planner.multicast.starts import RECEIVERS_MOST, plan_starts
+from fleetstart.controller.planner.multicast.starts import RECEIVERS_MOST, one_by_one_s, plan_starts
 from fleetstart.controller.planner.node_state import uplink
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from tests.controller.planner.worlds import CHAT, MB, measured, names, node, request, taken
+from tests.controller.planner.worlds import CHAT, MB, clusters, measured, names, node, request, taken
 
 
 def burst(count: int, **fields: Any) -> PlanRequest:
@@ -62,6 +64,28 @@ def test_one_table_has_the_group_and_the_multicast() -> None:
         text = format_explanation(explain(found, ObservedStart()))
         assert "multicast" in text
         assert "peers" in text
+
+
+def test_workers_without_layers_are_compared_as_many_with_as_many() -> None:
+    """Of single workers each is as quick as the first of a multicast; all of them together are not."""
+    found = planned([*new(3), holder()], burst(3, layout=request(1, 400 * MB).layout))
+    assert found.multicast
+    assert len(found.stages) == len(found.serve_s) == 3
+    roomy = planned([*new(3), holder(free_bytes=1000 * MB)], burst(3, layout=request(1, 400 * MB).layout))
+    assert names(roomy) == ["has"], "a worker that fetches nothing comes first"
+
+
+@given(clusters(least=2), st.integers(2, 6))
+def test_starts_one_by_one_are_as_many_as_are_asked_for_and_change_no_cluster(cluster: Cluster, count: int) -> None:
+    wanted = burst(count)
+    before = {state.node: state for state in cluster}
+    group = plan_starts(wanted, cluster, 0.0)
+    if not group.stages or not group.together:
+        return
+    times = one_by_one_s(wanted, cluster, group, count, 0.0)
+    assert len(times) == count
+    assert times[0] == group.ttft_s
+    assert {state.node: state for state in cluster} == before
 
 
 def test_one_worker_and_a_burst_without_a_copy_are_no_multicast() -> None:
