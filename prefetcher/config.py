@@ -15,6 +15,7 @@ from fleetstart.runtime.contract.function.public_addresses import Network
 from fleetstart.runtime.contract.function.spec import check_region, pool_name
 from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.node.devices import parse_declared
 from fleetstart.runtime.contract.process.environment import (
     ConfigError,
     read_choice,
@@ -29,7 +30,7 @@ from fleetstart.runtime.contract.process.environment import (
 )
 from fleetstart.runtime.contract.process.log_format import LogFormat
 from fleetstart.runtime.contract.process.redis_url import with_ca
-from fleetstart.runtime.contract.sizes import GIB
+from fleetstart.runtime.contract.sizes import GIB, MIB
 from fleetstart.runtime.contract.store_url import is_s3
 
 from .sources.http_settings import HttpSettings, http_settings
@@ -123,6 +124,10 @@ class Config:
     """Region of the node, which functions may require."""
     gpus: int = 0
     """Number of GPUs that workers see."""
+    devices: tuple[int, ...] = ()
+    """Memory of each CPU device (FS_DEVICES)."""
+    find_gpus: bool = True
+    """Look for GPUs; FS_DEVICES=none does not."""
     log_format: LogFormat = "text"
     shutdown_grace_s: float = 2.0
     """Time for invocations in progress at shutdown; short, because `fs down` should feel immediate."""
@@ -167,6 +172,8 @@ def read_config(env: Mapping[str, str]) -> Config:
         servers=env.get("FS_URL") or "",
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
         gpus=_gpus(env),
+        devices=_devices(env.get("FS_DEVICES", ""), memory_bytes),
+        find_gpus=env.get("FS_DEVICES", "").strip() != "none",
         region=_region(env.get("FS_REGION", "")),
         log_format=read_log_format(env),
         fetch_threads=read_int(env, "FS_FETCH_THREADS", default_fetch_threads(cpus), least=1, most=64),
@@ -192,6 +199,19 @@ def _region(text: str) -> str:
     except InvalidSpec as error:
         raise ConfigError(f"FS_REGION: {error}") from error
     return text
+
+
+def _devices(text: str, memory_bytes: int) -> tuple[int, ...]:
+    try:
+        sizes = parse_declared(text)
+    except InvalidSpec as error:
+        raise ConfigError(f"FS_DEVICES: {error}: {error.hint}") from error
+    if sum(sizes) > memory_bytes:
+        raise ConfigError(
+            f"FS_DEVICES: CPU devices have {sum(sizes) // MIB} MiB together, and the node has "
+            f"{memory_bytes // MIB} MiB (FS_NODE_MEMORY), of which they are a part"
+        )
+    return sizes
 
 
 def _gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> int:

@@ -42,6 +42,7 @@ from .daemon_parts import (
     open_node_cgroups,
     open_volumes,
 )
+from .devices.allocation import open_devices
 from .diagnostics.startup import measure_link, measure_machine
 from .network.ingress_proxy import NodeIngress
 from .network.node_identity import NodeCertificate
@@ -116,6 +117,7 @@ class Daemon:
             cpus=config.cpus,
             room_bytes=lambda: self._segments.budget.free_bytes,
         )
+        self._devices = open_devices(config.devices, config.worker_env, gpus=config.find_gpus)
         self._peers = NodePeers(node=config.node, epoch=self.epoch, read_key=self._read_peer_key)
         self._segments = SegmentStore(
             source=source,
@@ -152,6 +154,7 @@ class Daemon:
             node=config.node,
             address=config.address,
             cpus=config.cpus,
+            devices=self._devices,
             bundles=self._bundles,
             layers=self._layers,
             layer_spares=self._layer_spares,
@@ -249,6 +252,7 @@ class Daemon:
             egress=self._egress.traffic,
             measured=self._measured,
             peers=self._peers,
+            devices=self._devices,
         )
 
     def _on_server_changed(self) -> None:

@@ -9,6 +9,7 @@ from fleetstart.runtime.contract.function.layer import own_platform, own_python
 from fleetstart.runtime.contract.node.reports import Confinement, NodeReport
 
 from .config import Config
+from .devices.allocation import DeviceAllocator
 from .layers.cache import LayerCache
 from .network.egress_proxy import EgressTraffic
 from .peers.node_peers import NodePeers
@@ -39,6 +40,7 @@ def report_of(
     egress: EgressTraffic,
     measured: Mapping[str, float],
     peers: NodePeers,
+    devices: DeviceAllocator,
 ) -> NodeReport:
     """Builds the report: capacity, usage, segments, isolation, measured bandwidths and call latencies."""
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
@@ -60,6 +62,7 @@ def report_of(
         profiles=sorted(pool for pool in warm if not is_preloaded(pool)),
         pools=sorted(config.profiles),
         gpus=config.gpus,
+        devices=devices.reports(),
         isolations=sorted({pool.partition("+")[2] for pool, server in servers.items() if not server.refused} - {""}),
         pid=os.getpid(),
         public_key=public_key,

@@ -67,17 +67,22 @@ def named_spec(view: View, caller: Caller, spec: FunctionSpec) -> FunctionSpec:
 
 
 def check_kv_memory(view: View, spec: FunctionSpec) -> None:
-    """Checks that the KV cache fits into the worker's memory, unless a node has a GPU: there it is in device memory.
+    """Checks that the KV cache fits into the memory of a worker without a GPU: on one it is in device memory. A node
+    that does not list its devices lets every worker have its GPUs.
 
     Here and not in the spec: what was deployed before must stay readable. Errors: InvalidSpec.
     """
-    if spec.llm is None or not needs_gpu(spec) or any(seen.report.gpus for seen in view.nodes.values()):
+    if spec.llm is None or not needs_gpu(spec):
         return
+    with_gpus = [seen.report for seen in view.nodes.values() if seen.report.gpus]
+    if any(spec.gpu is not None or not report.devices for report in with_gpus):
+        return
+    lacks = "it asks for no GPU" if with_gpus else "no node has a GPU"
     kv_mib, memory_mib = spec.llm.kv_memory_bytes / MIB, spec.memory_bytes / MIB
     raise InvalidSpec(
         f"function {spec.name}: kv_memory is {kv_mib:g} MiB and lies in the worker's memory of {memory_mib:g} MiB, "
-        f"since no node has a GPU; {MEMORY_MIN_BYTES // MIB} MiB of it at least must be left",
-        hint=f"raise memory, for example to {ceil(kv_mib + memory_mib)} MiB, or lower kv_memory",
+        f"since {lacks}; {MEMORY_MIN_BYTES // MIB} MiB of it at least must be left",
+        hint=f"raise memory, for example to {ceil(kv_mib + memory_mib)} MiB, lower kv_memory, or ask for a GPU: gpu=1",
     )
 
 

@@ -46,6 +46,7 @@ function one(node, workers, users, draining, kept) {
         ...(node.isolation_refused ? [["the kernel refused", node.isolation_refused]] : []),
         ...Object.entries(memory.refused).map(([pages, reason]) => [`${pages} pages unavailable`, reason]),
       ]))),
+    node.devices.length ? [h("h2", null, "Devices"), devices(node.devices)] : null,
     h("h2", null, "Checkpoints"), checkpoints(node, users, kept),
     h("h2", null, "Workers"), workers.length ? table(
       [{ name: "worker" }, { name: "function" }, { name: "state" }, { name: "start" }],
@@ -64,6 +65,14 @@ function speeds(found) {
     [{ name: "version" }, { name: "calls", num: true }, { name: "call", num: true }, { name: "first byte", num: true }, ...(tokens ? [{ name: "a token", num: true }] : [])],
     found.map(([version, speed]) => [version, speed.calls, ms(1000 * speed.call_s), ms(1000 * speed.prefill_s),
       ...(tokens ? [speed.decode_s === null ? "–" : ms(1000 * speed.decode_s)] : [])]));
+}
+
+function devices(found) {
+  return table([{ name: "device" }, { name: "type" }, { name: "memory", num: true }, { name: "reserved", num: true }, { name: "" }, { name: "connected by" }, { name: "loads", num: true }],
+    found.map((device) => [h("span", { class: "mono" }, device.id), device.type, bytes(device.memory_bytes), bytes(device.reserved_bytes),
+      meter([["used", device.reserved_bytes / device.memory_bytes, bytes(device.reserved_bytes)]], "share reserved"),
+      device.cores.length ? `cores ${device.cores.join(", ")}` : [device.pcie_bytes_per_s ? `PCIe ${bytes(device.pcie_bytes_per_s)}/s` : "", device.links.length ? ` NVLink to ${device.links.join(", ")}` : ""],
+      device.load_bytes_per_s ? `${bytes(device.load_bytes_per_s)}/s` : "–"]));
 }
 
 function tiers(node) {

@@ -67,11 +67,24 @@ def _nodes(nodes: list[NodeReport]) -> list[MetricFamily]:
         "fleetstart_node_memory_used_bytes", "gauge", "Memory that workers and segments use or have reserved."
     )
     cores = MetricFamily("fleetstart_node_cores", "gauge", "Cores of the node.")
+    devices = MetricFamily("fleetstart_device_memory_bytes", "gauge", "Memory of a node's device.")
+    reserved = MetricFamily(
+        "fleetstart_device_reserved_bytes", "gauge", "Memory of a device that workers have reserved."
+    )
+    loads = MetricFamily(
+        "fleetstart_device_load_bytes_per_second", "gauge", "Measured rate from host memory to a device."
+    )
     for node in nodes:
+        for device in node.devices:
+            labels = {"node": node.node, "device": device.id, "type": device.type}
+            devices.add(device.memory_bytes, **labels)
+            reserved.add(device.reserved_bytes, **labels)
+            if device.load_bytes_per_s:
+                loads.add(device.load_bytes_per_s, **labels)
         memory.add(node.memory_bytes, node=node.node)
         used.add(node.memory_used_bytes, node=node.node)
         cores.add(node.cpus, node=node.node)
-    return [memory, used, cores]
+    return [memory, used, cores, devices, reserved, loads]
 
 
 def _memory(nodes: list[NodeReport]) -> list[MetricFamily]:

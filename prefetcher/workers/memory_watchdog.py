@@ -22,7 +22,7 @@ async def watch(workers: Callable[[], Sequence[Worker]]) -> None:
             process = worker.process.forked
             if process is None or process.group is not None or not process.pid:
                 continue
-            if private_bytes(process.pid) > worker.order.spec.memory_bytes:
+            if private_bytes(process.pid) > (worker.resources.limit_bytes or worker.order.spec.memory_bytes):
                 worker.process.killed_for_memory = True
                 process.kill()
         await asyncio.sleep(INTERVAL_S)

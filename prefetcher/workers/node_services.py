@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 
+from ..devices.allocation import DeviceAllocator
 from ..layers.cache import LayerCache
 from ..network.egress_proxy import NodeEgress
 from ..network.ingress_proxy import NodeIngress
@@ -31,6 +32,7 @@ class NodeServices:
     node: NodeId
     address: str
     cpus: int
+    devices: DeviceAllocator
     bundles: BundleCache
     layers: LayerCache
     layer_spares: LayerSpares

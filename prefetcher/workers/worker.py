@@ -166,7 +166,8 @@ class Worker:
                     self.resources.prioritize(first, last)
                 case Consolidated():
                     self._membership.whole = True
-                case Ready(timeline=timeline):
+                case Ready(timeline=timeline, loaded=loaded):
+                    self._services.devices.loaded(self.order.worker, loaded)
                     self._became_ready(timeline)
                     return
                 case StartError(error=info, timeline=timeline):
@@ -294,7 +295,9 @@ class Worker:
         if not self.process.ran_out_of_memory and (error := self.resources.segment_error) is not None:
             return error
         return self.process.exit_error(
-            status, limit_bytes=self.order.spec.memory_bytes, was_ready=self.record.was_ready
+            status,
+            limit_bytes=self.resources.limit_bytes or self.order.spec.memory_bytes,
+            was_ready=self.record.was_ready,
         )
 
     def _root_cause(self, info: ErrorInfo) -> FleetError:

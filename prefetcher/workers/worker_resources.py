@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function.volume import MountedVolume, Mounts, volume_path
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.devices import host_bytes
 from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
@@ -54,6 +55,8 @@ class WorkerResources:
         self._process = process
         self.reserved_bytes = 0
         """Reserved part of the node's memory, until the process has ended."""
+        self.limit_bytes = 0
+        """Limit on its process' memory."""
         self.segments: list[Segment] = []
         """Segments of its weights, then of their adapter."""
         self.cold = False
@@ -92,8 +95,10 @@ class WorkerResources:
         if spare is not None:
             self._process.attach(spare)
             self.pooled = self.prepared = True
-        services.segments.budget.reserve(spec.memory_bytes, f"a worker of {spec.name}")
-        self.reserved_bytes = spec.memory_bytes
+        services.devices.reserve(order.worker, order.devices)
+        self.limit_bytes = host_bytes(spec.memory_bytes, order.devices)
+        services.segments.budget.reserve(self.limit_bytes, f"a worker of {spec.name}")
+        self.reserved_bytes = self.limit_bytes
         services.segments.budget.memory.shrink()
         wanted = () if order.shell else (spec.weights, spec.adapter)
         self._checkpoints = [checkpoint for checkpoint in wanted if checkpoint is not None]
@@ -216,12 +221,14 @@ class WorkerResources:
         ring = self.entered_calls = EnteredCallRing()
         if process.group is not None:
             try:
-                process.group.limit(spec.memory_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
+                process.group.limit(self.limit_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
             except OSError as error:
-                raise out_of_memory(spec.memory_bytes) from error
+                raise out_of_memory(self.limit_bytes) from error
         with self._listen() as listener:
             of_segments = [segment.descriptors() for segment in self.segments]
             threads = spec.llm.threads if spec.llm is not None else 0
+            binding = self._services.devices.binding(order.devices)
+            cores = len(binding.cores) if binding is not None else 0
             message = Assign(
                 worker=order.worker,
                 version=order.version,
@@ -233,7 +240,8 @@ class WorkerResources:
                 layer_dir=self._layer_dir,
                 volumes=self._volumes,
                 token=self.token,
-                threads=threads or self._services.cpus,
+                threads=threads or cores or self._services.cpus,
+                binding=binding,
                 secrets=self.secrets,
                 slabs=[len(descriptors) - 1 for descriptors in of_segments],
                 shell=order.shell,
@@ -348,6 +356,7 @@ class WorkerResources:
         self._close_ring()
         self._close_ingress()
         self.reserved_bytes = 0
+        self._services.devices.release(worker)
         if self._layer is not None:
             self._services.layers.release(self._layer, worker)
             self._layer = None

@@ -8,6 +8,7 @@ are views of the segment. On CUDA (`cuda`) a move goes through pinned memory.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -83,6 +84,34 @@ class HostDevice:
         return view(self._region, dtype, offset, shape)
 
 
+class MoveClock:
+    """The bytes of a load, and the time with at least one move in progress: waits for chunks are left out.
+
+    Copies to a GPU are asynchronous, but a thread waits for its oldest one before it begins another: over more than a
+    few pieces its moves take as long as they do.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._since_ns = 0
+        self.size_bytes = 0
+        self.busy_ns = 0
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._since_ns = time.monotonic_ns()
+            self._running += 1
+
+    def end(self, size_bytes: int) -> None:
+        with self._lock:
+            self._running -= 1
+            self.size_bytes += size_bytes
+            if not self._running:
+                self.busy_ns += time.monotonic_ns() - self._since_ns
+
+
 class DeviceLoad:
     """Load of one segment's chunks to one device, in threads; ends with the last chunk or the first error."""
 
@@ -94,9 +123,11 @@ class DeviceLoad:
         self._chunk_waiter = chunk_waiter
         self._changed = threading.Condition()
         self._copies: dict[int, Any] = {}
+        self._chunk_bytes = chunk_bytes
         self._piece_chunks = max(1, PIECE_BYTES // chunk_bytes)
         self._open_streams = device.stream_count
         self._error: BaseException | None = None
+        self.moves = MoveClock()
 
     def begin(self) -> DeviceLoad:
         """Starts the threads."""
@@ -133,7 +164,11 @@ class DeviceLoad:
             stream = self.device.stream()
             try:
                 while (piece := self._next()) is not None:
-                    copy = stream.move(piece)
+                    self.moves.begin()
+                    try:
+                        copy = stream.move(piece)
+                    finally:
+                        self.moves.end(piece.count * self._chunk_bytes)
                     with self._changed:
                         self._transfer.moved(piece)
                         if copy is not None:

@@ -15,9 +15,10 @@ from weakref import WeakValueDictionary
 from fleetstart.native import ControlBlock, Region
 
 from ..contract.errors import CheckpointInvalid
+from ..contract.node.messages import DeviceLoaded
 from ..contract.weights.manifest import FileEntry, Manifest, TensorEntry, chunks_of, decode_manifest
 from .chunk_waiter import ChunkWaiter
-from .device import DeviceLoad, DeviceWeights, HostDevice
+from .device import DeviceLoad, DeviceWeights, HostDevice, MoveClock
 from .tensor_mapping import IndexedTensors, select, unknown_name
 from .transfer_plan import TransferPlan
 from .views import size_of, view
@@ -38,6 +39,7 @@ class Weights(IndexedTensors):
         self.chunk_waiter = chunk_waiter
         self._loadings: WeakValueDictionary[tuple[str, tuple[str, ...] | None], DeviceLoad] = WeakValueDictionary()
         self._mapped: DeviceLoad | None = None
+        self._moves: list[tuple[str, MoveClock]] = []
 
     @classmethod
     def attach(
@@ -135,16 +137,25 @@ class Weights(IndexedTensors):
         self._mapped = self._begin(None, TransferPlan(range(self.chunk_waiter.chunk_count)))
         self._loadings["cpu", None] = self._mapped
 
+    @property
+    def loaded(self) -> DeviceLoaded:
+        """What has moved to devices until now; on a CPU, what was mapped there."""
+        on_gpu = [moves for device, moves in self._moves if device != "cpu"]
+        moves = on_gpu or [moves for _, moves in self._moves]
+        return DeviceLoaded(size_bytes=sum(one.size_bytes for one in moves), busy_ns=sum(one.busy_ns for one in moves))
+
     def _begin(self, cuda: torch.device | None, transfer: TransferPlan) -> DeviceLoad:
         """Starts a load to CUDA or to host memory, which needs no torch."""
         chunk_bytes = self.manifest.chunk_bytes
         if cuda is None or cuda.type == "cpu":
-            return DeviceLoad(transfer, self.chunk_waiter, HostDevice(self.region, chunk_bytes), chunk_bytes).begin()
-        from .cuda import CudaDevice
+            load = DeviceLoad(transfer, self.chunk_waiter, HostDevice(self.region, chunk_bytes), chunk_bytes)
+        else:
+            from .cuda import CudaDevice
 
-        return DeviceLoad(
-            transfer, self.chunk_waiter, CudaDevice(cuda, self.region, transfer, chunk_bytes), chunk_bytes
-        ).begin()
+            device = CudaDevice(cuda, self.region, transfer, chunk_bytes)
+            load = DeviceLoad(transfer, self.chunk_waiter, device, chunk_bytes)
+        self._moves.append((load.device.name, load.moves))
+        return load.begin()
 
     def _chunks(self, names: Iterable[str]) -> list[int]:
         entries = map(self.entry, names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from ..contract.timeline import Timeline
 
@@ -11,7 +12,9 @@ class DeviceInit:
     """Initialises the device in parallel with the import: a CUDA context takes most of a second, a CPU needs only its
     thread count."""
 
-    def __init__(self, threads: int, timeline: Timeline) -> None:
+    def __init__(self, threads: int, timeline: Timeline, fractions: Sequence[float] = ()) -> None:
+        """`fractions`: the part of each visible GPU's memory that this process may allocate."""
+        self._fractions = fractions
         self._threads = max(1, threads)
         self._timeline = timeline
         self._thread: threading.Thread | None = None
@@ -35,6 +38,8 @@ class DeviceInit:
             with self._timeline.span("device"):
                 torch.set_num_threads(self._threads)
                 if torch.cuda.is_available():
+                    for index, fraction in enumerate(self._fractions):
+                        torch.cuda.set_per_process_memory_fraction(fraction, index)
                     torch.zeros(1, device="cuda")
         except Exception as error:
             self._error = error

@@ -7,6 +7,7 @@ failure is raised as one FleetError that names the line of the user's code.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import sys
 import time
@@ -25,7 +26,7 @@ from ..contract.errors import (
     WeightsMissing,
     error_from,
 )
-from ..contract.node.messages import Assign
+from ..contract.node.messages import Assign, DeviceLoaded
 from ..contract.node.speed import Speed
 from ..contract.timeline import Timeline
 from ..handlers.app import handler_app, is_asgi
@@ -56,7 +57,7 @@ CLOSE_S = 10.0
 class StartedApp:
     """A started function: its app, whether that may support ASGI lifespan, its close hook, its engine's speed.
 
-    `close_s`: longest time of the close hook, after the calls have ended.
+    `close_s`: longest time of the close hook, after the calls have ended. `loaded`: weights moved to its devices.
     """
 
     app: App
@@ -64,6 +65,7 @@ class StartedApp:
     close: Callable[[], None] | None
     speed: Callable[[], Speed | None] | None = None
     close_s: float = 0.0
+    loaded: Callable[[], DeviceLoaded] = DeviceLoaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +102,17 @@ def start(starting: StartContext, timeline: Timeline) -> StartedApp:
 
 def _start(starting: StartContext, timeline: Timeline) -> StartedApp:
     spec = starting.assign.spec
-    device = DeviceInit(starting.assign.threads, timeline)
+    binding = starting.assign.binding
+    device = DeviceInit(starting.assign.threads, timeline, binding.fractions if binding is not None else ())
     if spec.profile == "torch":
         device.begin()
     attached = _attach(starting)
+    app = _start_app(starting, timeline, device, attached)
+    return dataclasses.replace(app, loaded=lambda: _loaded(attached))
+
+
+def _start_app(starting: StartContext, timeline: Timeline, device: DeviceInit, attached: list[Weights]) -> StartedApp:
+    spec = starting.assign.spec
     target = None
     if spec.llm is None:
         with timeline.span("import"):
@@ -123,6 +132,11 @@ def _start(starting: StartContext, timeline: Timeline) -> StartedApp:
 
             app = with_openai_routes(handler, app, name=spec.name)
         return StartedApp(app, False, close, close_s=CLOSE_S)
+
+
+def _loaded(attached: list[Weights]) -> DeviceLoaded:
+    loads = [weights.loaded for weights in attached]
+    return DeviceLoaded(size_bytes=sum(load.size_bytes for load in loads), busy_ns=sum(load.busy_ns for load in loads))
 
 
 def _in_context(app: App, starting: StartContext) -> App:

@@ -47,6 +47,7 @@ from ..pipeline.node_messages import NodeMessages
 from ..worker_io.call_links import CallLinks
 from . import watchdog
 from .call_gate import CallGate, Meter, redact_errors
+from .device_binding import bind_devices
 from .egress_socket import open_egress_socket
 from .entered_calls import EnteredCallWriter
 from .function_start import StartContext, StartedApp, start
@@ -139,6 +140,7 @@ class AssignedWorker:
     def run(self, environment: WorkerEnvironment, descriptors: list[int]) -> NoReturn:
         """Runs the assignment to its end; never returns."""
         try:
+            bind_devices(self._assign.binding)
             self._layer_dir = environment.layer_folder(self._assign.layer_dir)
             bundle_dir, listening = self._confine(environment, descriptors.pop(0))
             self._entered = EnteredCallWriter(descriptors.pop(0))
@@ -238,7 +240,7 @@ class AssignedWorker:
         except RuntimeError as error:
             raise StartFailed(str(error)) from error
         self._reporter.speed = started.speed
-        self._channel.send(Ready(self._timeline))
+        self._channel.send(Ready(self._timeline, started.loaded()))
         self._report_imports()
         if self._node_messages is None:
             self._channel.socket.setblocking(False)

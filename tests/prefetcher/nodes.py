@@ -32,6 +32,7 @@ from fleetstart.runtime.contract.ids import (
     WorkerId,
     new_worker_id,
 )
+from fleetstart.runtime.contract.node.devices import DeviceShare
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.sizes import MIB
@@ -249,7 +250,15 @@ class Node:
         data: Any = self.client.get(keys.node(self.id))
         return msgspec.json.decode(data, type=NodeReport) if data else None
 
-    def order(self, spec: FunctionSpec, *, epoch: str = "", version: int = 1, publish: bool = True) -> WorkerId:
+    def order(
+        self,
+        spec: FunctionSpec,
+        *,
+        epoch: str = "",
+        version: int = 1,
+        publish: bool = True,
+        devices: tuple[DeviceShare, ...] = (),
+    ) -> WorkerId:
         order = WorkerOrder(
             worker=new_worker_id(),
             node=self.id,
@@ -257,6 +266,7 @@ class Node:
             version=Version(version),
             spec=spec,
             ordered_unix_ns=time.time_ns(),
+            devices=devices,
         )
         self.write(order, publish=publish)
         return order.worker

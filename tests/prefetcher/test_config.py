@@ -55,6 +55,8 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_PROFILES", "python,fortran"),
         ("FS_FETCH_THREADS", "0"),
         ("FS_REGION", "EU West"),
+        ("FS_DEVICES", "gpu:2"),
+        ("FS_DEVICES", "cpu:2x4TiB"),
         ("FS_LIMITS", "cgroups"),
         ("FS_KEEP_WEIGHTS", "no"),
         ("FS_ISOLATION", "none"),
@@ -78,6 +80,13 @@ def test_each_function_has_a_user_id_unless_that_is_turned_off() -> None:
     assert read_config(LEAST).worker_uids == range(2_000_000_000, 2_000_065_536)
     assert read_config({**LEAST, "FS_ISOLATION_UIDS": "5000-5001"}).worker_uids == range(5000, 5002)
     assert not read_config({**LEAST, "FS_ISOLATION_UIDS": "none"}).worker_uids
+
+
+def test_cpu_devices_are_declared() -> None:
+    assert read_config(LEAST).devices == ()
+    assert read_config({**LEAST, "FS_NODE_MEMORY": "2GiB", "FS_DEVICES": "cpu:2x1GiB"}).devices == (1 << 30, 1 << 30)
+    assert read_config(LEAST).find_gpus
+    assert not read_config({**LEAST, "FS_DEVICES": "none"}).find_gpus
 
 
 def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:

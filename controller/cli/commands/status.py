@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from fleetstart.runtime.contract.billing.ledger import dollars
+from fleetstart.runtime.contract.node.devices import DeviceReport
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE, NodeReport
 
 from ...schemas.functions import BudgetInfo, RedisMemory, SystemStatus
@@ -83,6 +84,8 @@ def node_lines(node: NodeReport, copies: Iterable[CopyInfo] = ()) -> str:
         line += f"\n         the kernel refused: {node.isolation_refused}"
     if node.confines == "none":
         line += f"\n         it takes no functions but those with gvisor: {ISOLATION_ADVICE}"
+    for device in node.devices:
+        line += f"\n         {device_text(device)}"
     line += f"\n         {_weights(node)}"
     if node.layers or node.preloaded_bytes:
         line += f"\n         packages: {len(node.layers)} layers on disk, {output.format_size(node.preloaded_bytes)} "
@@ -95,6 +98,21 @@ def node_lines(node: NodeReport, copies: Iterable[CopyInfo] = ()) -> str:
         line += "   a kept copy" if segment.checkpoint in kept else ""
     for checkpoint in sorted(kept - {segment.checkpoint for segment in node.segments}):
         line += f"\n         weights {checkpoint[:12]}   to be fetched   a kept copy"
+    return line
+
+
+def device_text(device: DeviceReport) -> str:
+    """A device in one line: type, memory, cores or links, and the rate of its loads once it is known."""
+    line = f"device  {device.id}   {device.type}   reserved {output.format_size(device.reserved_bytes)} of "
+    line += output.format_size(device.memory_bytes)
+    if device.cores:
+        line += f"   cores {','.join(map(str, device.cores))}"
+    if device.links:
+        line += f"   NVLink to {', '.join(device.links)}"
+    if device.pcie_bytes_per_s:
+        line += f"   PCIe {device.pcie_bytes_per_s / 1e9:.0f} GB/s"
+    if device.load_bytes_per_s:
+        line += f"   loads {device.load_bytes_per_s / 1e9:.1f} GB/s"
     return line
 
 

@@ -197,6 +197,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.calls:
             self._check_calls()
         check_volumes(self.volumes, has_code=self.llm is None)
+        if self.isolation == "gvisor" and self.gpu is not None:
+            raise InvalidSpec(
+                f"function {self.name}: devices need namespaces, and isolation is gvisor",
+                hint="leave out gpu, or isolation",
+            )
         if self.isolation == "gvisor" and self.egress:
             raise InvalidSpec(
                 f"function {self.name}: a list of what it may reach needs namespaces, and isolation is gvisor",

@@ -172,6 +172,12 @@ def cpu_devices(sizes: tuple[int, ...], cores: tuple[int, ...]) -> tuple[Device,
     return tuple(devices)
 
 
+def host_bytes(own_bytes: int, shares: tuple[DeviceShare, ...]) -> int:
+    """Host memory that a worker may use: its own, or its share of CPU devices where that is more, as their memory is
+    the host's."""
+    return max(own_bytes, sum(share.memory_bytes for share in shares if share.id.startswith("cpu:")))
+
+
 def _size_text(size_bytes: int) -> str:
     """The size exactly, in the largest binary unit that divides it."""
     for unit, name in ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB")):

@@ -32,6 +32,7 @@ from ..identity import Identity
 from ..ids import Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
+from .devices import DeviceId
 from .speed import Speed
 
 # ── daemon and fork server ─────────────────────────────────────────────────────────────────────────
@@ -92,6 +93,26 @@ class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
     """Monotonic time at which the worker's own code began to run."""
 
 
+class DeviceBinding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's process is bound to, on a node that has devices; without any of them, it computes on the host."""
+
+    devices: tuple[DeviceId, ...] = ()
+    visible: str = ""
+    """Its CUDA_VISIBLE_DEVICES; empty: it sees no GPU."""
+    fractions: tuple[float, ...] = ()
+    """The part of each visible GPU's memory that it may allocate."""
+    cores: tuple[int, ...] = ()
+    """Cores of its CPU devices; empty: all."""
+
+
+class DeviceLoaded(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights that a worker has moved to its devices until it was ready."""
+
+    size_bytes: int = 0
+    busy_ns: int = 0
+    """Time with at least one move in progress; what it waited for weights is left out."""
+
+
 class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Assigns a function to a pooled worker. Descriptors: the listening socket (inside gVisor, the bundle), the ring of
     entered calls, the stream for commits if it may write a volume, a stage's socket for its links, and each segment's
@@ -121,6 +142,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     """Whether the worker serves a shell instead of the function."""
     user: int = 0
     """User id that the worker takes; 0: it keeps the daemon's."""
+    binding: DeviceBinding | None = None
+    """None on a node without devices."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare", kw_only=True):
@@ -161,6 +184,7 @@ class WantChunks(msgspec.Struct, frozen=True, tag="want"):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     timeline: Timeline
+    loaded: DeviceLoaded = DeviceLoaded()
 
 
 class StartError(msgspec.Struct, frozen=True, tag="start_error"):
