@@ -58,12 +58,19 @@ def load_config(weights: TensorMapping) -> Any:
 
 
 def load_model(
-    weights: Mapping[str, torch.Tensor], config: Any, *, kinds: Sequence[str], optional: Sequence[str] = ()
+    weights: Mapping[str, torch.Tensor],
+    config: Any,
+    *,
+    kinds: Sequence[str],
+    optional: Sequence[str] = (),
+    dtype: torch.dtype | str = "auto",
 ) -> Any:
     """The model of the first kind that transformers has for the config, in eval mode.
 
     `kinds`: names of transformers' mappings from configs to classes. `optional`: beginnings of names of parameters that
-    the task does not use. Errors: CheckpointInvalid.
+    the task does not use. `dtype`: that of the arithmetic; tensors of another one are copied.
+
+    Errors: CheckpointInvalid.
     """
     mappings = [getattr(transformers, kind) for kind in kinds]
     found = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
@@ -74,7 +81,7 @@ def load_model(
         )
     kind = found[0] if isinstance(found, tuple) else found
     model, info = kind.from_pretrained(
-        None, config=config, state_dict=dict(weights), dtype="auto", output_loading_info=True
+        None, config=config, state_dict=dict(weights), dtype=dtype, output_loading_info=True
     )
     missing = [name for name in info["missing_keys"] if not name.startswith(tuple(optional))]
     missing += [str(one[0]) for one in info["mismatched_keys"]]

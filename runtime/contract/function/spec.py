@@ -85,11 +85,12 @@ EngineName = Literal["native", "transformers", "vllm"]
 
 
 class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the language model engine. `dtype` is that of the arithmetic; weights stay as they are stored."""
+    """Settings of the language model engine. `dtype` is that of the arithmetic, "auto" that of the weights; they stay
+    as they are stored."""
 
     engine: EngineName = "native"
     """The engine that computes, as it was chosen at the deploy."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    dtype: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
     max_batch: int = 8
     max_context_tokens: int = 2048
     kv_memory_bytes: int = 256 * MIB

@@ -33,6 +33,9 @@ class LoadedModel:
     sampling: SamplingParams
     """The checkpoint's default sampling parameters."""
     constraints: ConstraintCompiler
+    torch_threads: int = 1
+    """Threads of torch's operations on the CPU. One for a decoder with threads of its own: sampling is a few operations
+    on one row, and more threads would only compete with the decoder's."""
 
 
 class ModelFiles:
@@ -52,7 +55,9 @@ class ModelFiles:
         """The tokenizer; waits for it. Errors: CheckpointInvalid."""
         return self._parsing.result() if isinstance(self._parsing, _ThreadResult) else self._parsing
 
-    def model(self, engine: InferenceEngine, vocab_size: int, eos_ids: frozenset[int]) -> LoadedModel:
+    def model(
+        self, engine: InferenceEngine, vocab_size: int, eos_ids: frozenset[int], *, torch_threads: int = 1
+    ) -> LoadedModel:
         """The model over an engine. `vocab_size`: width of the logits."""
         template = read_chat_template(
             optional_file(self._weights, "tokenizer_config.json"), optional_file(self._weights, "chat_template.jinja")
@@ -63,6 +68,7 @@ class ModelFiles:
             chat_template=template,
             vocab_size=vocab_size,
             sampling=default_sampling(self.generation),
+            torch_threads=torch_threads,
             constraints=ConstraintCompiler(lambda: required_file(self._weights, "tokenizer.json"), vocab_size, eos_ids),
         )
 

@@ -54,9 +54,9 @@ class LLMApp:
         self._model = model
         self._name = name
         self._created_s = int(time.time())
-        # Sampling is a few tensor operations on one row: more threads would only compete with the decoder's.
+        threads = model.torch_threads
         on_cpu = not torch.cuda.is_available()
-        self.service = EngineService(model.engine, prepare=(lambda: torch.set_num_threads(1)) if on_cpu else None)
+        self.service = EngineService(model.engine, prepare=(lambda: torch.set_num_threads(threads)) if on_cpu else None)
         self._prompts = Prompts(model)
         self._token_texts = TokenTexts(model.tokenizer)
         self._chat_reader = CallReader(ChatCall, "chat")
