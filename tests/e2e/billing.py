@@ -44,6 +44,9 @@ def soak():
 SEGMENT_ROWS = 200
 KINDS = ("controller", "redis", "node", "worker", "forkserver")
 ANSWER_S = 60.0
+CALLS_BETWEEN = 100
+"""Calls that are answered between a kill and the one after the next: two parts may be away at a time. More kills than
+these, and a machine that takes long to bring parts back never answers."""
 SETTLED_S = 60.0
 
 
@@ -119,10 +122,13 @@ def soak(
     killed: Counter[str] = Counter()
     callers = Callers(system, calls=calls, clients=clients)
     callers.start()
-    done = threading.Event()
+    answered = [-CALLS_BETWEEN, -CALLS_BETWEEN]
     try:
         while callers.under_way:
-            done.wait(chance.uniform(*pause_s))
+            time.sleep(chance.uniform(*pause_s))
+            enough = answered[-2] + CALLS_BETWEEN
+            wait_until(lambda: len(callers.calls) >= enough or not callers.under_way, ANSWER_S, what="calls")  # noqa: B023
+            answered.append(len(callers.calls))
             kind = chance.choice(kinds)
             victims = system.of_kind(kind)
             if victims and callers.under_way:

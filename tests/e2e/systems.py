@@ -317,11 +317,21 @@ def _generations(processes: list[Process]) -> list[Process]:
     forked = {process.pid: process.parent for process in processes if process.kind == "forkserver"}
 
     def kind(process: Process) -> str:
-        if forked.get(process.pid) not in forked:
+        if process.pid not in forked:
             return process.kind
+        if process.parent not in forked:
+            return "child" if _is_ending(process.parent) else process.kind
         return "child" if forked[process.parent] in forked else "worker"
 
     return [dataclasses.replace(process, kind=kind(process)) for process in processes]
+
+
+def _is_ending(pid: int) -> bool:
+    """A worker that was killed and is first in a namespace has no memory any more, and waits there for its children."""
+    try:
+        return not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _all_processes(home: str) -> Iterator[Process]:

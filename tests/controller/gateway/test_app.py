@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
@@ -179,9 +180,11 @@ def test_chunks_that_are_no_events_pass_unchanged(controller: ControllerProcess,
 def test_a_client_that_leaves_cancels_its_call(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello")
     controller.http.get("/fn/hello")
-    with pytest.raises(httpx.ReadTimeout):
-        controller.http.get("/fn/hello/hold", headers={"x-request-id": "left"}, timeout=0.5)
     app = next(iter(node.apps.values()))
+    connection = http.client.HTTPConnection("127.0.0.1", httpx.URL(controller.url).port, timeout=20)
+    connection.request("GET", "/fn/hello/hold", headers={"x-request-id": "left"})
+    wait_until(lambda: app.running, what="a call on the worker")
+    connection.close()
     wait_until(lambda: app.cancelled, what="cancelled on the worker")
     [row] = wait_until(lambda: [r for r in controller.rows("hello") if r["request_id"] == "left"])
     assert (row["status"], [row["id"]]) == (499, app.cancelled)

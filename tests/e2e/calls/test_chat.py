@@ -293,12 +293,13 @@ def test_fs_invoke_streams_text(chat: System) -> None:
 
 
 def test_another_version_with_the_same_weights_sends_nothing_and_wakes_warm(chat: System) -> None:
-    ran = chat.fs("deploy", str(EXAMPLE / "handler.py"), "--keep-alive", "2")
+    ran = chat.fs("deploy", str(EXAMPLE / "handler.py"), "--keep-alive", "500")
     assert "in the store already" in ran.err
     body = {"prompt": "The three states of matter are", "max_tokens": 4, "temperature": 0}
     response = chat.call("chat", body, path="/v1/completions", timeout_s=90)
     assert response.status_code == 200, response.text
     assert {worker.start for worker in chat.info("chat").workers} == {"warm"}, "that of the deploy's trial"
+    chat.fs("scale", "chat", "--keep-alive", "0.5")
     wait_until(lambda: not chat.info("chat").workers, 20, what="chat asleep")
     again = chat.call("chat", body, path="/v1/completions", timeout_s=90)
     assert again.headers["fs-start"] == "warm"

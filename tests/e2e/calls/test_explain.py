@@ -60,7 +60,9 @@ def test_cold_and_hot_calls_are_explained(system: System) -> None:
     wait_until(learned, what="the prediction's error in fs status")
     assert "not calibrated yet: 1 start compared" in system.fs("explain", cold).out
     wait_until(lambda: measures(system, name).call_s.count > 0, what="what its calls take, in the measures")
-    assert any(f"{name}@1" in node.speeds for node in system.status().nodes)
+    wait_until(
+        lambda: any(f"{name}@1" in node.speeds for node in system.status().nodes), what="the node's report of it"
+    )
     system.fs("rm", name, "--yes")
 
 

@@ -247,8 +247,11 @@ def test_weights_are_streamed_into_it_and_shared_with_others(system: System) -> 
     checkpoint = system.info("holds").spec.weights
     system.fs("scale", "holds", "--min", "2")
     wait_until(lambda: len([w for w in system.info("holds").workers if w.state == "ready"]) == 2, 60, what="a second")
-    (segment,) = [one for one in system.status().nodes[0].segments if one.checkpoint == checkpoint]
-    assert segment.state == "ready"
+
+    def states() -> list[str]:
+        return [one.state for one in system.status().nodes[0].segments if one.checkpoint == checkpoint]
+
+    wait_until(lambda: states() == ["ready"], what="one segment for both")
     assert system.ok("holds")["total"] == total, "a write is the writer's own"
 
 
@@ -272,7 +275,7 @@ def test_a_language_model_gives_its_golden_answer(system: System) -> None:
     said = "".join(deltas)
     assert said
     assert str(CASE["output_text"]).startswith(said)
-    assert "inside gvisor" in system.fs("explain", "chat").out
+    wait_until(lambda: "inside gvisor" in system.fs("explain", "chat", code=None).out, what="the call's trace")
 
 
 MISBEHAVES = """

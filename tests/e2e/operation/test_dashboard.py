@@ -56,6 +56,7 @@ def system() -> Iterator[System]:
     with running(env={"FS_PROFILES": "python"}) as system:
         system.deploy_file(system.source(REPEAT, folder="errands"), "--no-probe")
         assert system.http.post("/fn/broken").status_code == 500
+        wait_until(system.invocations, what="the row of the failed call")
         yield system
 
 

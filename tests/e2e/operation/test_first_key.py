@@ -77,8 +77,12 @@ def test_a_fresh_system_has_a_key_and_tells_how_to_call_with_it(system: System, 
     assert json.loads(pasted(hello)) == {"message": "Hello, world!"}
     assert isinstance(json.loads(pasted(needs)), list)
     assert json.loads(system.fs("invoke", "hello", "{}").stdout) == {"message": "Hello, world!"}
-    rejected = [event for event in json.loads(system.fs("audit", "--json").stdout) if event["status"] == 401]
-    assert len(rejected) == 1, "the one above: starting asks nothing without the key"
+
+    def rejected() -> int:
+        return sum(event["status"] == 401 for event in json.loads(system.fs("audit", "--json").stdout))
+
+    wait_until(rejected, what="the rejection above, which is written behind its request")
+    assert rejected() == 1, "starting asks nothing without the key"
     system.down()
     again = system.fs("up", "--port", "0", env={"FS_KEY": "of another system"})
     assert "created the first key" not in again.stderr

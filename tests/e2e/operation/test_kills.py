@@ -119,7 +119,9 @@ def test_a_call_that_kills_its_worker_runs_as_often_as_its_function_says(napping
     assert (status, error.code) == (502, "worker_lost")
     assert "SIGSEGV" in error.message
     assert napping.ok(name, timeout_s=10) == "alive"
-    row = next(row for row in _settled_rows(napping) if row.function == name and row.status == 502)
+    (row,) = wait_until(
+        lambda: [row for row in napping.invocations() if row.function == name and row.status == 502], what="its row"
+    )
     assert row.attempts == 1 + retries
     assert row.billed_ms == 0
 

@@ -86,8 +86,7 @@ def call(bed: Testbed, region: str, size: int = 1) -> int:
 
 
 def worker(bed: Testbed, region: str) -> WorkerStatus:
-    found = [one for one in bed.workers(f"on-{region}") if one.endpoint]
-    return wait_until(lambda: found, what="a worker")[0]
+    return wait_until(lambda: [one for one in bed.workers(f"on-{region}") if one.endpoint], what="a worker")[0]
 
 
 def dial(bed: Testbed, host: str, endpoint: str) -> socket.socket:
@@ -155,7 +154,7 @@ def test_another_node_is_no_controller(bed: Testbed) -> None:
     with context.wrap_socket(dial(bed, "node-1", status.endpoint)) as link, contextlib.suppress(OSError):
         link.sendall(request(status))
         assert b"HTTP/1" not in read_all(link)
-    assert "not of a controller" in bed.node(0).log()
+    wait_until(lambda: "not of a controller" in bed.node(0).log(), what="the refusal in the node's log")
 
 
 def test_a_worker_sees_no_key_of_its_node(bed: Testbed, tmp_path: Path) -> None:
@@ -178,7 +177,7 @@ def test_a_removed_node_is_reached_no_more(bed: Testbed) -> None:
     assert call(bed, "node-1") == 1000
     before = node_host("node-1", "x")
     bed.fs("node", "remove", "node-1", "--force")
-    assert [one.node for one in bed.status().certificates] == ["node-0"]
+    wait_until(lambda: [one.node for one in bed.status().certificates] == ["node-0"], what="one certificate less")
     answer = bed.http.post("/fn/on-node-1", json={"size": 1}, headers={"Fs-Timeout": "2"}, timeout=CALL_S)
     assert answer.status_code in (503, 504), answer.text
     assert call(bed, "node-0") == 1000

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,17 +125,25 @@ def value(system: System, name: str, **labels: str) -> float:
 
 
 def test_metrics_tell_of_all_parts(seen: System) -> None:
-    assert value(seen, "invocations_total", function="chatty", status="200") == 4
-    assert value(seen, "invocation_errors_total", function="hostile", code="handler_error") == 1
-    assert value(seen, "refusals_total", code="start_failed") == 1
-    assert value(seen, "worker_failures_total", function="broken", when="starting") == 3
-    assert value(seen, "cold_start_seconds_count", phase="start", start="warm", tier="host") == 2
+    for name, labels, count in (
+        ("invocations_total", {"function": "chatty", "status": "200"}, 4),
+        ("invocation_errors_total", {"function": "hostile", "code": "handler_error"}, 1),
+        ("refusals_total", {"code": "start_failed"}, 1),
+        ("worker_failures_total", {"function": "broken", "when": "starting"}, 3),
+        ("cold_start_seconds_count", {"phase": "start", "start": "warm", "tier": "host"}, 2),
+    ):
+        wait_until(partial(_shows, seen, name, labels, count), what=f"{count} of {name} {labels}")
     wait_until(lambda: value(seen, "waived_milliseconds_total", phase="start") > 0, what="the node's report")
-    assert value(seen, "node_memory_bytes") > 0
+    wait_until(lambda: value(seen, "node_memory_bytes") > 0, what="the node's memory")
+
+
+def _shows(system: System, name: str, labels: dict[str, str], count: int) -> bool:
+    return value(system, name, **labels) == count
 
 
 def test_calls_that_share_a_worker_have_their_own_lines(seen: System) -> None:
     for name in ("call-0", "call-1", "call-2"):
+        wait_until(lambda name=name: len(lines(seen, "chatty", name)) >= 2, what=f"the lines of {name}")  # type: ignore[misc]
         found = [(line.stream, line.text) for line in lines(seen, "chatty", name)]
         assert found == [("stdout", f"begin {name}"), ("stderr", f"end {name}")]
 
@@ -145,15 +154,17 @@ def lines(system: System, function: str, request: str) -> list[LogLine]:
 
 
 def test_logs_of_a_worker_that_never_started_are_kept(seen: System) -> None:
+    wait_until(lambda: seen.fs("logs", "broken").out.count("worker failed to start") == 3, what="three ends in the log")
     out = seen.fs("logs", "broken").out
     assert out.count("looking for the model") == 3
     assert "FileNotFoundError: model.bin" in out
-    assert "worker failed to start" in out
     found = [line.text for line in lines(seen, "broken", "lost-1")]
     assert found.count("looking for the model") == 3, "its call is known, though it met no worker"
 
 
 def test_the_parts_write_json_with_the_request_they_act_for(seen: System) -> None:
+    node_log = seen.home / "logs" / "node.log"
+    wait_until(lambda: node_log.read_text().count('"worker failed to start"') == 3, what="three ends in the node's log")
     written: dict[str, list[dict[str, object]]] = {}
     for part in ("controller", "node", "supervisor"):
         text = (seen.home / "logs" / f"{part}.log").read_text()

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.estimates import NodeMeasures
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import LedgerRow, PhaseRow
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.llm.engine.generation import Request
@@ -281,11 +282,18 @@ class Fleet:
         assert found is not None
         return found
 
-    def fetched_unix_ns(self, order: WorkerOrder) -> int:
-        """When its weights had come, once it is ready."""
-        timeline = self.reached(order, "ready").timeline
-        (fetch,) = [phase for phase in timeline.phases if phase.name == "fetch"]
-        return timeline.origin_unix_ns + fetch.ended_ns
+    def fetched_unix_ms(self, order: WorkerOrder) -> int:
+        """When its weights had come, by the ledger: the worker itself may have served its time meanwhile."""
+
+        def rows() -> list[PhaseRow]:
+            with self.bed.redis() as client:
+                entries: Any = client.xrange(keys.LEDGER)
+            found = [msgspec.json.decode(fields[b"row"], type=LedgerRow) for _, fields in entries]
+            mine = [row for row in found if isinstance(row, PhaseRow) and row.worker == order.worker]
+            return [row for row in mine if row.phase == "fetch"]
+
+        (fetch,) = wait_until(rows, what=f"the row of the fetch of {order.worker}")
+        return fetch.started_unix_ms + fetch.duration_ms
 
     def wait_growing(self, order: WorkerOrder) -> None:
         """Waits until more than the worker's stage has come in, and not all."""

@@ -182,7 +182,7 @@ def test_a_start_that_would_break_a_promise_waits_for_the_links_to_be_free(fleet
     assert others
     for order, stage in zip(orders, plan.stages, strict=True):
         assert stage.fetch_within_s is not None
-        fetched_unix_ns = fleet.fetched_unix_ns(order)
+        fetched_unix_ns = fleet.fetched_unix_ms(order) * 10**6
         kept = fetched_unix_ns / 1e9 <= plan.decided_unix_ms / 1e3 + stage.fetch_within_s
         if kept and order.node in others:  # a promise that a busy machine broke objects to nobody
             # Shortly before its end, a fetch can spare half of its link and still be in time.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.e2e.pipelines.fleet import HOSTS, LONG, SETTLED_S, Fleet, Function, function_name
 from tests.servers import wait_until
 
@@ -52,6 +54,16 @@ def check_after(fleet: Fleet, function: Function) -> None:
     assert left == "nothing"
 
 
+def relays(fleet: Fleet, order: WorkerOrder, others: tuple[int, ...]) -> bool:
+    """Checks whether the stage has reported that it reaches these through the store."""
+    status = fleet.status_of(order)
+    return status is not None and status.relayed == others
+
+
+def said(fleet: Fleet, verb: str, function: Function) -> str:
+    return fleet.bed.fs(verb, function.name).out
+
+
 def test_a_pipeline_of_four_serves_through_the_store_and_becomes_one_worker(fleet: Fleet, function: Function) -> None:
     call = fleet.call(function, LONG)
     orders = fleet.pipeline(function)
@@ -59,17 +71,17 @@ def test_a_pipeline_of_four_serves_through_the_store_and_becomes_one_worker(flee
     for order in orders:
         assert order.stage is not None
         others = tuple(index for index in range(HOSTS) if index != order.stage.index)
-        status = fleet.status_of(order)
-        assert status is not None
-        assert status.relayed == others
-        assert not status.whole
+        wait_until(partial(relays, fleet, order, others), what=f"stage {order.stage.index} to relay to {others}")
     assert [order.relayed for order in fleet.orders(function)] == [(1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]
     assert call.join().text == function.answer(LONG), call
     assert fleet.settled(function).worker == orders[0].worker
-    assert "reached through the object store" in fleet.node_of(orders[0]).log()
-    assert "stage 1 cannot be reached directly" in fleet.bed.fs("logs", function.name).out
-    assert "stages 1, 2, 3 reached through the object store" in fleet.bed.fs("trace", function.name).out
-    assert "could not connect to stages 1, 2, 3" in fleet.bed.fs("explain", function.name).out
+    for shown, text in (
+        (fleet.node_of(orders[0]).log, "reached through the object store"),
+        (partial(said, fleet, "logs", function), "stage 1 cannot be reached directly"),
+        (partial(said, fleet, "trace", function), "stages 1, 2, 3 reached through the object store"),
+        (partial(said, fleet, "explain", function), "could not connect to stages 1, 2, 3"),
+    ):
+        wait_until(lambda shown=shown, text=text: text in shown(), what=text)  # type: ignore[misc]
     check_after(fleet, function)
 
 
@@ -106,11 +118,10 @@ def test_one_node_that_is_apart_is_reached_through_the_store_and_the_others_dire
         call.wait_for(1)
         (apart,) = (order.stage.index for order in orders if order.node == "node-0" and order.stage is not None)
         for order in orders:
-            status = fleet.status_of(order)
-            assert status is not None
             assert order.stage is not None
             others = tuple(index for index in range(HOSTS) if index != apart)
-            assert status.relayed == (others if order.stage.index == apart else (apart,))
+            wanted = others if order.stage.index == apart else (apart,)
+            wait_until(partial(relays, fleet, order, wanted), what=f"stage {order.stage.index} to relay to {wanted}")
         assert call.join().text == function.answer(LONG), call
         check_after(fleet, function)
     finally:
