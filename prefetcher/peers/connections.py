@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from fleetstart.runtime.contract.node.peer_frames import Received
-from fleetstart.runtime.contract.node.peers import NONCE_BYTES, Grant, Peer, grant_proof
+from fleetstart.runtime.contract.node.peers import NONCE_BYTES, Grant, Peer, Transport, grant_proof
 
 from ..sources.errors import SourceError, SourceLost
 from . import frames
@@ -37,32 +37,23 @@ class Connection:
         self.is_warm = False
         self._holder_nonce = holder_nonce
         self._grant: Grant | None = None
-        self._is_streaming = False
 
-    def stream(self, deadline_s: float) -> None:
-        """Goes over to the native transport's frames, for as long as the grant is the same. Errors: OSError."""
-        if not self._is_streaming:
-            self.link.send(frames.REQUEST.pack(frames.STREAM, 0, 0, 0), deadline_s)
-            self._is_streaming = True
-
-    def prove(self, peer: Peer, deadline_s: float) -> None:
+    def prove(self, peer: Peer, deadline_s: float, transport: Transport = "tcp") -> None:
         """Shows the holder the grant, unless it is the one that it knows. Errors: SourceLost if it refuses; OSError,
         EOFError, ValueError."""
         if self._grant == peer.grant:
             return
-        if self._is_streaming:
-            self.link.send(Received(leaves=True).encode(), deadline_s)
-            self._is_streaming = False
         nonce = os.urandom(NONCE_BYTES)
         proof = grant_proof(peer.secret, self._holder_nonce, nonce)
-        data = msgspec.json.encode(Hello(peer.grant, nonce, proof))
-        self.link.send(frames.REQUEST.pack(frames.HELLO, len(data), 0, 0) + data, deadline_s)
-        status, _, size_bytes = frames.RESPONSE.unpack(self.link.receive(frames.RESPONSE.size, deadline_s))
-        if status == frames.REFUSED and size_bytes <= frames.REFUSAL_MAX_BYTES:
+        data = msgspec.json.encode(Hello(peer.grant, nonce, proof, transport))
+        leaves = b"" if self._grant is None else Received(leaves=True).encode()
+        self.link.send(leaves + frames.LENGTH.pack(len(data)) + data, deadline_s)
+        (size_bytes,) = frames.LENGTH.unpack(self.link.receive(frames.LENGTH.size, deadline_s))
+        if size_bytes > frames.REFUSAL_MAX_BYTES:
+            raise ValueError(f"an answer of {size_bytes:,} bytes to a grant")
+        if size_bytes:
             why = self.link.receive(size_bytes, deadline_s).decode(errors="replace")
             raise SourceLost(f"{peer.node} lets this node read nothing: {why if why in frames.REFUSALS else '?'}")
-        if status != frames.OK or size_bytes:
-            raise ValueError(f"answer {status} to a grant")
         self._grant = peer.grant
 
 
@@ -76,14 +67,17 @@ class PeerConnections:
         self._warm: dict[tuple[str, str], list[tuple[Connection, float]]] = {}
         self._closed = False
 
-    def take(self, peer: Peer, *, fresh: bool = False, window_bytes: int | None = None) -> Connection:
+    def take(
+        self, peer: Peer, *, fresh: bool = False, window_bytes: int | None = None, transport: Transport = "tcp"
+    ) -> Connection:
         """A connection that may read what the peer's grant says. `fresh`: none that was used before; `window_bytes`
-        limits what it may send at once, and a connection with a limit is not kept.
+        limits what it may send at once. A connection with a limit is not kept, nor is one of RDMA.
 
         Errors: SourceLost if the peer refuses; SourceError if it cannot be reached or does not answer as a peer does.
         """
         deadline_s = time.monotonic() + HELLO_S
-        connection = None if fresh or window_bytes is not None else self._take_warm(peer)
+        is_kept = not fresh and window_bytes is None and transport == "tcp"
+        connection = self._take_warm(peer) if is_kept else None
         try:
             if connection is not None:
                 try:
@@ -92,7 +86,7 @@ class PeerConnections:
                 except (OSError, EOFError, ValueError):  # the holder has closed it
                     connection.link.close()
             connection = self._connect(peer, window_bytes)
-            connection.prove(peer, deadline_s)
+            connection.prove(peer, deadline_s, transport)
             return connection
         except (OSError, EOFError, ValueError, OverflowError) as error:  # with ssl.SSLError
             if connection is not None:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from fleetstart import native
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
-from fleetstart.runtime.contract.weights.manifest import ChunkRange, chunk_ranges
 
 from ..segments.segment import Segment
 from ..segments.store import SegmentStore
@@ -31,10 +30,7 @@ class Held:
     segment: Segment
     region: native.Region
     control: native.ControlBlock
-    slabs: list[int]
-    """Descriptors, owned by the region."""
     slab_bytes: int
-    chunks: dict[int, ChunkRange]
     chunk_bytes: int
 
 
@@ -79,8 +75,6 @@ class Holdings:
             segment,
             segment.region,
             segment.control,
-            segment.region.fds,
             self._segments.budget.memory.slab_bytes,
-            {chunk.index: chunk for chunk in chunk_ranges(segment.manifest)},
             segment.manifest.chunk_bytes,
         )

@@ -1,16 +1,14 @@
 """Connections between nodes, plain or encrypted, with deadlines for what is sent and received.
 
-A plain connection moves chunks without a copy in this process: from the slab by sendfile, and from the socket straight
-into the segment, hashed on the way. TLS has its bytes pass through the process. Either is used by one thread at a time;
-`abort` may come from any other.
+The native transport takes over a plain connection by its descriptor. The bytes of TLS pass through Python, and so do
+those that are received at a measured pace: straight into the segment, hashed on the way. Either link is used by one
+thread at a time; `abort` may come from any other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import os
 import select
 import socket
 import ssl
@@ -47,10 +45,6 @@ class Link(Protocol):
 
     def send(self, data: Buffer, deadline_s: float) -> None: ...
 
-    def send_chunk(self, view: memoryview, slab: int, offset: int, deadline_s: float) -> None:
-        """Sends a chunk: `view` of it, which begins at `offset` of the descriptor `slab`."""
-        ...
-
     def native_fd(self) -> int | None:
         """The descriptor, which the native transport may use; None if bytes must pass through Python."""
         ...
@@ -79,7 +73,6 @@ class PlainLink:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, int(POLL_S * 1e6)))
         self._socket = sock
-        self._has_sent_pages = False
 
     def receive(self, size_bytes: int, deadline_s: float) -> bytes:
         return _receive(self._socket, size_bytes, deadline_s)
@@ -104,27 +97,6 @@ class PlainLink:
             except BlockingIOError:
                 _check(deadline_s)
 
-    def send_chunk(self, view: memoryview, slab: int, offset: int, deadline_s: float) -> None:
-        sent, size_bytes = 0, len(view)
-        self._has_sent_pages = True
-        while sent < size_bytes:
-            try:
-                count = os.sendfile(self._socket.fileno(), slab, offset + sent, size_bytes - sent)
-            except BlockingIOError:
-                _check(deadline_s)
-                continue
-            except OSError as error:
-                if error.errno != errno.EINVAL or sent:
-                    raise
-                for begin in range(0, size_bytes, SLICE_BYTES):  # huge pages, which some kernels cannot send from
-                    self.send(view[begin : begin + SLICE_BYTES], deadline_s)
-                return
-            if not count:
-                raise EOFError("the slab ended")
-            sent += count
-            if sent < size_bytes:
-                _check(deadline_s)
-
     def native_fd(self) -> int | None:
         return self._socket.fileno()
 
@@ -140,9 +112,6 @@ class PlainLink:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        if self._has_sent_pages:  # what is not acknowledged is dropped: its pages may become another checkpoint's
-            with contextlib.suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
 
@@ -176,9 +145,6 @@ class TlsLink:
                 left = left[self._socket.send(left[:SLICE_BYTES]) :]
             if left:
                 _check(deadline_s)
-
-    def send_chunk(self, view: memoryview, slab: int, offset: int, deadline_s: float) -> None:
-        self.send(view, deadline_s)
 
     def native_fd(self) -> int | None:
         return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from fleetstart import native
 from fleetstart.runtime.contract.node.peers import Peer
@@ -18,8 +19,8 @@ from fleetstart.runtime.contract.weights.manifest import ChunkRange
 from ..sources.base import Piece
 from ..sources.errors import ReadCancelled, SourceError, SourceLost
 from ..sources.throttle import BackgroundThrottle
-from . import frames
 from .connections import Connection, PeerConnections
+from .framed import FramedCompletion, FramedReader
 from .links import POLL_S
 
 RUN_BYTES = 16 * 1024 * 1024
@@ -37,6 +38,50 @@ OUTSTANDING = 16
 """Chunks asked for at a time where they are small."""
 CHUNK_S = 10.0
 """Time for the bytes of a chunk, however evenly they drip."""
+WHY_NOT = {"gone": "its own fetch of the checkpoint failed", "refused": "it has no such chunk"}
+"""Answers after which nothing more comes, in words."""
+
+
+class RangeReader(Protocol):
+    """One connection to a peer, whatever carries its bytes: `native.TcpReader`, `FramedReader`, `rdma.RdmaLink`."""
+
+    def submit_into(self, request: int, offset: int, into: memoryview, wait_s: float = 0.0) -> None: ...
+    def poll(self, timeout_s: float) -> Sequence[native.Completion | FramedCompletion]: ...
+    def cancel(self) -> None: ...
+    def release(self) -> None: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class _Run:
+    """Consecutive chunks that are read, and the checksums of those that came, by whatever connection."""
+
+    def __init__(self, run: Sequence[ChunkRange], pieces: Sequence[Piece]) -> None:
+        self._rooms = {chunk.index: (chunk, piece) for chunk, piece in zip(run, pieces, strict=True)}
+        self._came: dict[int, int] = {}
+        self._next = 0
+        self._order = [chunk.index for chunk in run]
+
+    @property
+    def missing(self) -> list[int]:
+        return [index for index in self._order if index not in self._came]
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._came)
+
+    def submit(self, reader: RangeReader, index: int) -> None:
+        chunk, piece = self._rooms[index]
+        reader.submit_into(index, chunk.segment_offset, piece.into, WAIT_S)
+
+    def note(self, index: int, checksum: int) -> None:
+        self._came[index] = checksum
+
+    def ready(self) -> Iterator[int]:
+        """The checksums that are next in the order of the run, each once."""
+        while self._next < len(self._order) and self._order[self._next] in self._came:
+            self._next += 1
+            yield self._came[self._order[self._next - 1]]
 
 
 class PeerChunks:
@@ -63,24 +108,23 @@ class PeerChunks:
         """Errors: SourceError, SourceLost, ReadCancelled."""
         if stopped():
             raise ReadCancelled(self.name)
-        peer, done = self._peer, 0
+        yield from self._read_by_tcp(_Run(run, pieces), stopped, throttle)
+
+    def _read_by_tcp(
+        self, chunks: _Run, stopped: Callable[[], bool], throttle: BackgroundThrottle | None
+    ) -> Iterator[int]:
+        peer = self._peer
         for fresh in (False, True):
             window_bytes = throttle.window_bytes if throttle is not None else None
             connection = self._connections.take(peer, fresh=fresh, window_bytes=window_bytes)
             is_whole = False
             try:
-                fd = connection.link.native_fd() if throttle is None else None
-                if fd is not None:
-                    checksums = self._stream(connection, fd, run[done:], pieces[done:], stopped)
-                else:
-                    checksums = self._chunks(connection, run[done:], pieces[done:], stopped, throttle)
-                for checksum in checksums:
-                    done += 1
-                    yield checksum
+                reader = self._tcp_reader(connection, stopped, throttle)
+                yield from self._collect(reader, chunks, stopped, throttle)
                 is_whole = True
                 return
             except (OSError, EOFError) as error:
-                if connection.is_warm and not done:
+                if connection.is_warm and not chunks.has_begun:
                     continue  # the holder had closed it
                 raise SourceError(f"{self.name}: {str(error) or type(error).__name__}") from error
             finally:
@@ -89,120 +133,51 @@ class PeerChunks:
                 else:
                     connection.link.close()
 
-    def _stream(
+    def _tcp_reader(
+        self, connection: Connection, stopped: Callable[[], bool], throttle: BackgroundThrottle | None
+    ) -> RangeReader:
+        fd = connection.link.native_fd() if throttle is None else None
+        if fd is not None:
+            return native.TcpReader(fd, None, STALL_S)
+        return FramedReader(connection.link, STALL_S, throttle, stopped)
+
+    def _collect(
         self,
-        connection: Connection,
-        fd: int,
-        run: Sequence[ChunkRange],
-        pieces: Sequence[Piece],
+        reader: RangeReader,
+        chunks: _Run,
         stopped: Callable[[], bool],
+        throttle: BackgroundThrottle | None = None,
     ) -> Iterator[int]:
-        """The checksums in the order of the run, by the native transport; they come in any order."""
-        connection.stream(time.monotonic() + ANSWER_S)
-        reader = native.TcpReader(fd, None, STALL_S)
-        rooms = {chunk.index: (chunk, piece) for chunk, piece in zip(run, pieces, strict=True)}
-        left, came, outstanding = deque(rooms), dict[int, int](), 0
-        moved_s = time.monotonic()
-        for chunk in run:
-            while chunk.index not in came:
-                while left and outstanding < OUTSTANDING:
-                    index = left.popleft()
-                    room = rooms[index]
-                    reader.submit_into(index, room[0].segment_offset, room[1].into, WAIT_S)
-                    outstanding += 1
-                if stopped():
-                    reader.cancel()
-                    raise ReadCancelled(self.name)
-                completions = reader.poll(POLL_S)
-                outstanding -= len(completions)
-                for one in completions:
-                    if one.status == "ok":
-                        came[one.request] = one.checksum
-                    else:
-                        self._check_status(one, reader)
-                        left.append(one.request)
-                moved_s = time.monotonic() if completions else moved_s
-                if time.monotonic() - moved_s > WAIT_S + ANSWER_S + CHUNK_S:
-                    raise SourceError(f"{self.name}: chunk {chunk.index} takes more than {CHUNK_S:g} s")
-            yield came[chunk.index]
+        """The checksums in the order of the run; chunks come in any order. What the peer had to wait for is asked for
+        again, behind the rest. At a measured pace, one is asked for at a time: the peer sends at once what is."""
+        left, outstanding, moved_s = deque(chunks.missing), 0, time.monotonic()
+        most = OUTSTANDING if throttle is None else 1
+        while True:
+            yield from chunks.ready()
+            while left and outstanding < most:
+                chunks.submit(reader, left.popleft())
+                outstanding += 1
+            if not outstanding:
+                break
+            if stopped():
+                reader.cancel()
+                raise ReadCancelled(self.name)
+            completions = reader.poll(POLL_S)
+            outstanding -= len(completions)
+            for one in completions:
+                if one.status == "ok":
+                    chunks.note(one.request, one.checksum)
+                else:
+                    self._check_status(one, reader)
+                    left.append(one.request)
+            moved_s = time.monotonic() if completions else moved_s
+            if throttle is None and time.monotonic() - moved_s > WAIT_S + ANSWER_S + CHUNK_S:
+                raise SourceError(f"{self.name}: a chunk takes more than {CHUNK_S:g} s")
         reader.release()
 
-    def _check_status(self, completion: native.Completion, reader: native.TcpReader) -> None:
+    def _check_status(self, completion: native.Completion | FramedCompletion, reader: RangeReader) -> None:
         """Returns if the peer has waited for the chunk itself. Errors: SourceLost; OSError of the connection."""
         if completion.status == "failed":
             raise ConnectionError(reader.error)
         if completion.status != "not_ready":
-            status = frames.FAILED if completion.status == "gone" else frames.INVALID
-            raise SourceLost(f"{self.name}: {frames.STATUS[status]}")
-
-    def _chunks(
-        self,
-        connection: Connection,
-        run: Sequence[ChunkRange],
-        pieces: Sequence[Piece],
-        stopped: Callable[[], bool],
-        throttle: BackgroundThrottle | None,
-    ) -> Iterator[int]:
-        """The checksums in the order of the run. What the peer had to wait for is asked for again, behind the rest."""
-        rooms = {chunk.index: (chunk, piece) for chunk, piece in zip(run, pieces, strict=True)}
-        came: dict[int, int] = {}
-        asked: deque[int] = deque()
-        for chunk in run:
-            while chunk.index not in came:
-                if throttle is None and not asked:
-                    later = [one.index for one in run if one.index >= chunk.index and one.index not in came]
-                    self._ask(connection, later, asked)
-                elif throttle is not None:
-                    self._ask(connection, [chunk.index], asked)
-                index = asked.popleft()
-                if self._is_coming(connection, rooms[index][0], stopped):
-                    came[index] = self._receive(connection, rooms[index][1], stopped, throttle)
-            yield came[chunk.index]
-
-    def _ask(self, connection: Connection, chunks: Sequence[int], asked: deque[int]) -> None:
-        requests = [frames.REQUEST.pack(frames.READ, chunk, int(WAIT_S * 1000), 0) for chunk in chunks]
-        connection.link.send(b"".join(requests), time.monotonic() + ANSWER_S)
-        asked.extend(chunks)
-
-    def _is_coming(self, connection: Connection, chunk: ChunkRange, stopped: Callable[[], bool]) -> bool:
-        """Returns when the chunk's bytes begin to come, or False when the peer has waited for them itself."""
-        link, until_s = connection.link, time.monotonic() + WAIT_S + ANSWER_S
-        while not link.waits(POLL_S):
-            if stopped():
-                raise ReadCancelled(self.name)
-            if time.monotonic() >= until_s:
-                raise SourceError(f"{self.name}: no answer in {WAIT_S + ANSWER_S:g} s")
-        status, index, size_bytes = frames.RESPONSE.unpack(
-            link.receive(frames.RESPONSE.size, time.monotonic() + STALL_S)
-        )
-        if status == frames.NOT_READY and index == chunk.index:
-            return False
-        if status != frames.OK:
-            raise SourceLost(f"{self.name}: {frames.STATUS.get(status, f'status {status}')}")
-        if (index, size_bytes) != (chunk.index, chunk.size_bytes):
-            raise SourceLost(
-                f"{self.name}: {size_bytes:,} bytes of chunk {index} for {chunk.size_bytes:,} of chunk {chunk.index}"
-            )
-        return True
-
-    def _receive(
-        self, connection: Connection, piece: Piece, stopped: Callable[[], bool], throttle: BackgroundThrottle | None
-    ) -> int:
-        """Fills the piece; returns its xxh3."""
-        into = piece.into
-        checksum = native.Checksum(into)
-        filled, began_s = 0, time.monotonic()
-        moved_s = began_s
-        most_bytes = throttle.portion_bytes if throttle is not None else None
-        while filled < len(into):
-            if stopped():
-                raise ReadCancelled(self.name)
-            before, filled = filled, connection.link.fill(into, checksum, filled, most_bytes)
-            if throttle is not None:
-                throttle.wait(filled - before, stopped)
-            now_s = time.monotonic()
-            moved_s = now_s if filled > before else moved_s
-            is_late = throttle is None and now_s - began_s > CHUNK_S
-            if is_late or now_s - moved_s > STALL_S:
-                raise SourceError(f"{self.name}: {filled:,} of {len(into):,} bytes in {now_s - began_s:.1f} s")
-        return checksum.digest()
+            raise SourceLost(f"{self.name}: {WHY_NOT[completion.status]}")

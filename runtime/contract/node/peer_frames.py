@@ -1,5 +1,5 @@
-"""Frames of a connection between peers, for connections inside TLS: the same as native/src/transport/frames.hpp, which
-says what each field means. The reader sends requests, the holder answers each of them once, in any order.
+"""Frames of a connection between peers, for ends in Python, as inside TLS: the same as native/src/transport/frames.hpp,
+which says what each field means. The reader sends requests, the holder answers each of them once, in any order.
 
 Errors are ValueError: the end that receives something else closes the connection.
 """

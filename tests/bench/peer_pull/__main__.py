@@ -2,9 +2,9 @@
 
 1 GiB from the memory of one process into that of another over loopback, one connection, memory touched before. In
 shuffled rounds: ours (4 MiB chunks, hashed on the way); `os.sendfile` to `recv_into`; the same with each chunk hashed
-after it came; and, in a Python of their own, Mooncake and NIXL over TCP, which verify nothing. Processor time is that
-of both ends. Aim: at least 0.9 × the bytes that sendfile to recv_into moves in a second of processor time, ahead of
-Mooncake and NIXL in both.
+after it came; ours and plain sockets inside TLS 1.3, as nodes with certificates have it; and, in a Python of their
+own, Mooncake and NIXL over TCP, which verify nothing. Processor time is that of both ends. Aim: at least 0.9 × the
+bytes that sendfile to recv_into moves in a second of processor time, ahead of Mooncake and NIXL in both.
 
 Run: python -m tests.bench.peer_pull [--mib N] [--json FILE] [--quick] [--rounds N] [--peer-python PATH | --no-peer]
 """
@@ -24,6 +24,7 @@ from tests.bench.peers.process import peer
 from tests.bench.weights.loaders import Sample, module
 
 OURS, SOCKETS, HASHED = "fleetstart", "sockets", "sockets, hashed"
+OURS_TLS, SOCKETS_TLS = "fleetstart, TLS", "send → recv_into, TLS"
 TITLES = {SOCKETS: "sendfile → recv_into", HASHED: "sendfile → recv_into, hashed"}
 ENGINES = {"mooncake": "Mooncake, TCP", "nixl": "NIXL, TCP"}
 AIM = 0.9
@@ -38,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def sockets(kind: str, size_bytes: int, report: Report) -> Iterator[Pull]:
-    name = "tests.bench.peer_pull.ends"
+    name = f"tests.bench.peer_pull.{'encrypted' if 'TLS' in kind else 'ends'}"
     with (
         module(name, "serve", kind, str(size_bytes)) as serving,
         module(name, "pull", kind, str(size_bytes)) as pulling,
@@ -48,7 +49,7 @@ def sockets(kind: str, size_bytes: int, report: Report) -> Iterator[Pull]:
 
         def run() -> Sample:
             serving.tell(go=True)
-            got = pulling.ask(port=serving.about["port"], check=not checked)
+            got = pulling.ask(port=serving.about["port"], check=not checked, identity=serving.about.get("identity", {}))
             expected = serving.about["checksums"]
             if any(found and found != expected for found in (got["verified"], got["checksums"])):
                 raise RuntimeError(f"{kind} has other bytes than its peer")
@@ -129,6 +130,8 @@ def main() -> None:
         pulls: dict[str, Pull] = {OURS: stack.enter_context(sockets(OURS, size_bytes, report))}
         for kind, title in TITLES.items():
             pulls[title] = stack.enter_context(sockets(kind, size_bytes, report))
+        for kind in (OURS_TLS, SOCKETS_TLS):
+            pulls[kind] = stack.enter_context(sockets(kind, size_bytes, report))
         if options.peer_python is not None:
             for which, title in ENGINES.items():
                 if (pull := stack.enter_context(engine(options.peer_python, which, size_bytes, report))) is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fleetstart.prefetcher.peers import frames
 
-FIRST_BYTES = frames.CHALLENGE_BYTES + frames.RESPONSE.size
+FIRST_BYTES = frames.CHALLENGE_BYTES + frames.LENGTH.size
 """What a holder sends before the answer to the first request."""
 
 

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.prefetcher.peers import reader, session
+from fleetstart.prefetcher.peers import reader
 from fleetstart.prefetcher.peers.connections import PeerConnections
-from fleetstart.prefetcher.peers.frames import RESPONSE
+from fleetstart.prefetcher.peers.framed import FramedServer
 from fleetstart.prefetcher.peers.links import PlainLink
 from fleetstart.prefetcher.peers.reader import PeerChunks
 from fleetstart.prefetcher.segments import feeds
@@ -118,46 +117,34 @@ def test_pulls_say_what_comes_from_where(holder: Holder, model: Model, gated: Ga
     assert sorted(gated.given) == [*range(10, 15)]
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """Where an answer's header has what: with its size, the offsets of status, chunk and length."""
-
-    size_bytes: int
-    status_at: int
-    chunk_at: int
-    length_at: int
-
-
-FRAMED, NATIVE = Header(RESPONSE.size, 0, 4, 8), Header(ANSWER_BYTES, 6, 8, 16)
-
-
-def harms(header: Header) -> dict[str, Harm]:
-    body = FIRST_BYTES + header.size_bytes
-    return {
-        "flips a bit of a chunk, always": Harm(body + 5, lambda byte: byte ^ 1),
-        "flips a bit once": Harm(body + 5, lambda byte: byte ^ 1, once=True),
-        "gives another chunk": Harm(FIRST_BYTES + header.chunk_at, lambda byte: byte ^ 1),
-        "lies about a length": Harm(FIRST_BYTES + header.length_at + 1, lambda byte: byte ^ 1),
-        "promises petabytes": Harm(FIRST_BYTES + header.length_at + 6, lambda byte: 255),
-        "answers with another status": Harm(FIRST_BYTES + header.status_at, lambda byte: 77),
-        "talks nonsense at first": Harm(0, lambda byte: byte ^ 255),
-        "is cut off in a chunk": Harm(body + CHUNK_BYTES // 2, lambda byte: None),
-        "is cut off in its greeting": Harm(10, lambda byte: None),
-        "stalls in a chunk": Harm(body + CHUNK_BYTES // 2, hold=True),
-        "never answers": Harm(FIRST_BYTES, hold=True),
-        "drips": Harm(body + 100, drip_s=0.02),
-    }
+STATUS_AT, REQUEST_AT, LENGTH_AT = 6, 8, 16
+"""Offsets in an answer's header."""
+BODY = FIRST_BYTES + ANSWER_BYTES
+HARMS = {
+    "flips a bit of a chunk, always": Harm(BODY + 5, lambda byte: byte ^ 1),
+    "flips a bit once": Harm(BODY + 5, lambda byte: byte ^ 1, once=True),
+    "gives another chunk": Harm(FIRST_BYTES + REQUEST_AT, lambda byte: byte ^ 1),
+    "lies about a length": Harm(FIRST_BYTES + LENGTH_AT + 1, lambda byte: byte ^ 1),
+    "promises petabytes": Harm(FIRST_BYTES + LENGTH_AT + 6, lambda byte: 255),
+    "answers with another status": Harm(FIRST_BYTES + STATUS_AT, lambda byte: 77),
+    "talks nonsense at first": Harm(0, lambda byte: byte ^ 255),
+    "is cut off in a chunk": Harm(BODY + CHUNK_BYTES // 2, lambda byte: None),
+    "is cut off in its greeting": Harm(10, lambda byte: None),
+    "stalls in a chunk": Harm(BODY + CHUNK_BYTES // 2, hold=True),
+    "never answers": Harm(FIRST_BYTES, hold=True),
+    "drips": Harm(BODY + 100, drip_s=0.02),
+}
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "framed"])
-@pytest.mark.parametrize("name", harms(FRAMED))
+@pytest.mark.parametrize("name", HARMS)
 def test_a_hostile_peer_costs_its_chunks_some_time(
     holder: Holder, model: Model, gated: Gated, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
 ) -> None:
     """Framed is what goes through TLS."""
     if not native:
         monkeypatch.setattr(PlainLink, "native_fd", lambda _: None)
-    harm = harms(NATIVE if native else FRAMED)[name]
+    harm = HARMS[name]
     if harm.hold or harm.drip_s or "length" in name or "petabytes" in name:
         waits(monkeypatch, 0.3)
     tampering = Tampering(holder.address, harm)
@@ -184,16 +171,15 @@ def test_a_grant_that_ends_in_mid_fetch_ends_no_fetch(
     holder: Holder, model: Model, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlainLink, "native_fd", lambda _: None)
-    send = session.Session._serve
+    answer, answered = FramedServer._answer_one, count()
 
-    served = count()
+    def slowly(self: FramedServer) -> None:
+        if next(answered) >= 3:
+            time.sleep(max(0.0, self._until_s - time.monotonic()) + 0.01)
+        else:
+            answer(self)
 
-    def slowly(self: session.Session, leave: Any, *rest: Any) -> None:
-        if next(served) >= 3:
-            time.sleep(max(0.0, leave.until_s - time.monotonic()) + 0.01)
-        send(self, leave, *rest)
-
-    monkeypatch.setattr(session.Session, "_serve", slowly)
+    monkeypatch.setattr(FramedServer, "_answer_one", slowly)
 
     async def scenario(segments: SegmentStore) -> None:
         await fetched(segments, model, holder.peer(model.checkpoint, life_s=1.5))
@@ -207,7 +193,7 @@ def test_a_late_peer_is_replaced_in_mid_chunk_by_one_with_nothing_to_do(
 ) -> None:
     """Long before the peer itself would be given up."""
     monkeypatch.setattr(feeds, "PATIENCE_S", 0.3)
-    tampering = Tampering(holder.address, Harm(FIRST_BYTES + NATIVE.size_bytes + 100, drip_s=0.05))
+    tampering = Tampering(holder.address, Harm(FIRST_BYTES + ANSWER_BYTES + 100, drip_s=0.05))
     peer = msgspec.structs.replace(holder.peer(model.checkpoint), address=tampering.address)
 
     async def scenario(segments: SegmentStore) -> None:
@@ -223,7 +209,7 @@ def test_a_planned_holder_that_falls_silent_is_replaced_by_another_in_seconds(
     """With the times as they are: the plan waits for nobody who does not say that it waits itself."""
     monkeypatch.undo()
     other = holder_of(model, store.folder)
-    sound = FIRST_BYTES + 5 * (NATIVE.size_bytes + CHUNK_BYTES)
+    sound = FIRST_BYTES + 5 * (ANSWER_BYTES + CHUNK_BYTES)
     tampering = Tampering(holder.address, Harm(sound, hold=True))
     silent = msgspec.structs.replace(holder.peer(model.checkpoint), address=tampering.address)
     second = msgspec.structs.replace(other.peer(model.checkpoint), node=NodeId("second"))

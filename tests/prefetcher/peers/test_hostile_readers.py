@@ -14,8 +14,15 @@ import pytest
 from fleetstart.prefetcher.peers import frames, server, session
 from fleetstart.prefetcher.peers.connections import PeerConnections
 from fleetstart.prefetcher.peers.frames import Hello
+from fleetstart.prefetcher.peers.links import PlainLink
 from fleetstart.prefetcher.sources.errors import SourceLost
-from fleetstart.runtime.contract.node.peer_frames import REQUEST_BYTES, ReadRequest, Received
+from fleetstart.runtime.contract.node.peer_frames import (
+    ANSWER_BYTES,
+    REQUEST_BYTES,
+    ReadRequest,
+    Received,
+    decode_answer,
+)
 from fleetstart.runtime.contract.node.peers import NONCE_BYTES, Peer, grant_proof
 from tests.prefetcher.nodes import Store
 from tests.prefetcher.peers.holders import Holder, Reading, holder_of, no_certificate
@@ -44,20 +51,25 @@ def stranger(holder: Holder) -> tuple[socket.socket, bytes]:
 def hello_of(peer: Peer, holder_nonce: bytes) -> bytes:
     nonce = os.urandom(NONCE_BYTES)
     data = msgspec.json.encode(Hello(peer.grant, nonce, grant_proof(peer.secret, holder_nonce, nonce)))
-    return frames.REQUEST.pack(frames.HELLO, len(data), 0, 0) + data
+    return frames.LENGTH.pack(len(data)) + data
 
 
 def proved(holder: Holder, model: Model) -> socket.socket:
     sock, nonce = stranger(holder)
     sock.sendall(hello_of(holder.peer(model.checkpoint), nonce))
-    assert frames.RESPONSE.unpack(sock.recv(frames.RESPONSE.size, socket.MSG_WAITALL))[0] == frames.OK
+    assert frames.LENGTH.unpack(sock.recv(frames.LENGTH.size, socket.MSG_WAITALL)) == (0,)
     return sock
 
 
 def refusal(sock: socket.socket) -> str:
-    status, _, size = frames.RESPONSE.unpack(sock.recv(frames.RESPONSE.size, socket.MSG_WAITALL))
-    assert status == frames.REFUSED
+    (size,) = frames.LENGTH.unpack(sock.recv(frames.LENGTH.size, socket.MSG_WAITALL))
     return sock.recv(size, socket.MSG_WAITALL).decode()
+
+
+def speaks(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    """Whether native code moves the bytes, or Python does, as inside TLS."""
+    if not native:
+        monkeypatch.setattr(PlainLink, "native_fd", lambda _: None)
 
 
 def ends(sock: socket.socket) -> bool:
@@ -83,15 +95,15 @@ def test_a_proof_that_was_overheard_opens_no_other_connection(holder: Holder, mo
         second.sendall(said)
         assert refusal(second) == "wrong_proof"
         first.sendall(said)
-        assert frames.RESPONSE.unpack(first.recv(frames.RESPONSE.size))[0] == frames.OK
+        assert frames.LENGTH.unpack(first.recv(frames.LENGTH.size)) == (0,)
     assert is_unharmed(holder, model)
 
 
 REQUESTS = {
-    "no grant": frames.REQUEST.pack(frames.READ, 0, 0, 0),
-    "another kind": frames.REQUEST.pack(9, 0, 0, 0),
-    "a long grant": frames.REQUEST.pack(frames.HELLO, frames.HELLO_MAX_BYTES + 1, 0, 0),
-    "no JSON": frames.REQUEST.pack(frames.HELLO, 4, 0, 0) + b"\xff\xfe{]",
+    "no grant": ReadRequest(request=1, offset=0, size_bytes=1).encode(),
+    "an empty grant": frames.LENGTH.pack(0),
+    "a long grant": frames.LENGTH.pack(frames.HELLO_MAX_BYTES + 1),
+    "no JSON": frames.LENGTH.pack(4) + b"\xff\xfe{]",
     "another protocol": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
 }
 
@@ -105,24 +117,32 @@ def test_who_talks_otherwise_is_cut_off(holder: Holder, model: Model, name: str)
     assert is_unharmed(holder, model)
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "framed"])
 @pytest.mark.parametrize(
     "frame",
     [bytes(REQUEST_BYTES), ReadRequest(request=1, offset=0, size_bytes=1, outstanding=7).encode()],
     ids=["no frame", "answers that were not given"],
 )
-def test_a_stream_of_other_frames_is_cut_off(holder: Holder, model: Model, frame: bytes) -> None:
+def test_who_sends_other_frames_is_cut_off(
+    holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch, frame: bytes, native: bool
+) -> None:
+    speaks(monkeypatch, native)
     with proved(holder, model) as sock:
-        sock.sendall(frames.REQUEST.pack(frames.STREAM, 0, 0, 0) + frame)
+        sock.sendall(frame)
         assert ends(sock)
     assert is_unharmed(holder, model)
 
 
-@pytest.mark.parametrize("chunk", [1 << 20, (1 << 32) - 1])
-def test_there_is_no_other_chunk_to_read(holder: Holder, model: Model, chunk: int) -> None:
+@pytest.mark.parametrize("native", [True, False], ids=["native", "framed"])
+@pytest.mark.parametrize("offset", [1 << 40, (1 << 64) - 2])
+def test_there_is_no_other_memory_to_read(
+    holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch, offset: int, native: bool
+) -> None:
+    speaks(monkeypatch, native)
     with proved(holder, model) as sock:
-        sock.sendall(frames.REQUEST.pack(frames.READ, chunk, 0, 0))
-        assert frames.RESPONSE.unpack(sock.recv(frames.RESPONSE.size, socket.MSG_WAITALL))[0] == frames.INVALID
-        assert ends(sock)
+        sock.sendall(ReadRequest(request=7, offset=offset, size_bytes=2).encode())
+        answer = decode_answer(sock.recv(ANSWER_BYTES, socket.MSG_WAITALL))
+        assert (answer.request, answer.status, answer.size_bytes) == (7, "refused", 0)
     assert is_unharmed(holder, model)
 
 
@@ -146,35 +166,6 @@ def test_silence_and_single_bytes_have_seconds(holder: Holder, model: Model, mon
     stop.set()
     thread.join()
     assert is_unharmed(holder, model)
-
-
-def test_who_does_not_take_its_bytes_holds_the_memory_for_seconds(
-    holder: Holder, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "SEND_S", 0.3)
-    model = Model(store, layer_chunks=40)
-    holder.hold(model.checkpoint)
-    host, port = holder.address.split(":")
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    with sock:
-        sock.settimeout(DEADLINE_S)
-        sock.connect((host, int(port)))
-        nonce = sock.recv(frames.CHALLENGE_BYTES, socket.MSG_WAITALL)[len(frames.MAGIC) :]
-        sock.sendall(hello_of(holder.peer(model.checkpoint), nonce))
-        assert frames.RESPONSE.unpack(sock.recv(frames.RESPONSE.size, socket.MSG_WAITALL))[0] == frames.OK
-        for chunk in range(300):
-            sock.sendall(frames.REQUEST.pack(frames.READ, chunk, 0, 0))
-        assert is_unharmed_beside(holder, model)
-        wait_until(lambda: not holder.server.sessions, what="the reader cut off")
-        wait_until(lambda: not holder.pins(model.checkpoint), what="its pin taken back")
-
-
-def is_unharmed_beside(holder: Holder, model: Model) -> bool:
-    """Another reader is served while one holds its bytes back."""
-    reading = Reading(model, 20)
-    assert reading.read(holder.peer(model.checkpoint))
-    return reading.is_right
 
 
 def test_strangers_are_few_and_keep_no_reader_out(
@@ -201,28 +192,33 @@ def test_one_reader_has_so_many_connections(holder: Holder, model: Model, monkey
     connections.close()
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "framed"])
 @pytest.mark.parametrize(
     "sent",
     [
         Received(outstanding=1, leaves=True).encode(),
-        Received(leaves=True).encode() + frames.REQUEST.pack(frames.STREAM, 0, 0, 0) + b"x" * 40,
-        Received(leaves=True).encode() + frames.REQUEST.pack(frames.HELLO, 1 << 31, 0, 0),
+        Received(leaves=True).encode() + ReadRequest(request=1, offset=0, size_bytes=1).encode(),
+        Received(leaves=True).encode() + frames.LENGTH.pack(1 << 31),
     ],
-    ids=["leaves with something outstanding", "streams again", "an endless greeting"],
+    ids=["leaves with something outstanding", "reads without a grant", "an endless greeting"],
 )
-def test_nonsense_in_a_stream_ends_it(holder: Holder, model: Model, sent: bytes) -> None:
+def test_nonsense_between_two_grants_ends_the_connection(
+    holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch, sent: bytes, native: bool
+) -> None:
+    speaks(monkeypatch, native)
     with proved(holder, model) as sock:
-        sock.sendall(frames.REQUEST.pack(frames.STREAM, 0, 0, 0) + sent)
+        sock.sendall(sent)
         assert ends(sock)
     assert is_unharmed(holder, model)
 
 
-def test_a_stream_that_takes_nothing_is_dropped_and_slows_nobody(
-    holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("native", [True, False], ids=["native", "framed"])
+def test_a_reader_that_takes_nothing_is_dropped_and_slows_nobody(
+    holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
+    speaks(monkeypatch, native)
     monkeypatch.setattr(session, "SEND_S", 0.3)
     with proved(holder, model) as sock:
-        sock.sendall(frames.REQUEST.pack(frames.STREAM, 0, 0, 0))
         whole = model.manifest.chunk_bytes * len(model.manifest.chunks)
         for number in range(60):
             sock.sendall(ReadRequest(request=number, offset=0, size_bytes=whole, outstanding=number).encode())
