@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.runtime.contract.node.devices import DeviceShare, host_bytes
 
 from .checkpoint_layout import Cut
 from .latency_model import (
@@ -43,6 +44,7 @@ class Candidate(NamedTuple):
     nodes: list[CandidateNode]
     fetches: list[Fetch]
     reserved_bytes: list[int]
+    devices: list[tuple[DeviceShare, ...]]
     ttft_s: float
     margin: float
     """Factor on `ttft_s` before it is compared with the SLO."""
@@ -209,10 +211,15 @@ class Search:
         request = self._request
         size_bytes = cut.size_bytes if self._has_weights else 0
         segment_growth = missing_bytes(node.held, cut.layers, size_bytes, request.layout)
+        if node.need is not None and node.shares(request.device_bytes(cut)) is None:
+            return False
         return node.state.free_bytes >= self._least_bytes(cut, node) + segment_growth
 
     def _least_bytes(self, cut: Cut, node: CandidateNode) -> int:
         """Memory of a worker that has only this stage, without its weights."""
+        if node.need is not None:
+            own_bytes = self._request.own_bytes(cut, full=False, kv_on_device=node.has_gpu)
+            return host_bytes(own_bytes, node.shares(self._request.device_bytes(cut)) or ())
         known = self._own_bytes.get(cut.layers)
         if node.has_gpu or known is None:
             known = self._request.own_bytes(cut, full=False, kv_on_device=node.has_gpu)
@@ -354,10 +361,13 @@ class Search:
         becoming_whole = max(1, min(full, request.workers))
         times: list[StageTimes] = []
         reserved: list[int] = []
+        devices: list[tuple[DeviceShare, ...]] = []
         weighted_bytes = whole_s = undisturbed_share = onto_gpu_s = 0.0
         undisturbed, fetching = 0, False
         for stage, (cut, node, fetch) in enumerate(zip(cuts, nodes, fetches, strict=True)):
-            load_s = cut.size_bytes / node.state.device_bytes_per_s if self._has_weights else 0.0
+            shares = node.shares(request.device_bytes(request.layout.whole if stage < full else cut)) or ()
+            devices.append(shares)
+            load_s = cut.size_bytes / node.load_bytes_per_s(shares) if self._has_weights else 0.0
             if node.has_gpu:
                 onto_gpu_s = max(onto_gpu_s, load_s)
             fetching = fetching or fetch.seconds > 0 or node.files_s > 0
@@ -366,7 +376,8 @@ class Search:
             # The process is forked while its files come, and imports them afterwards.
             times.append(StageTimes(max(node.state.start_s, node.files_s), library_s, fetch.seconds, load_s))
             least_bytes = self._least_bytes(cut, node) + fetch.missing_bytes
-            size_bytes = request.memory_bytes + node.missing_bytes if stage < full else least_bytes
+            whole_bytes = host_bytes(request.memory_bytes, shares) + node.missing_bytes
+            size_bytes = whole_bytes if stage < full else least_bytes
             if stage < becoming_whole:
                 rest_bytes = node.missing_bytes - fetch.missing_bytes
                 # The other stages have the rest by then, and pass it on as fast as peers do.
@@ -389,6 +400,7 @@ class Search:
             nodes=nodes,
             fetches=fetches,
             reserved_bytes=reserved,
+            devices=devices,
             ttft_s=first_s,
             margin=_margin(request, stages, fetching),
             tpot_s=tpot_s(decode_s=measures.decode_s.value, hop_s=hop_s, stages=stages, work=token_work),

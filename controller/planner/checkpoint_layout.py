@@ -50,6 +50,11 @@ class CheckpointLayout:
             known = self._cuts[stages] = tuple(self.stage(*ends) for ends in cut(self._layout, stages))
         return known
 
+    @property
+    def whole(self) -> Cut:
+        """The one stage of a single worker."""
+        return self.cuts(1)[0]
+
     def stage(self, first: int, end: int) -> Cut:
         size_bytes = stage_bytes(self._layout, first, end)
         return Cut(first, end, size_bytes, layer_set(first, end), (end - first) / self.count)

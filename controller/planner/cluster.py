@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -168,13 +168,15 @@ class Cluster:
         enough: int,
         now_s: float,
         wanted: PlacementConstraints = NO_CONSTRAINTS,
+        fits: Callable[[NodeState, int], bool] | None = None,
     ) -> tuple[list[NodeSnapshot], list[NodeSnapshot]]:
         """The fastest nodes of each list: the first `enough` that have room for each of these needs and accept the
         fetches.
 
         `needs_bytes` falls from left to right: room for one is room for all that follow. `fetch_bytes` are the least
         and the most to be fetched: a link that accepts the most accepts all. Nodes that accept only less are returned
-        too, but not counted. The second list has nodes with room whose link accepts not even the least.
+        too, but not counted. The second list has nodes with room whose link accepts not even the least. `fits`: further
+        condition on a node, by the need's index.
         """
         usable: list[NodeSnapshot] = []
         refused: list[NodeSnapshot] = []
@@ -188,8 +190,15 @@ class Cluster:
                     (constrained or state.confines != "namespaces") and not admits(wanted, state)
                 ):
                     continue
-                kind = next(index for index, need in enumerate(needs_bytes) if state.free_bytes >= need)
-                if counts[kind] >= enough:
+                kind = next(
+                    (
+                        index
+                        for index, need in enumerate(needs_bytes)
+                        if state.free_bytes >= need and (fits is None or fits(state, index))
+                    ),
+                    None,
+                )
+                if kind is None or counts[kind] >= enough:
                     continue
                 link = state.link.at(now_s)
                 if link.fetches and not link.accepts(most_fetch, now_s):

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.devices import Device, DeviceKind, DeviceReport, DeviceRequest, DeviceShare
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.sizes import GIB
@@ -156,6 +157,31 @@ def devices_in_words(reports: Iterable[NodeReport]) -> str:
     named = [f"{report.node} has {inventory(report.devices)}" for report in known[:NODES_NAMED]]
     more = len(known) - NODES_NAMED
     return ", ".join([*named, *([f"{more} more nodes"] if more > 0 else [])])
+
+
+class DeviceOwner(Protocol):
+    """A node, as far as its devices are named."""
+
+    @property
+    def node(self) -> NodeId: ...
+
+    @property
+    def devices(self) -> Sequence[DeviceReport]: ...
+
+
+def free_in_words(need: DeviceNeed, nodes: Iterable[DeviceOwner]) -> str:
+    """What is free of the devices that would do: "12 of 80 GiB of cuda:0 on a"."""
+    found = [
+        (
+            device.free_bytes,
+            f"{device.free_bytes / GIB:.3g} of {device.memory_bytes / GIB:.3g} GiB of {device.id} on {node.node}",
+        )
+        for node in nodes
+        for device in node.devices
+        if need.suits(device)
+    ]
+    words = [text for _, text in sorted(found, key=lambda one: (-one[0], one[1]))[:NODES_NAMED]]
+    return ", ".join(words) or "none"
 
 
 def inventory(devices: Sequence[Device]) -> str:

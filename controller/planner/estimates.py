@@ -67,6 +67,8 @@ class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
     ttft_error: MovingAverage = MovingAverage(0.0)
     """Mean error of TTFT predictions: |observed - predicted| / observed. Until there are CALIBRATING starts, the last
     one's alone: what was predicted from priors says nothing of later predictions."""
+    device_short_bytes: int = 0
+    """Memory on a worker's devices together that was too little for it; 0: none was."""
     ttft_ratios: dict[Kind, list[float]] = {}
     """Observed over predicted TTFT of the last starts, for the margins."""
 
@@ -173,6 +175,11 @@ def observe_start_on_node(node: NodeMeasures, seen: StartObservation) -> NodeMea
 
 def observe_start_of_version(version: VersionMeasures, seen: StartObservation) -> VersionMeasures:
     return msgspec.structs.replace(version, library_s=_folded(version.library_s, seen.library_s))
+
+
+def observe_device_shortage(version: VersionMeasures, size_bytes: int) -> VersionMeasures:
+    """Learns that a worker with so much device memory had too little: the next one gets more."""
+    return msgspec.structs.replace(version, device_short_bytes=max(version.device_short_bytes, size_bytes))
 
 
 def observe_generation(

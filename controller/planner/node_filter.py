@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleetstart.runtime.contract.node.devices import DeviceShare, host_bytes
 
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, Cut
 from .cluster import Cluster, NodeSnapshot
-from .node_state import HeldLayers
+from .devices import DeviceNeed, choose_devices, kinds_of, load_bytes_per_s
+from .node_state import HeldLayers, NodeState
 from .peers import Fetch
 from .plan import PlanRequest
 
@@ -15,6 +19,7 @@ class CandidateNode:
     """A node that a request may be placed on, with figures for this request at this time."""
 
     __slots__ = (
+        "_shares",
         "alone",
         "bytes_per_s",
         "coming_s",
@@ -26,6 +31,7 @@ class CandidateNode:
         "held",
         "link",
         "missing_bytes",
+        "need",
         "ratio",
         "shared",
         "state",
@@ -36,9 +42,13 @@ class CandidateNode:
         self.state = state
         self.link = link
         self.bytes_per_s = link.bytes_per_s
-        self.ratio = (len(link.fetches) + 1) / link.bytes_per_s + 1 / state.device_bytes_per_s
-        self.shared = state.workers > 0
-        self.has_gpu = state.gpus > 0
+        self.need = request.wanted.devices
+        self._shares: dict[int, tuple[DeviceShare, ...] | None] = {}
+        whole = self.shares(request.device_bytes(request.layout.whole))
+        chosen = whole or self.shares(0) or ()
+        self.ratio = (len(link.fetches) + 1) / link.bytes_per_s + 1 / self.load_bytes_per_s(chosen)
+        self.shared = _is_shared(state, self.need, chosen)
+        self.has_gpu = _has_gpu(state, self.need, chosen)
         self.held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
         self.coming_s = 0.0
         """Time until the pending fetch of this checkpoint is done."""
@@ -55,7 +65,37 @@ class CandidateNode:
         self.alone: dict[Cut, Fetch] = {}
         """The same without peers, where there are any."""
         self.missing_bytes = missing_bytes(self.held, EVERY_LAYER, request.segment_bytes, request.layout)
-        self.fits_whole = state.free_bytes >= request.memory_bytes + self.missing_bytes
+        own_bytes = host_bytes(request.memory_bytes, chosen)
+        self.fits_whole = whole is not None and state.free_bytes >= own_bytes + self.missing_bytes
+
+    def shares(self, least_bytes: int) -> tuple[DeviceShare, ...] | None:
+        """The devices of a worker that needs so much memory on them; None if they are not free."""
+        if self.need is None:
+            return ()
+        if least_bytes not in self._shares:
+            self._shares[least_bytes] = choose_devices(self.need, self.state.devices, least_bytes)
+        return self._shares[least_bytes]
+
+    def load_bytes_per_s(self, shares: tuple[DeviceShare, ...]) -> float:
+        """Rate p from host memory onto these devices."""
+        if not shares:
+            return self.state.device_bytes_per_s
+        return load_bytes_per_s(self.state.devices, shares, self.state.device_bytes_per_s)
+
+
+def _is_shared(state: NodeState, need: DeviceNeed | None, chosen: tuple[DeviceShare, ...]) -> bool:
+    """True if others compute on what a worker would get: on the host, or on the device that it has a share of."""
+    if need is None:
+        return state.workers > 0
+    ids = {share.id for share in chosen}
+    return any(device.reserved_bytes > 0 for device in state.devices if device.id in ids)
+
+
+def _has_gpu(state: NodeState, need: DeviceNeed | None, chosen: tuple[DeviceShare, ...]) -> bool:
+    """True if the KV cache would lie in device memory. A node that lists no devices lets every worker have its GPUs."""
+    if need is None:
+        return state.gpus > 0 and not state.devices
+    return "cuda" in kinds_of(state.devices, chosen)
 
 
 def missing_bytes(held: HeldLayers | None, layers: int, size_bytes: int, layout: CheckpointLayout) -> int:
@@ -63,23 +103,59 @@ def missing_bytes(held: HeldLayers | None, layers: int, size_bytes: int, layout:
     return size_bytes if held is None or not size_bytes else layout.size_bytes(layers & ~(held.host | held.coming))
 
 
+class NodeNeed(NamedTuple):
+    """What a worker needs of a node."""
+
+    bytes: int
+    """Host memory, its weights included."""
+    own_bytes: int
+    """The part of it that is the worker's own."""
+    device_bytes: int
+
+
+def quickest_nodes(
+    request: PlanRequest,
+    cluster: Cluster,
+    needs: Sequence[NodeNeed],
+    fetch_bytes: tuple[int, int],
+    enough: int,
+    now_s: float,
+) -> tuple[list[NodeSnapshot], list[NodeSnapshot]]:
+    """`Cluster.quickest` for these needs, among the nodes whose devices are free if it asks for any."""
+    devices, fits = request.wanted.devices, None
+    if devices is not None:
+
+        def fits(state: NodeState, index: int) -> bool:
+            need = needs[index]
+            shares = choose_devices(devices, state.devices, need.device_bytes)
+            return shares is not None and state.free_bytes >= need.bytes + (
+                host_bytes(need.own_bytes, shares) - need.own_bytes
+            )
+
+    host_needs = [need.bytes for need in needs]
+    return cluster.quickest(host_needs, fetch_bytes, enough, now_s, request.wanted, fits)
+
+
 def find_candidate_nodes(
     request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float
 ) -> tuple[list[CandidateNode], list[NodeSnapshot]]:
     """The nodes that groups of these sizes may use, fastest first, and those whose links are committed to others."""
     has_weights = request.segment_bytes > 0
-    needs = {request.memory_bytes + request.segment_bytes}
+    whole_bytes = request.device_bytes(request.layout.whole)
+    needs = {NodeNeed(request.memory_bytes + request.segment_bytes, request.memory_bytes, whole_bytes)}
     least_bytes = request.memory_bytes
     for size in sizes:
         for cut in request.layout.cuts(size):
             own_bytes = request.own_bytes(cut, full=False)
             least_bytes = min(least_bytes, own_bytes)
-            needs.add(own_bytes + cut.size_bytes * has_weights)
+            weights_bytes, device_bytes = cut.size_bytes * has_weights, request.device_bytes(cut)
+            needs.add(NodeNeed(own_bytes + weights_bytes, own_bytes, device_bytes))
             if cluster.gpus:
-                needs.add(request.own_bytes(cut, full=False, kv_on_device=True) + cut.size_bytes * has_weights)
+                own_bytes = request.own_bytes(cut, full=False, kv_on_device=True)
+                needs.add(NodeNeed(own_bytes + weights_bytes, own_bytes, device_bytes))
     least_fetch = min(cut.size_bytes for cut in request.layout.cuts(max(sizes))) if has_weights else 0
     fetch_bytes = (least_fetch, request.segment_bytes)
-    states, refused = cluster.quickest(sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s, request.wanted)
+    states, refused = quickest_nodes(request, cluster, sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s)
     examined = {snapshot.state.node for snapshot in states}
     holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
     nodes = [CandidateNode(snapshot, request, now_s) for snapshot in states]

@@ -6,17 +6,19 @@ report, an order or a status of that node changes; the passing of time is accoun
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId, WorkerId
-from fleetstart.runtime.contract.node.devices import DeviceReport
+from fleetstart.runtime.contract.node.devices import DeviceId, DeviceReport, host_bytes
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import Confinement, NodeReport, SegmentReport
 
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
+from .devices import with_bytes, with_reserved
 from .estimates import NodeMeasures
 from .links.contention import NEVER, Link, PendingFetch
 from .plan import FileTree, StagePlan
@@ -154,7 +156,7 @@ def node_state(
         up=uplink(max(bytes_per_s, peer_bytes_per_s or 0.0), uploads, now_s) if report.peer_address else None,
         peer_bytes_per_s=peer_bytes_per_s,
         disk_bytes_per_s=max(1.0, disk.value if disk.count else _told(report, "disk") or disk.value),
-        device_bytes_per_s=measures.device_bytes_per_s.value,
+        device_bytes_per_s=_device_bytes_per_s(report, measures),
         start_s=measures.start_s.value + measures.device_s.value,
         held=_held(report, alive, segments, layouts),
         trees=frozenset(report.layers).union(report.volumes),
@@ -168,6 +170,30 @@ def node_state(
         pools=frozenset(report.pools),
         runs=report.runs,
         gpus=report.gpus,
+        devices=_devices(report, alive),
+    )
+
+
+def _device_bytes_per_s(report: NodeReport, measures: NodeMeasures) -> float:
+    """Rate p of a device that has loaded nothing yet: that of others of the node, or else the prior."""
+    known = [device.load_bytes_per_s for device in report.devices if device.load_bytes_per_s]
+    return max(1.0, sum(known) / len(known)) if known else measures.device_bytes_per_s.value
+
+
+def _devices(report: NodeReport, alive: Sequence[OrderState]) -> tuple[DeviceReport, ...]:
+    """The node's devices with their reservations: those of the report and of orders that it has not answered, or those
+    of all orders where that is more, as a report may be older than a status."""
+    if not report.devices:
+        return ()
+    ordered: Counter[DeviceId] = Counter()
+    unanswered: Counter[DeviceId] = Counter()
+    for one in alive:
+        for share in one.order.devices:
+            ordered[share.id] += share.memory_bytes
+            unanswered[share.id] += share.memory_bytes if one.status is None else 0
+    return tuple(
+        with_bytes(device, max(device.reserved_bytes + unanswered[device.id], ordered[device.id]))
+        for device in report.devices
     )
 
 
@@ -202,6 +228,7 @@ def with_stage(
     return replace(
         state,
         free_bytes=state.free_bytes - stage.reserved_bytes,
+        devices=with_reserved(state.devices, stage.devices) if stage.devices else state.devices,
         workers=state.workers + 1,
         link=link,
         held=held,
@@ -230,7 +257,7 @@ def _promised_bytes(alive: Sequence[OrderState], segments: Mapping[CheckpointId,
     for ordered in alive:
         if ordered.status is not None:
             continue
-        own_bytes += ordered.order.spec.memory_bytes
+        own_bytes += host_bytes(ordered.order.spec.memory_bytes, ordered.order.devices)
         checkpoint = ordered.order.spec.weights
         if checkpoint is not None and checkpoint not in segments:
             fetched[checkpoint] = max(fetched.get(checkpoint, 0), ordered.size_bytes)

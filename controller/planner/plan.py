@@ -13,6 +13,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, SLO, Isolation
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, LayerId, NodeId
+from fleetstart.runtime.contract.node.devices import DeviceShare
 from fleetstart.runtime.contract.node.peers import Pull
 
 from .checkpoint_layout import CheckpointLayout, Cut
@@ -40,6 +41,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Layers first .. end - 1; 0, 1 of a model without numbered layers."""
     full: bool
     """Whether it has a whole worker's memory, and so may become one."""
+    devices: tuple[DeviceShare, ...] = ()
+    """The node's devices that it computes on; none: the host."""
     memory_bytes: int
     """The worker's own limit: the spec's, or what is left of it without the other layers' KV cache."""
     reserved_bytes: int
@@ -164,10 +167,19 @@ class PlanRequest:
     """Maximum number of workers of the function, which later calls may need."""
     wanted: PlacementConstraints = NO_CONSTRAINTS
     """Constraints on its nodes."""
+    on_device: bool = False
+    """Whether all of its weights and its KV cache lie in device memory, if it asks for devices: a model that the
+    platform runs."""
 
     @property
     def segment_bytes(self) -> int:
         return self.layout.total_bytes if self.checkpoint is not None else 0
+
+    def device_bytes(self, cut: Cut) -> int:
+        """Device memory that a stage needs for its weights and its part of the KV cache; 0 if its handler decides."""
+        if self.wanted.devices is None or not self.on_device:
+            return 0
+        return cut.size_bytes + round(self.kv_bytes * cut.share)
 
     def own_bytes(self, cut: Cut, *, full: bool, kv_on_device: bool = False) -> int:
         """A worker's own memory; a low-memory worker has no KV cache for the layers of other stages. On a GPU the

@@ -12,7 +12,9 @@ from fleetstart.runtime.contract.sizes import MIB
 from .candidates import Candidate, TooFewNodes
 from .cluster import Cluster
 from .constraints import admits, unmet_constraint
+from .devices import choose_devices, free_in_words, wanted_in_words
 from .links.contention import NEVER
+from .node_state import NodeState
 from .plan import CandidateReport, Plan, PlanRequest, StagePlan
 
 
@@ -56,6 +58,7 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
             first=cut.first,
             end=cut.end,
             full=stage < chosen.full,
+            devices=devices,
             memory_bytes=request.own_bytes(cut, full=stage < chosen.full, kv_on_device=node.has_gpu),
             reserved_bytes=reserved,
             missing_bytes=fetch.missing_bytes,
@@ -65,8 +68,8 @@ def _stages(request: PlanRequest, choice: Choice) -> list[StagePlan]:
             fetch_s=max(fetch.seconds, node.files_s),
             fetch_within_s=within_s if within_s < NEVER else None,
         )
-        for stage, (cut, node, fetch, reserved) in enumerate(
-            zip(chosen.cuts, chosen.nodes, chosen.fetches, chosen.reserved_bytes, strict=True)
+        for stage, (cut, node, fetch, reserved, devices) in enumerate(
+            zip(chosen.cuts, chosen.nodes, chosen.fetches, chosen.reserved_bytes, chosen.devices, strict=True)
         )
     ]
 
@@ -88,6 +91,12 @@ def postponed(request: PlanRequest, wait_s: float) -> Plan:
     return Plan(stages=[], meets_slo=False, reason=error.message, wait_s=wait_s, error=error.info())
 
 
+def _devices_are_free(request: PlanRequest, state: NodeState) -> bool:
+    need = request.wanted.devices
+    least_bytes = min(request.device_bytes(cut) for cut in request.layout.cuts(request.layout.count))
+    return need is not None and choose_devices(need, state.devices, least_bytes) is not None
+
+
 def no_plan(
     request: PlanRequest, cluster: Cluster, candidates: Sequence[Candidate | TooFewNodes], refused: int
 ) -> Plan:
@@ -107,6 +116,14 @@ def no_plan(
         )
     elif why[0]:
         error = Unavailable(f"function {request.function}: {why[0]}", hint=why[1], retry_after_s=5)
+    elif request.wanted.devices is not None and not any(_devices_are_free(request, state) for state in cluster):
+        need, wants = request.wanted.devices, request.device_bytes(request.layout.whole)
+        of_model = f", and the model takes {wants // MIB} MiB of device memory" if wants else ""
+        error = Unavailable(
+            f"function {request.function}: {wanted_in_words(need)}{of_model}; free are {free_in_words(need, cluster)}",
+            hint="it starts once other workers have ended, or on further nodes with such devices (`fs nodes`)",
+            retry_after_s=5,
+        )
     else:
         fitting = [state for state in cluster if admits(request.wanted, state)]
         regions = request.wanted.regions

@@ -93,7 +93,8 @@ def request_of(
         chunks=record.chunks,
         most=spec.scale.max,
         waited_s=waited_s,
-        wanted=constraints_of(spec, record.packages_for),
+        wanted=constraints_of(spec, record.packages_for, measures.device_short_bytes),
+        on_device=spec.llm is not None or spec.layered,
     )
 
 
@@ -143,6 +144,7 @@ def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, no
             peers=("",) * count if count > 1 else (),
             grow=count > 1 and index < grow,
             pulls=tuple(stage.pulls),
+            devices=stage.devices,
         )
         for index, stage in enumerate(plan.stages)
     ]

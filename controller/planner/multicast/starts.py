@@ -15,12 +15,13 @@ from dataclasses import replace
 import msgspec
 
 from fleetstart.runtime.contract.ids import NodeId, WorkerId
+from fleetstart.runtime.contract.node.devices import DeviceShare, host_bytes
 
 from ..checkpoint_layout import EVERY_LAYER
 from ..cluster import Cluster
 from ..latency_model import StageTimes, cost_gib_s, ready_overlapped_s, ready_sequential_s, tpot_s, ttft_s
 from ..links.contention import NEVER
-from ..node_filter import CandidateNode
+from ..node_filter import CandidateNode, NodeNeed, quickest_nodes
 from ..node_state import NodeState
 from ..peers import PEERS_MOST, PeerSource
 from ..plan import CandidateReport, PeerShare, Plan, PlanRequest, StagePlan
@@ -118,7 +119,8 @@ def _new_nodes(
     """The fastest nodes with room for a whole worker that serve chunks, have none of these and reach the sources."""
     need_bytes, fetch_bytes = request.memory_bytes + request.segment_bytes, request.segment_bytes
     seen = wanted + len(sources)
-    snapshots, _ = cluster.quickest([need_bytes], (fetch_bytes, fetch_bytes), seen, now_s, request.wanted)
+    need = NodeNeed(need_bytes, request.memory_bytes, request.device_bytes(request.layout.whole))
+    snapshots, _ = quickest_nodes(request, cluster, [need], (fetch_bytes, fetch_bytes), seen, now_s)
     region, machines = sources[0].region, {source.machine for source in sources} - {""}
     nodes = [
         CandidateNode(snapshot, request, now_s)
@@ -158,7 +160,7 @@ def _plan(request: PlanRequest, found: MulticastPlan, parts: list[tuple[Candidat
             start_s=max(node.state.start_s, node.files_s),
             library_s=measures.library_s.value,
             fetch_s=part.last_s,
-            load_s=request.segment_bytes / node.state.device_bytes_per_s,
+            load_s=request.segment_bytes / node.load_bytes_per_s(_shares(request, node)),
         )
         for node, part in parts
     ]
@@ -166,7 +168,7 @@ def _plan(request: PlanRequest, found: MulticastPlan, parts: list[tuple[Candidat
     prefill_s = measures.prefill_s.value
     serve_s = [ttft_s(at, prefill_s=prefill_s, hop_s=0.0, stages=1, work=1.0) for at in ready_s]
     first_s, last_s = serve_s[0], serve_s[-1]
-    reserved_bytes = sum(request.memory_bytes + node.missing_bytes for node, _ in parts)
+    reserved_bytes = sum(_reserved_bytes(request, node) for node, _ in parts)
     slo, margin = request.slo, request.margins.group
     token_s = tpot_s(decode_s=measures.decode_s.value, hop_s=0.0, stages=1, work=1.0)
     return Plan(
@@ -192,6 +194,14 @@ def _plan(request: PlanRequest, found: MulticastPlan, parts: list[tuple[Candidat
     )
 
 
+def _shares(request: PlanRequest, node: CandidateNode) -> tuple[DeviceShare, ...]:
+    return node.shares(request.device_bytes(request.layout.whole)) or ()
+
+
+def _reserved_bytes(request: PlanRequest, node: CandidateNode) -> int:
+    return host_bytes(request.memory_bytes, _shares(request, node)) + node.missing_bytes
+
+
 def _stage(request: PlanRequest, node: CandidateNode, part: ReceiverPlan) -> StagePlan:
     """A whole worker, with its part of the multicast."""
     pulled: dict[NodeId, int] = dict.fromkeys(part.peers, 0)
@@ -206,7 +216,8 @@ def _stage(request: PlanRequest, node: CandidateNode, part: ReceiverPlan) -> Sta
         end=request.layout.count,
         full=True,
         memory_bytes=request.memory_bytes,
-        reserved_bytes=request.memory_bytes + node.missing_bytes,
+        reserved_bytes=_reserved_bytes(request, node),
+        devices=_shares(request, node),
         missing_bytes=node.missing_bytes,
         store_bytes=0,
         peers=[PeerShare(peer, round(chunks * chunk_bytes)) for peer, chunks in pulled.items()],
