@@ -13,6 +13,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, NotFound, 
 
 from ...planner import Cluster, NodeState, make_plan
 from ...planner.constraints import admits
+from ...planner.devices import with_bytes
 from ...scheduler.live_cluster import LiveCluster
 from ...scheduler.start_orders import UNPLACED_NS, request_of
 from ...scheduler.worker_pool import broken
@@ -91,7 +92,13 @@ class FeasibilityCheck:
         """The nodes as if nothing ran on them."""
         if self._empty is None:
             self._empty = Cluster(
-                replace(state, link=replace(state.link, fetches=()), free_bytes=state.memory_bytes, held={})
+                replace(
+                    state,
+                    link=replace(state.link, fetches=()),
+                    free_bytes=state.memory_bytes,
+                    held={},
+                    devices=tuple(with_bytes(device, 0) for device in state.devices),
+                )
                 for state in self._states
             )
         return self._empty

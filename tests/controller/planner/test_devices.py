@@ -185,8 +185,9 @@ def test_a_model_never_goes_to_a_node_that_cannot_run_it_however_fast() -> None:
         node("full", devices=(gpu(0, reserved_bytes=600 * MB),), bytes_per_s=1e12),
         node("fits", devices=(gpu(0, 600),), bytes_per_s=1e6),
     ]
-    assert names(make_plan(wanting("H100", layers=1), Cluster(nodes), 0.0)) == ["fits"]
-    plan = make_plan(wanting("H100", layers=1), Cluster(nodes[:4]), 0.0)
+    model = wanting("H100", layers=1, layer_bytes=400 * MB)
+    assert names(make_plan(model, Cluster(nodes), 0.0)) == ["fits"]
+    plan = make_plan(model, Cluster(nodes[:4]), 0.0)
     assert plan.error is not None
 
 
@@ -212,11 +213,10 @@ def test_a_second_worker_of_a_node_gets_another_device_and_fetches_nothing() -> 
 
 def test_a_cpu_device_takes_its_share_from_the_host() -> None:
     cpu = gpu(0, 1000, kind="cpu", type="cpu")
-    stage = make_plan(wanting(f"{600 * MB}B"), Cluster([node("a", devices=(cpu,), free_bytes=1000 * MB)]), 0.0).stages[
-        0
-    ]
+    roomy, short = (Cluster([node("a", devices=(cpu,), free_bytes=free * MB)]) for free in (1000, 999))
+    stage = make_plan(wanting(f"{600 * MB}B"), roomy, 0.0).stages[0]
     assert stage.reserved_bytes == 1000 * MB  # the share instead of its own 100 MB, and 400 MB of weights
-    assert not make_plan(wanting(f"{600 * MB}B"), Cluster([node("a", devices=(cpu,), free_bytes=999 * MB)]), 0.0).stages
+    assert not make_plan(wanting(f"{600 * MB}B"), short, 0.0).stages
 
 
 def test_the_measured_rate_of_a_device_decides_between_equal_nodes() -> None:
