@@ -158,8 +158,9 @@ class TracesApi:
         plan = await self._history.plan(trace)
         key = VersionKey(trace.row.function, trace.row.version)
         version = self._view.versions.get(key)
-        is_llm = version is not None and version.spec.llm is not None
-        return json_response(invocation_plan(trace, plan, is_llm=is_llm, prediction=prediction_of(self._view, key)))
+        llm = None if version is None else version.spec.llm
+        engine = "" if llm is None else llm.engine
+        return json_response(invocation_plan(trace, plan, engine=engine, prediction=prediction_of(self._view, key)))
 
     async def _trace(self, request: Request) -> InvocationTrace:
         """Errors: NotFound, also if the caller may not see the function."""
@@ -188,23 +189,25 @@ def no_trace(invocation: InvocationId) -> NotFound:
 
 
 def invocation_plan(
-    trace: InvocationTrace, plan: Plan, *, is_llm: bool, prediction: Prediction | None
+    trace: InvocationTrace, plan: Plan, *, engine: str, prediction: Prediction | None
 ) -> InvocationPlan:
-    """Sets the plan of a worker's start beside what was observed of the call that waited for it. Pure."""
+    """Sets the plan of a worker's start beside what was observed of the call that waited for it. Pure. `engine`: that
+    of a language model; empty for another function."""
     row = trace.row
     first_s = _first_byte_s(trace.timeline)
     decided_s = (plan.decided_unix_ms - row.accepted_unix_ms) / 1000
     outcome = ObservedStart()
     if row.start != "hot" and first_s is not None and plan.decided_unix_ms:
         ttft_s = max(0.0, first_s - decided_s)
-        tpot_s = _token_s(trace) if is_llm else None
+        tpot_s = _token_s(trace) if engine else None
         outcome = ObservedStart(ttft_s=ttft_s, tpot_s=tpot_s, cost_gib_s=_cost_gib_s(plan, ttft_s))
     return InvocationPlan(
         row=row,
         explanation=explain(plan, outcome),
         ttft_s=first_s,
         decided_s=decided_s,
-        tokens=is_llm,
+        tokens=bool(engine),
+        engine=engine,
         prediction=prediction,
         relayed=trace.relayed,
     )

@@ -61,5 +61,7 @@ class InvocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Stages that the first one reached through the object store only."""
     tokens: bool = True
     """Whether the function answers in tokens, as language models do."""
+    engine: str = ""
+    """The engine of a language model."""
     prediction: Prediction | None
     """Accuracy of predictions for this version so far; None if none was compared yet."""

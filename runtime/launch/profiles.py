@@ -36,6 +36,7 @@ PROFILES = {
 PRELOADS = {
     "transformers": (
         "transformers.modeling_utils",
+        "fleetstart.runtime.llm.transformers_engine.loader",
         "fleetstart.runtime.pretrained.text",
         "fleetstart.runtime.pretrained.vision",
         "fleetstart.runtime.pretrained.speech",
@@ -54,7 +55,10 @@ def warm_up(profile: str, preload: str = "") -> None:
         importlib.import_module("fleetstart.runtime.pretrained.warmup").warm_up_pretrained()
     importlib.import_module("fleetstart.runtime.launch.warmup_call").warm_up_call_path()
     if profile == "torch":
-        importlib.import_module("fleetstart.runtime.llm.server.warmup").warm_up_engine()
+        engines = importlib.import_module("fleetstart.runtime.llm.server.warmup")
+        engines.warm_up_engine()
+        if preload == "transformers":
+            engines.warm_up_engine("transformers")
         importlib.import_module("fleetstart.runtime.weights.warmup").warm_up_weights()
 
 

@@ -27,7 +27,7 @@ OF_CODE = ("requirements", "calls", "volumes")
 """Settings of functions with code of their own, which an `LLM` has not."""
 OF_LAYERED = ("layers",)
 """Settings of a `Layered` class only."""
-OF_LLM = ("dtype", "max_batch", "max_context", "kv_memory", "threads")
+OF_LLM = ("engine", "dtype", "max_batch", "max_context", "kv_memory", "threads")
 """Settings of an `LLM` only."""
 OF_TRANSFORMERS = ("task", "max_tokens", "pooling", "normalize")
 """Settings of a `Transformers` only."""
@@ -193,7 +193,7 @@ class Layered:
 
 
 class LLM:
-    """A language model that is served by the platform's engine with OpenAI-compatible routes.
+    """A language model that is served with OpenAI-compatible routes, by the platform's engine or another one.
 
         chat = LLM(weights="./weights", memory="1GiB", max_batch=16, max_context=4096)
 
@@ -205,9 +205,11 @@ class LLM:
         """Declares the model. Every setting must be a literal; those of `function` are taken, too.
 
         Args:
-            **settings: `weights` (required): folder or URL of a Llama-family checkpoint with its tokenizer.
-                `dtype`: arithmetic, `"fp32"` (default), `"bf16"` or `"fp16"`. `max_batch`: sequences a step, 1 to 256,
-                default 8. `max_context`: tokens of prompt and answer, default 2048. `kv_memory`: memory of the KV
+            **settings: `weights` (required): folder or URL of a checkpoint with its tokenizer. `engine`: `"native"`,
+                `"transformers"`, `"vllm"` or `"auto"`, the default: native if that can run the model, else
+                transformers. `dtype`: arithmetic, `"fp32"`, `"bf16"`, `"fp16"` or `"auto"`, that of the weights;
+                default: `"fp32"` for the native engine, else `"auto"`. `max_batch`: sequences a step, 1 to 256, default
+                8. `max_context`: tokens of prompt and answer, default 2048. `kv_memory`: memory of the KV
                 cache, default `"256MiB"`. `threads`: CPU threads, default all of the worker's cores.
 
         Raises:

@@ -28,7 +28,7 @@ DEFAULT = "default"
 NOT_SET = "not set"
 LIVE_TIMEOUT_S = 3.0
 """A server that is slower than that is left out: the settings themselves need none."""
-NOT_COMPARED = ("name", "weights", "adapter", "include", "layers", "requirements", "task")
+NOT_COMPARED = ("name", "weights", "adapter", "include", "layers", "requirements", "task", "engine")
 """Settings of which the spec has the result alone, such as the checkpoint of a folder."""
 _FIELDS = {"memory": "memory_bytes", "max_body": "max_body_bytes"}
 _OF_ENGINE = {"max_context": "max_context_tokens", "kv_memory": "kv_memory_bytes"}
@@ -128,6 +128,8 @@ def _default(name: str, spec: FunctionSpec) -> Any:
     value = getattr(holder, _OF_ENGINE.get(name, _FIELDS.get(name, name)), None)
     if name in ("weights", "adapter", "include", "layers"):
         return None
+    if name == "engine":
+        return "auto"
     if name == "max_body" and not value:
         return None  # as large as the gateway takes
     if name in _SIZES and isinstance(value, int):

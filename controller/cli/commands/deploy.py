@@ -17,6 +17,7 @@ import click
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.ids import LIVE
 from fleetstart.runtime.contract.store_url import is_s3
+from fleetstart.runtime.contract.weights.engine_choice import EngineChoice
 
 from ...schemas.functions import Deployed
 from .. import output
@@ -28,7 +29,7 @@ from ..handler.select import flags_of, select_handlers
 from ..handler.source.declarations import Declaration
 from ..handler.source.interface import batch_size, interface_of
 from ..handler.source.layered import with_layer_names
-from ..handler.spec import adapter_of, build_spec, include_of, layer_pattern_of, module_name, weights_of
+from ..handler.spec import adapter_of, build_spec, engine_of, include_of, layer_pattern_of, module_name, weights_of
 from ..home import HomeLayout
 from ..packages.missing_imports import is_installed, missing_imports
 from ..packages.publish import PublishedLayer, publish_layer
@@ -216,6 +217,8 @@ class ReadFunction:
     declaration: Declaration
     weights: Source | None
     adapter: Source | None
+    engine: EngineChoice | None = None
+    """Of an `LLM`."""
 
 
 def _read(declaration: Declaration, path: Path) -> ReadFunction:
@@ -233,13 +236,17 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
     source = _source(path.parent, text)
     if declaration.kind == "layered":
         source = with_layer_names(source, layer_pattern_of(declaration), where)
+    engine = None
     if declaration.kind == "llm":
-        require_runnable(source, where)
+        engine = require_runnable(source, where, engine_of(declaration))
     if declaration.kind == "transformers":
         require_task(source, declaration.settings["task"], where)
     change = adapter_of(declaration)
     return ReadFunction(
-        declaration=declaration, weights=source, adapter=_source(path.parent, change) if change else None
+        declaration=declaration,
+        weights=source,
+        adapter=_source(path.parent, change) if change else None,
+        engine=engine,
     )
 
 
@@ -268,8 +275,10 @@ def _packed(
         overrides={},
         interface=interface_of(path, declaration),
         batch=batch_size(path, declaration),
+        engine=read.engine.engine if read.engine else None,
     )
-    return PackedFunction(spec=spec, checkpoints=[one for one in (published, adapter) if one], layer=layer)
+    checkpoints = [one for one in (published, adapter) if one]
+    return PackedFunction(spec=spec, checkpoints=checkpoints, layer=layer, engine=read.engine)
 
 
 def _warn_of_imports(declaration: Declaration, path: Path, bundle: Bundle, packed: PackedFunction) -> None:

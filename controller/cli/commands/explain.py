@@ -40,6 +40,7 @@ def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:
 def render_plan(plan: InvocationPlan) -> str:
     row = plan.row
     head = f"{row.id}   {row.function}@{row.version}, {row.start} start, HTTP {row.status}, worker {row.worker}"
+    head += f", engine {plan.engine}" if plan.engine else ""
     decision = format_explanation(plan.explanation, tokens=plan.tokens)
     return "\n\n".join([f"{head}\n{_met(plan)}{_way(plan)}", decision, _so_far(plan)])
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.weights.engine_choice import EngineChoice
 
 from ...schemas.functions import Deployed
 from .. import output
@@ -22,6 +23,8 @@ class PackedFunction:
     """The weights and their adapter, if it has them."""
     layer: PublishedLayer | None = None
     """The packages that it requires."""
+    engine: EngineChoice | None = None
+    """The engine of a language model."""
 
 
 def summary_of(deployed: Deployed, packed: PackedFunction, took_s: float) -> str:
@@ -29,6 +32,8 @@ def summary_of(deployed: Deployed, packed: PackedFunction, took_s: float) -> str
         f"{deployed.name}@{deployed.version} {'deployed' if deployed.created else 'is live already'} in {took_s:.1f} s"
     )
     text += _doubt(deployed)
+    if packed.engine is not None:
+        text += f"; engine {packed.engine.engine} ({packed.engine.reason})"
     if packed.layer is not None:
         uploaded = packed.layer.uploaded_bytes
         state = f"{output.format_size(uploaded)} sent" if uploaded else "in the store already"

@@ -15,11 +15,12 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import Interface
-from fleetstart.runtime.contract.function.spec import FunctionSpec, LLMSettings, Scale
+from fleetstart.runtime.contract.function.spec import EngineName, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.function.tasks import check_task
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, LayerId
 from fleetstart.runtime.contract.node.devices import parse_request
 from fleetstart.runtime.contract.sizes import GIB, parse_size
+from fleetstart.runtime.contract.weights.engine_choice import EngineSetting, engine_setting
 
 from .source.declarations import Declaration
 
@@ -55,6 +56,9 @@ _ENGINE = {
     "max_context": "max_context_tokens",
     "threads": "threads",
 }
+
+_PRELOADS: dict[EngineName, str] = {"transformers": "transformers"}
+"""Libraries of engines that take seconds to import."""
 
 
 def default_name(attribute: str) -> str:
@@ -99,9 +103,10 @@ def build_spec(
     modules: Collection[str] = (),
     interface: Interface | None = None,
     batch: int = 0,
+    engine: EngineName | None = None,
 ) -> FunctionSpec:
     """Builds the spec of one function. `batch`: calls that a batched handler computes at once, or 0; `modules`: those
-    of its layer.
+    of its layer; `engine`: the one that was chosen for a language model's weights, None if they were not read.
 
     Errors: InvalidSpec, naming the setting.
     """
@@ -133,10 +138,8 @@ def build_spec(
     if "calls" in settings:
         fields["calls"] = _calls(declaration, settings["calls"])
     if declaration.kind == "llm":
-        engine = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
-        if "kv_memory" in settings:
-            engine["kv_memory_bytes"] = parse_size(settings["kv_memory"])
-        fields["llm"] = llm = _checked(engine, LLMSettings)
+        fields["llm"] = llm = _llm_settings(settings, engine or _named_engine(declaration))
+        fields["preload"] = "" if modules else _PRELOADS.get(llm.engine, "")
         fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
         fields.setdefault("retries", MODEL_RETRIES)
         fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
@@ -150,6 +153,28 @@ def build_spec(
         fields.setdefault("retries", MODEL_RETRIES)
         fields.setdefault("concurrency", LAYERED_CONCURRENCY)
     return _checked(fields, FunctionSpec)
+
+
+def engine_of(declaration: Declaration) -> EngineSetting:
+    """The setting `engine` of a language model. Errors: InvalidSpec."""
+    return engine_setting(declaration.settings.get("engine", "auto"))
+
+
+def _named_engine(declaration: Declaration) -> EngineName:
+    """The engine that a declaration names, for one whose weights are not read: "auto" begins with the native one."""
+    setting = engine_of(declaration)
+    return "native" if setting == "auto" else setting
+
+
+def _llm_settings(settings: Mapping[str, Any], engine: EngineName) -> LLMSettings:
+    """Settings of a language model. Another engine than ours computes in the dtype of the weights unless told, since
+    it would have to copy them."""
+    fields = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
+    if "kv_memory" in settings:
+        fields["kv_memory_bytes"] = parse_size(settings["kv_memory"])
+    if engine != "native":
+        fields.setdefault("dtype", "auto")
+    return _checked({**fields, "engine": engine}, LLMSettings)
 
 
 def _calls(declaration: Declaration, calls: Any) -> Any:

@@ -1,6 +1,6 @@
 """Checks whether a checkpoint can be run as it is declared, from its config.json, before anything is uploaded.
 
-By the engine of language models, or as a task of `Transformers`.
+By an engine of language models, which is chosen here, or as a task of `Transformers`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.function.tasks import check_checkpoint
 from fleetstart.runtime.contract.sizes import MIB
-from fleetstart.runtime.contract.weights.llama_config import LlamaConfig, read_config
+from fleetstart.runtime.contract.weights.engine_choice import EngineChoice, EngineSetting, choose_engine
 
 from .local_files import read_all
 from .source import SmallFile, Source
@@ -21,14 +21,14 @@ TOKENIZER = "tokenizer.json"
 CONFIG_MAX_BYTES = MIB
 
 
-def require_runnable(source: Source, where: str) -> LlamaConfig:
-    """Reads the configuration of a model that an `LLM` declares. `where` names the declaration.
+def require_runnable(source: Source, where: str, engine: EngineSetting = "auto") -> EngineChoice:
+    """Chooses the engine of a model that an `LLM` declares. `where` names the declaration.
 
     Errors: CheckpointInvalid, naming the field that the engine does not support, or the file that is not there.
     """
     config = _config(source, f"{where}: the weights of this LLM", (CONFIG, TOKENIZER))
     try:
-        return read_config(read_all(config.file))
+        return choose_engine(engine, read_all(config.file))
     except CheckpointInvalid as error:
         raise CheckpointInvalid(
             f"{where}: this LLM cannot run: {error.message}", hint=error.hint or f"in {config.file}"

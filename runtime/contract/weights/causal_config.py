@@ -32,7 +32,7 @@ class CausalConfig:
 
 
 def read_causal_config(config: bytes, generation: bytes | None = None) -> CausalConfig:
-    """Reads a configuration. Errors: CheckpointInvalid for a model that does not continue text from keys and values."""
+    """Reads a configuration. Errors: CheckpointInvalid for a model that does not continue text."""
     fields = _json_object(config, "config.json")
     kind = fields.get("model_type")
     if not isinstance(kind, str) or not kind:
@@ -41,8 +41,6 @@ def read_causal_config(config: bytes, generation: bytes | None = None) -> Causal
         )
     if fields.get("is_encoder_decoder"):
         raise CheckpointInvalid(f"config.json: {kind!r} has an encoder, and an LLM continues text")
-    if kind in _STATEFUL:
-        raise CheckpointInvalid(f"config.json: {kind!r} keeps a recurrent state, and an engine only keys and values")
     architectures = fields.get("architectures") or []
     if architectures and not any(_continues_text(str(one)) for one in architectures):
         raise CheckpointInvalid(
@@ -60,6 +58,15 @@ def read_causal_config(config: bytes, generation: bytes | None = None) -> Causal
     return CausalConfig(
         model_type=kind, max_positions=_positions(text) or _positions(fields), eos_ids=_eos_ids(fields, generation)
     )
+
+
+def refuse_recurrent(config: CausalConfig) -> None:
+    """Refuses a model with a recurrent state. Errors: CheckpointInvalid."""
+    if config.model_type in _STATEFUL:
+        raise CheckpointInvalid(
+            f"config.json: {config.model_type!r} keeps a recurrent state, and this engine only keys and values",
+            hint='engine="vllm" may run it; or serve it with a handler of your own',
+        )
 
 
 def _continues_text(architecture: str) -> bool:

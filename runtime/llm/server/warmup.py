@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import torch
 import uvloop
 
-from ...contract.function.spec import LLMSettings
+from ...contract.function.spec import EngineName, LLMSettings
 from ...contract.sizes import MIB
 from ...contract.weights.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
 from ...worker_io.asgi import Message
@@ -33,7 +34,7 @@ _CONFIG = {
 }  # fmt: skip
 
 
-class _TinyWeights:
+class _TinyWeights(Mapping[str, torch.Tensor]):
     """Weights of a model of one layer."""
 
     def __init__(self) -> None:
@@ -59,8 +60,11 @@ class _TinyWeights:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
     def file(self, name: str) -> bytes:
         return self._files[name]
@@ -86,19 +90,19 @@ def _table() -> bytes:
     return b"".join((head, symbols.tobytes(), offsets.tobytes(), slots.tobytes(), *texts, rest))
 
 
-def warm_up_engine() -> None:
+def warm_up_engine(engine: EngineName = "native") -> None:
     """Loads and calls the model. Errors: RuntimeError if the engine fails here, as it would in every worker."""
     if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return  # even looking for a GPU would create a CUDA context, which does not survive a fork
     loop = uvloop.new_event_loop()
     try:
-        loop.run_until_complete(asyncio.wait_for(_serve_calls(), DEADLINE_S))
+        loop.run_until_complete(asyncio.wait_for(_serve_calls(engine), DEADLINE_S))
     finally:
         loop.close()
 
 
-async def _serve_calls() -> None:
-    settings = LLMSettings(max_batch=2, max_context_tokens=256, kv_memory_bytes=MIB)
+async def _serve_calls(engine: EngineName) -> None:
+    settings = LLMSettings(engine=engine, max_batch=2, max_context_tokens=256, kv_memory_bytes=MIB)
     for _ in range(2):  # the second load runs code that the first has specialised
         # One thread: the decoder's helper threads would not survive a fork.
         app = create_app(_TinyWeights(), settings, name="warm-up", threads=1)

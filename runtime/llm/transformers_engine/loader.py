@@ -18,9 +18,9 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
 
-from ...contract.errors import CheckpointInvalid, InvalidSpec
+from ...contract.errors import CheckpointInvalid, InvalidSpec, StartFailed
 from ...contract.function.spec import LLMSettings
-from ...contract.weights.causal_config import read_causal_config
+from ...contract.weights.causal_config import read_causal_config, refuse_recurrent
 from ...pretrained.loading import load_model as bind_model
 from ...pretrained.loading import quieten
 from ...weights.tensor_mapping import TensorMapping
@@ -34,6 +34,8 @@ from ..model.weights import ModelWeights
 from .paged_cache import KeyValueShape, PagedCache
 from .runner import TransformersRunner
 
+TRANSFORMERS_MAJOR = 5
+"""First release whose models take masks and caches as they are given here."""
 KINDS = ("MODEL_FOR_CAUSAL_LM_MAPPING",)
 
 
@@ -41,10 +43,16 @@ def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) ->
     """Loads a model, waiting for all its weights.
 
     Errors: CheckpointInvalid for a model that transformers does not have, or whose state is more than keys and values;
-    InvalidSpec if the KV memory is too small.
+    InvalidSpec if the KV memory is too small; StartFailed for an older transformers.
     """
+    if int(transformers.__version__.partition(".")[0]) < TRANSFORMERS_MAJOR:
+        raise StartFailed(
+            f'engine="transformers" needs transformers {TRANSFORMERS_MAJOR}, this node has {transformers.__version__}',
+            hint="pip install --upgrade transformers",
+        )
     files = ModelFiles(weights)
     causal = read_causal_config(files.config, files.generation)
+    refuse_recurrent(causal)
     config = _config(files.config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, shapes, vocab_size = _bound(weights, config, settings, device)
@@ -95,8 +103,9 @@ def _bound(
     if device.type == "cuda" and isinstance(weights, TensorMapping):
         weights = weights.to(device)
     assert isinstance(weights, Mapping)
-    dtype = _stored_dtype(weights) if settings.dtype == "auto" else DTYPES[settings.dtype]
-    model = bind_model(weights, config, kinds=KINDS, dtype=dtype).to(device)
+    tensors = dict(weights)
+    dtype = _stored_dtype(tensors) if settings.dtype == "auto" else DTYPES[settings.dtype]
+    model = bind_model(tensors, config, kinds=KINDS, dtype=dtype).to(device)
     shapes, vocab_size = _probe(model)
     return model, shapes, vocab_size
 

@@ -53,14 +53,14 @@ def told(
         timeline.add("execute", 2405 * MS, 2605 * MS)
         timeline.add("respond", 2605 * MS, 6605 * MS)
     trace = InvocationTrace(row=row, timeline=timeline, events=43, relayed=relayed)
-    values: dict[str, Any] = {"is_llm": True, "prediction": None, **rest}
+    values: dict[str, Any] = {"engine": "native", "prediction": None, **rest}
     return invocation_plan(trace, by or planned(decided_ms), **values)
 
 
 def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
     found = told(prediction=Prediction(error=0.1234, starts=5, calibrated=True))
     said = render_plan(found)
-    assert said.startswith("inv-1   chat@3, cold start, HTTP 200, worker w-1\n")
+    assert said.startswith("inv-1   chat@3, cold start, HTTP 200, worker w-1, engine native\n")
     assert "the caller waited 2.600 s for the first byte, 0.100 s of it before its worker was ordered" in said
     assert "TTFT, s      2.000      2.500     20%" in said
     ttft, tpot, _ = found.explanation.compared
@@ -78,7 +78,7 @@ def test_guesses_are_not_judged() -> None:
 
 
 def test_a_function_without_tokens_has_a_first_byte() -> None:
-    found = told(is_llm=False, prediction=Prediction(error=0.1234, starts=5, calibrated=True))
+    found = told(engine="", prediction=Prediction(error=0.1234, starts=5, calibrated=True))
     said = render_plan(found)
     assert "first byte, s" in said
     assert said.endswith("predictions of the first byte for chat@3 were off by 12% on average, over 5 starts")
@@ -105,7 +105,7 @@ def test_what_was_not_observed_is_not_made_up() -> None:
     assert unanswered.ttft_s is None
     assert unanswered.explanation.compared[0].observed is None
     assert "it had no answer" in render_plan(unanswered)
-    assert told(is_llm=False).explanation.compared[1].observed is None, "its events are no tokens"
+    assert told(engine="").explanation.compared[1].observed is None, "its events are no tokens"
 
 
 def test_stages_that_were_reached_through_the_store_are_named() -> None:

@@ -65,6 +65,21 @@ def test_defaults_of_an_llm_follow_its_batch() -> None:
     assert (spec.llm.max_batch, spec.llm.max_context_tokens, spec.llm.kv_memory_bytes) == (4, 512, 64 * MIB)
 
 
+def test_an_llm_of_another_engine_computes_in_the_dtype_of_its_weights() -> None:
+    native = spec_of(declared("llm", weights="w"))
+    other = spec_of(declared("llm", weights="w", engine="transformers"))
+    assert native.llm is not None
+    assert other.llm is not None
+    assert (native.llm.engine, native.llm.dtype, native.preload, native.in_layers) == ("native", "fp32", "", True)
+    assert (other.llm.engine, other.llm.dtype) == ("transformers", "auto")
+    assert (other.preload, other.in_layers) == ("transformers", False)
+    named = spec_of(declared("llm", weights="w", engine="transformers", dtype="bf16"))
+    assert named.llm is not None
+    assert named.llm.dtype == "bf16"
+    with pytest.raises(InvalidSpec, match="engine='tgi' is none of"):
+        spec_of(declared("llm", weights="w", engine="tgi"))
+
+
 @pytest.mark.parametrize(("kind", "retries"), [("function", 0), ("transformers", 0), ("llm", 2), ("layered", 2)])
 def test_calls_of_models_that_run_as_pipelines_are_repeated_unasked(kind: Kind, retries: int) -> None:
     more = {"task": "embedding"} if kind == "transformers" else {}

@@ -43,8 +43,17 @@ def model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_what_the_engine_runs_passes(tmp_path: Path) -> None:
-    assert require_runnable(read_source(model(tmp_path / "w")), "handler.py:3").layer_count == 2
+def test_what_the_native_engine_runs_is_its(tmp_path: Path) -> None:
+    source = read_source(model(tmp_path / "w"))
+    assert require_runnable(source, "handler.py:3").engine == "native"
+    assert require_runnable(source, "handler.py:3", "transformers").engine == "transformers"
+
+
+def test_what_it_does_not_run_is_for_transformers(tmp_path: Path) -> None:
+    source = read_source(model(tmp_path / "w", model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"]))
+    choice = require_runnable(source, "handler.py:3")
+    assert choice.engine == "transformers"
+    assert "native engine refuses it: config.json: model_type 'gpt_neox'" in choice.reason
 
 
 @pytest.mark.parametrize(("changes", "named"), OTHERS)
@@ -52,7 +61,7 @@ def test_what_it_does_not_run_is_refused_with_the_place_and_the_field(
     tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(CheckpointInvalid) as refused:
-        require_runnable(read_source(model(tmp_path / "w", **changes)), "handler.py:3")
+        require_runnable(read_source(model(tmp_path / "w", **changes)), "handler.py:3", "native")
     assert refused.value.message.startswith("handler.py:3: this LLM cannot run: config.json: ")
     assert named in refused.value.message
     assert refused.value.hint
@@ -69,12 +78,13 @@ def test_a_file_that_the_engine_needs_is_named(tmp_path: Path, name: str) -> Non
 def test_a_deploy_of_it_sends_nothing(
     tmp_path: Path, controller: ControllerProcess, capsys: pytest.CaptureFixture[str], dry: list[str]
 ) -> None:
-    model(tmp_path / "w", model_type="qwen2")
+    model(tmp_path / "w", model_type="mamba", architectures=["MambaForCausalLM"])
     (tmp_path / "handler.py").write_text(HANDLER)
     home = ["--home", str(tmp_path / "client")]
     assert run([*home, "deploy", str(tmp_path / "handler.py"), "--url", controller.url, *dry]) == FAILED
     shown = capsys.readouterr().err
-    assert "handler.py:3: this LLM cannot run: config.json: model_type 'qwen2' is not supported" in shown
+    assert "handler.py:3: this LLM cannot run: config.json: 'mamba' keeps a recurrent state" in shown
+    assert "for the native engine: config.json: model_type 'mamba' is not supported" in shown
     assert "handler of your own" in shown
     store = controller.home / "store"
     assert not [path for path in store.rglob("*") if path.is_file()]

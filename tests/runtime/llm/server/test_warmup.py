@@ -7,13 +7,17 @@ import threading
 import pytest
 import torch
 
+from fleetstart.runtime.contract.function.spec import EngineName
 from fleetstart.runtime.llm.server import app, warmup
 
 
-def test_it_serves_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["native", "transformers"])
+def test_it_serves_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, engine: EngineName) -> None:
+    if engine == "transformers":
+        pytest.importorskip("transformers.modeling_utils")  # it may leave a thread of its own, which is not counted
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     before = threading.enumerate()
-    warmup.warm_up_engine()
+    warmup.warm_up_engine(engine)
     assert threading.enumerate() == before
 
 

@@ -1,0 +1,83 @@
+"""Choice of the engine that runs a language model, from its config.json, before anything is uploaded.
+
+"auto" is the native engine if that can run the model: it starts soonest and runs as a pipeline. Otherwise it is the one
+over transformers. An engine that is named is taken, or refused with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import CheckpointInvalid, InvalidSpec
+from ..function.spec import EngineName
+from .causal_config import read_causal_config, refuse_recurrent
+from .llama_config import read_config
+
+EngineSetting = Literal["auto", "native", "transformers", "vllm"]
+SETTINGS: tuple[EngineSetting, ...] = ("auto", "native", "transformers", "vllm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """An engine, and why it was chosen."""
+
+    engine: EngineName
+    reason: str
+
+
+def engine_setting(value: object) -> EngineSetting:
+    """The setting `engine` of an `LLM`. Errors: InvalidSpec."""
+    for setting in SETTINGS:
+        if value == setting:
+            return setting
+    raise InvalidSpec(f"engine={value!r} is none of {', '.join(map(repr, SETTINGS))}")
+
+
+def choose_engine(setting: EngineSetting, config: bytes) -> EngineChoice:
+    """The engine for a model with this config.json. Errors: CheckpointInvalid with the field that it cannot honour."""
+    if setting != "auto":
+        _CHECKS[setting](config)
+        return EngineChoice(engine=setting, reason="as declared")
+    try:
+        read_config(config)
+    except CheckpointInvalid as error:
+        refused = error
+    else:
+        return EngineChoice(engine="native", reason="it runs this model and starts soonest")
+    try:
+        _check_transformers(config)
+    except CheckpointInvalid as error:
+        if error.message == refused.message:
+            raise
+        raise CheckpointInvalid(
+            f"{error.message}; and for the native engine: {refused.message}", hint=error.hint
+        ) from error
+    return EngineChoice(engine="transformers", reason=f"the native engine refuses it: {refused.message}")
+
+
+def _check_native(config: bytes) -> None:
+    try:
+        read_config(config)
+    except CheckpointInvalid as error:
+        try:
+            _check_transformers(config)
+        except CheckpointInvalid:
+            raise error from None
+        raise CheckpointInvalid(error.message, hint='leave out engine="native": transformers may run it') from error
+
+
+def _check_transformers(config: bytes) -> None:
+    refuse_recurrent(read_causal_config(config))
+
+
+def _check_vllm(config: bytes) -> None:
+    read_causal_config(config)
+
+
+_CHECKS: dict[EngineName, Callable[[bytes], None]] = {
+    "native": _check_native,
+    "transformers": _check_transformers,
+    "vllm": _check_vllm,
+}

@@ -1,0 +1,84 @@
+"""The engine of a model by its config.json: chosen, named or refused, with the reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
+from fleetstart.runtime.contract.weights.causal_config import read_causal_config
+from fleetstart.runtime.contract.weights.engine_choice import SETTINGS, EngineSetting, choose_engine, engine_setting
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 64,
+}  # fmt: skip
+NEOX: dict[str, Any] = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
+MAMBA: dict[str, Any] = {"model_type": "mamba"}
+BERT: dict[str, Any] = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+
+
+@pytest.mark.parametrize(
+    ("setting", "fields", "engine"),
+    [
+        ("auto", LLAMA, "native"),
+        ("auto", NEOX, "transformers"),
+        ("native", LLAMA, "native"),
+        ("transformers", LLAMA, "transformers"),
+        ("transformers", NEOX, "transformers"),
+        ("vllm", NEOX, "vllm"),
+        ("vllm", MAMBA, "vllm"),
+    ],
+)
+def test_the_engine_that_is_named_or_fits(setting: EngineSetting, fields: dict[str, Any], engine: str) -> None:
+    choice = choose_engine(setting, json.dumps(fields).encode())
+    assert choice.engine == engine
+    assert choice.reason
+
+
+@pytest.mark.parametrize(
+    ("setting", "fields", "reason", "hint"),
+    [
+        ("native", NEOX, "model_type 'gpt_neox' is not supported", 'leave out engine="native"'),
+        ("native", MAMBA, "model_type 'mamba' is not supported", "handler of your own"),
+        ("transformers", MAMBA, "'mamba' keeps a recurrent state", 'engine="vllm"'),
+        ("auto", MAMBA, "recurrent state.*and for the native engine: .*model_type 'mamba'", "handler of your own"),
+        ("auto", BERT, "BertForSequenceClassification does not continue text", "task="),
+        ("vllm", BERT, "BertForSequenceClassification does not continue text", "task="),
+        ("auto", LLAMA | {"quantization_config": {"bits": 4}}, "quantised weights are not supported", "store fp16"),
+        ("auto", {"is_encoder_decoder": True, "model_type": "t5"}, "'t5' has an encoder", ""),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    setting: EngineSetting, fields: dict[str, Any], reason: str, hint: str
+) -> None:
+    with pytest.raises(CheckpointInvalid, match=reason) as refused:
+        choose_engine(setting, json.dumps(fields).encode())
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_file_that_is_no_json_is_refused(setting: EngineSetting) -> None:
+    with pytest.raises(CheckpointInvalid, match="not a JSON object"):
+        choose_engine(setting, b"[")
+
+
+def test_an_unknown_engine_is_named_with_those_that_there_are() -> None:
+    assert engine_setting("vllm") == "vllm"
+    with pytest.raises(InvalidSpec, match="engine='tgi' is none of 'auto', 'native', 'transformers', 'vllm'"):
+        engine_setting("tgi")
+
+
+def test_positions_and_end_tokens_are_read_by_the_names_that_families_use() -> None:
+    def read(fields: dict[str, Any], generation: bytes | None = None) -> tuple[int, set[int]]:
+        config = read_causal_config(json.dumps({"model_type": "x"} | fields).encode(), generation)
+        return config.max_positions, set(config.eos_ids)
+
+    assert read({}) == (0, set())
+    assert read({"n_positions": 256, "eos_token_id": 3}) == (256, {3})
+    assert read({"max_position_embeddings": 64, "eos_token_id": 3}, b'{"eos_token_id": [4, 5]}') == (64, {4, 5})
+    assert read({"text_config": {"max_position_embeddings": 32, "eos_token_id": 6}}) == (32, {6})
+    with pytest.raises(CheckpointInvalid, match="eos_token_id must be a number"):
+        read({"eos_token_id": "</s>"})
