@@ -1,0 +1,206 @@
+"""Engine over vLLM's, in the worker's own thread: its scheduler, KV cache and kernels; our text, stops and sampling.
+
+A request goes to vLLM as token ids and comes back as token ids; `Generation` makes deltas of them and says when the
+request ends. So a request that began on another engine continues here with its tokens as prompt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
+from ..engine.generation import Generation, Request, ResumeState, TokenDelta, resume_state, start_generation
+from ..engine.inference_engine import EngineLoad
+from ..engine.logprobs import TokenLogprob
+from .sampling import KEY, RequestSampler, is_plain
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmModel:
+    """What the engine needs to know of a model, beside vLLM's own engine."""
+
+    tokenizer: Vocabulary
+    eos_ids: frozenset[int]
+    context_tokens: int
+
+
+class VllmEngine:
+    """An `InferenceEngine`. Not thread-safe, except `check`, `resume`, `context_tokens` and `load`."""
+
+    def __init__(
+        self, model: VllmModel, build: Callable[[], Any], close: Callable[[Any], None], samplers: dict[int, RequestSampler]
+    ) -> None:
+        """`build` makes vLLM's engine, `close` ends it. `samplers`: those that its processor reads."""
+        self._model = model
+        self._build = build
+        self._close = close
+        self._samplers = samplers
+        self._active: dict[int, Generation] = {}
+        self._ids = itertools.count()
+        self._vllm: Any = build()
+
+    @property
+    def context_tokens(self) -> int:
+        return self._model.context_tokens
+
+    @property
+    def load(self) -> EngineLoad:
+        vllm = self._vllm
+        if vllm is None:
+            return EngineLoad(active=len(self._active), free_blocks=0, block_count=0)
+        pool = vllm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+        return EngineLoad(
+            active=len(self._active), free_blocks=pool.get_num_free_blocks(), block_count=pool.num_gpu_blocks
+        )
+
+    @property
+    def idle(self) -> bool:
+        return not self._active
+
+    @property
+    def stalled(self) -> bool:
+        return self._vllm is None
+
+    @property
+    def stages(self) -> int:
+        return 1
+
+    def check(self, request: Request) -> None:
+        if request.embeds:
+            raise InvalidInput(
+                "this function's engine generates and gives no embeddings",
+                hint='serve them with engine="native", or with Transformers(task="embedding")',
+            )
+        wanted = len(request.tokens) + request.max_new_tokens
+        if not request.tokens or wanted > self.context_tokens:
+            raise InvalidInput(
+                f"{len(request.tokens)} tokens of prompt and {request.max_new_tokens} new ones are asked for, "
+                f"the context has {self.context_tokens}",
+                hint="shorten the prompt, or ask for fewer max_tokens",
+            )
+
+    def resume(self, request: Request, tokens: list[int]) -> ResumeState:
+        return resume_state(request, tokens, self._model.tokenizer, self._model.eos_ids)
+
+    def add(self, request: Request, id: int | None = None) -> int:
+        id = next(self._ids) if id is None else id
+        generation = start_generation(request, id, self._model.tokenizer, self._model.eos_ids)
+        self._active[id] = generation
+        if self._vllm is not None:
+            self._submit(generation)
+        return id
+
+    def cancel(self, id: int) -> None:
+        if self._active.pop(id, None) is not None:
+            self._samplers.pop(id, None)
+            if self._vllm is not None:
+                self._vllm.abort_request([str(id)])
+
+    def step(self, now_ns: int = 0) -> list[TokenDelta]:
+        deltas = self._expire(now_ns)
+        if self._vllm is None or not self._active:
+            return deltas
+        try:
+            outputs = self._vllm.step()
+        except Exception as error:
+            # What vLLM has computed is unknown, and it may not compute again: all fail, and the next begins anew.
+            logger.exception("step failed")
+            deltas += self.fail_all(HandlerFailed(f"the model failed: {error!r}"))
+            return deltas
+        for output in outputs:
+            deltas += self._accept(int(output.request_id), output.outputs[0])
+        return deltas
+
+    def fail_all(self, error: FleetError) -> list[TokenDelta]:
+        deltas = [TokenDelta(id=id, error=error) for id in self._active]
+        for delta in deltas:
+            self.cancel(delta.id)
+        return deltas
+
+    def release(self) -> None:
+        """Frees weights and KV memory by ending vLLM's engine; the process keeps its modules and threads."""
+        if self._vllm is not None:
+            vllm, self._vllm = self._vllm, None
+            self._close(vllm)
+
+    def regain(self) -> None:
+        if self._vllm is None:
+            self._vllm = self._build()
+            for generation in self._active.values():
+                self._submit(generation)
+
+    def close(self) -> None:
+        self.release()
+
+    def _submit(self, generation: Generation) -> None:
+        """Hands a request to vLLM, with its output so far as the end of the prompt."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sequence, request = generation.sequence, generation.request
+        outputs = sequence.tokens[sequence.prompt_count :]
+        extra = None
+        if not is_plain(request):
+            self._samplers[sequence.id] = RequestSampler.of(request, outputs)
+            extra = {KEY: sequence.id}
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=sequence.max_new_tokens - len(outputs),
+            ignore_eos=True,  # `Generation` ends a request, as on every engine
+            detokenize=False,
+            logprobs=request.logprobs,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra,
+        )
+        self._vllm.add_request(str(sequence.id), {"prompt_token_ids": list(sequence.tokens)}, params)
+
+    def _accept(self, id: int, output: Any) -> Iterable[TokenDelta]:
+        """Deltas of a request's new tokens, until it ends."""
+        for place, token in enumerate(output.token_ids):
+            generation = self._active.get(id)
+            if generation is None:
+                return
+            sampler = self._samplers.get(id)
+            if sampler is not None and sampler.state.failure:
+                yield self._failed_grammar(generation, sampler.state.failure)
+                return
+            delta = generation.accept(token, _logprob(generation.request, output.logprobs, place, token))
+            if delta.last:
+                self.cancel(id)
+            yield delta
+
+    def _failed_grammar(self, generation: Generation, failure: str) -> TokenDelta:
+        sequence = generation.sequence
+        self.cancel(sequence.id)
+        reason = f"the answer cannot follow its grammar after {sequence.output_count} tokens: {failure}"
+        return TokenDelta(id=sequence.id, error=InvalidInput(reason, hint="ask for a simpler schema"))
+
+    def _expire(self, now_ns: int) -> list[TokenDelta]:
+        deltas = []
+        for id, generation in list(self._active.items()):
+            deadline_ns = generation.request.deadline_ns
+            if deadline_ns is not None and now_ns >= deadline_ns:
+                self.cancel(id)
+                count = generation.sequence.output_count
+                error = DeadlineExceeded(
+                    f"the deadline passed after {count} new tokens", hint="ask for fewer max_tokens"
+                )
+                deltas.append(TokenDelta(id=id, error=error))
+        return deltas
+
+
+def _logprob(request: Request, found: Any, place: int, token: int) -> TokenLogprob | None:
+    if request.logprobs is None:
+        return None
+    values = {int(one): float(value.logprob) for one, value in found[place].items()}
+    best = sorted(values.items(), key=lambda pair: (-pair[1], pair[0]))[: request.logprobs]
+    return TokenLogprob(token, values[token], tuple(best))

@@ -1,0 +1,135 @@
+"""Loads a model into vLLM: its arguments from our settings, its weights from the mapping, its files from a folder."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+
+from ...contract.errors import CheckpointInvalid, FleetError, InvalidSpec
+from ...contract.function.spec import LLMSettings
+from ..model.loaded_model import LoadedModel, ModelFiles
+from ..model.weights import ModelWeights, optional_file
+from .engine import VllmEngine, VllmModel
+from .environment import prepare_environment
+from .load_format import LOAD_FORMAT, offering, register
+from .sampling import RequestSampler, processor_class
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
+"""Files that vLLM reads. The tokenizer is ours, and text never reaches vLLM."""
+
+
+def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) -> LoadedModel:
+    """Loads a model. Errors: CheckpointInvalid for one that vLLM cannot run, InvalidSpec for settings that do not fit."""
+    prepare_environment()
+    torch.set_num_threads(settings.threads or threads or len(os.sched_getaffinity(0)))
+    import vllm  # noqa: F401  # fails here with the module's name where it is not installed
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    register()
+    files = ModelFiles(weights)
+    samplers: dict[int, RequestSampler] = {}
+    folder = _folder(weights)
+    processor = processor_class(samplers)
+
+    def build() -> Any:
+        with _building(weights):
+            return LLMEngine.from_engine_args(_arguments(folder, settings, processor))
+
+    eos_ids = _eos_ids(files)
+    context_tokens = _context_tokens(files.config, settings)
+    model = VllmModel(tokenizer=files.tokenizer, eos_ids=eos_ids, context_tokens=context_tokens)
+    engine = VllmEngine(model, build, _close, samplers)
+    vocab_size: int = engine._vllm.model_config.get_vocab_size()
+    return files.model(engine, vocab_size, eos_ids)
+
+
+@contextmanager
+def _building(weights: ModelWeights) -> Iterator[None]:
+    """Offers the weights, keeps the garbage collector from looking at what stays, and explains failures."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with offering(cast("Mapping[str, torch.Tensor]", weights)):
+            yield
+    except FleetError:
+        raise
+    except ValueError as error:  # vLLM's own checks of models and settings; the first line says which
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        if "KV cache" in str(error) or "kv cache" in str(error):
+            raise InvalidSpec(f"llm: vLLM does not start: {reason}", hint="change kv_memory or max_context") from error
+        raise CheckpointInvalid(f"vLLM does not run this model: {reason}") from error
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
+def _arguments(folder: Path, settings: LLMSettings, processor: type[Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=str(folder),
+        load_format=LOAD_FORMAT,
+        dtype=DTYPES[settings.dtype],
+        max_model_len=None if _fits(folder, settings) else settings.max_context_tokens,
+        max_num_seqs=settings.max_batch,
+        kv_cache_memory_bytes=settings.kv_memory_bytes,
+        # Graphs and compiled kernels take longer to make than they save in a worker's first minutes.
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+        async_scheduling=False,
+        logits_processors=[processor],
+    )
+
+
+def _close(vllm: Any) -> None:
+    """Ends vLLM's engine and its groups of processes, of which a process can have one at a time."""
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    vllm.engine_core.shutdown()
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
+def _folder(weights: ModelWeights) -> Path:
+    """A folder with the small files that vLLM reads, in the worker's temporary memory."""
+    folder = Path(tempfile.mkdtemp(prefix="vllm-model-"))
+    for name in SMALL_FILES:
+        if (data := optional_file(weights, name)) is not None:
+            (folder / name).write_bytes(data)
+    return folder
+
+
+def _fits(folder: Path, settings: LLMSettings) -> bool:
+    return _context_tokens((folder / "config.json").read_bytes(), settings) < settings.max_context_tokens
+
+
+def _context_tokens(config: bytes, settings: LLMSettings) -> int:
+    """The smaller of the model's context and the function's."""
+    positions = _fields(config, "config.json").get("max_position_embeddings")
+    return min(settings.max_context_tokens, positions) if isinstance(positions, int) else settings.max_context_tokens
+
+
+def _eos_ids(files: ModelFiles) -> frozenset[int]:
+    """End tokens; generation_config.json has precedence, where instruct models add their end-of-turn token."""
+    generation = _fields(files.generation, "generation_config.json") if files.generation else {}
+    value = generation.get("eos_token_id", _fields(files.config, "config.json").get("eos_token_id"))
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    return frozenset(token for token in ids if isinstance(token, int))
+
+
+def _fields(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CheckpointInvalid(f"{name} is not a JSON object: {error}") from error
