@@ -37,7 +37,7 @@ from .sources.http_settings import HttpSettings, http_settings
 
 PROFILES = {"python": None, "torch": "torch"}
 """Worker profile → module that must be installed for it. The daemon looks for the module and never imports it."""
-PRELOADS = (("torch", "transformers"),)
+PRELOADS = (("torch", "transformers"), ("torch", "vllm"))
 """Worker profile, and a library that a fork server of its own imports beside it once a function needs it."""
 RUNSC = "runsc"
 """Name of gVisor's program."""

@@ -41,6 +41,7 @@ PRELOADS = {
         "fleetstart.runtime.pretrained.vision",
         "fleetstart.runtime.pretrained.speech",
     ),
+    "vllm": ("fleetstart.runtime.llm.vllm_engine.loader", "fleetstart.runtime.llm.vllm_engine.warmup"),
 }
 """Modules of libraries that some functions need. Each may be missing on a node."""
 
@@ -53,6 +54,8 @@ def warm_up(profile: str, preload: str = "") -> None:
             importlib.import_module(name)
     if preload == "transformers":
         importlib.import_module("fleetstart.runtime.pretrained.warmup").warm_up_pretrained()
+    if preload == "vllm":
+        importlib.import_module("fleetstart.runtime.llm.vllm_engine.warmup").warm_up_vllm()
     importlib.import_module("fleetstart.runtime.launch.warmup_call").warm_up_call_path()
     if profile == "torch":
         engines = importlib.import_module("fleetstart.runtime.llm.server.warmup")

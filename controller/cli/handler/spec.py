@@ -57,7 +57,7 @@ _ENGINE = {
     "threads": "threads",
 }
 
-_PRELOADS: dict[EngineName, str] = {"transformers": "transformers"}
+_PRELOADS: dict[EngineName, str] = {"transformers": "transformers", "vllm": "vllm"}
 """Libraries of engines that take seconds to import."""
 
 

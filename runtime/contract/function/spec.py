@@ -120,7 +120,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`module:attribute` inside the bundle, for example `handler:Embed`."""
     profile: Literal["python", "torch"] = "python"
     """The pool that its workers come from, by the libraries that pooled processes have imported."""
-    preload: Literal["", "transformers"] = ""
+    preload: Literal["", "transformers", "vllm"] = ""
     """A library that takes seconds to import: a node that has started the function once forks its further workers from
     a process that has imported it."""
     isolation: Isolation = "namespaces"

@@ -6,6 +6,7 @@ request ends. So a request that began on another engine continues here with its 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 from collections.abc import Callable, Iterable
@@ -130,7 +131,10 @@ class VllmEngine:
         """Frees weights and KV memory by ending vLLM's engine; the process keeps its modules and threads."""
         if self._vllm is not None:
             vllm, self._vllm = self._vllm, None
+            self._samplers.clear()
             self._close(vllm)
+            del vllm
+            gc.collect()  # its parts know one another, so that nothing else frees the weights
 
     def regain(self) -> None:
         if self._vllm is None:
@@ -144,6 +148,7 @@ class VllmEngine:
     def _submit(self, generation: Generation) -> None:
         """Hands a request to vLLM, with its output so far as the end of the prompt."""
         from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         sequence, request = generation.sequence, generation.request
@@ -161,7 +166,7 @@ class VllmEngine:
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra,
         )
-        self._vllm.add_request(str(sequence.id), {"prompt_token_ids": list(sequence.tokens)}, params)
+        self._vllm.add_request(str(sequence.id), tokens_input(list(sequence.tokens)), params)
 
     def _accept(self, id: int, output: Any) -> Iterable[TokenDelta]:
         """Deltas of a request's new tokens, until it ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 VARIABLES = {
@@ -15,7 +16,8 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Its configuration of logging takes as long as three layers; the worker has its own.
+    "VLLM_CONFIGURE_LOGGING": "0",
     # Only our plugin is registered, by name: those of other packages would be run in every start.
     "VLLM_PLUGINS": "fleetstart",
 }
@@ -25,3 +27,4 @@ def prepare_environment() -> None:
     """Sets the variables that are not set; what a function's `env` says wins."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("vllm").setLevel(logging.ERROR)

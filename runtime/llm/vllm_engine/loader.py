@@ -54,7 +54,7 @@ def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) ->
 
 @contextmanager
 def _building(weights: ModelWeights) -> Iterator[None]:
-    """Offers the weights, keeps the garbage collector from looking at what stays, and explains failures."""
+    """Offers the weights, keeps the garbage collector from looking at what is being built, and explains failures."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -68,7 +68,6 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             raise InvalidSpec(f"llm: vLLM does not start: {reason}", hint="change kv_memory or max_context") from error
         raise CheckpointInvalid(f"vLLM does not run this model: {reason}") from error
     finally:
-        gc.freeze()
         if enabled:
             gc.enable()
 
