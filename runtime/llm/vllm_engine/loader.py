@@ -28,7 +28,7 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
 def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) -> LoadedModel:
-    """Loads a model. Errors: CheckpointInvalid for one that vLLM cannot run, InvalidSpec for settings that do not fit."""
+    """Loads a model. Errors: CheckpointInvalid if vLLM cannot run it, InvalidSpec for settings that do not fit."""
     prepare_environment()
     torch.set_num_threads(settings.threads or threads or len(os.sched_getaffinity(0)))
     import vllm  # noqa: F401  # fails here with the module's name where it is not installed
@@ -92,12 +92,8 @@ def _arguments(folder: Path, settings: LLMSettings, processor: type[Any]) -> Any
 
 
 def _close(vllm: Any) -> None:
-    """Ends vLLM's engine and its groups of processes, of which a process can have one at a time."""
-    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-
+    """Ends vLLM's engine. Its groups, of this process alone, stay: the next engine uses them."""
     vllm.engine_core.shutdown()
-    destroy_model_parallel()
-    destroy_distributed_environment()
 
 
 def _folder(weights: ModelWeights) -> Path:

@@ -1,7 +1,7 @@
 """Warm-up of a fork server for vLLM: everything that an engine imports, and kernels bound once for all workers.
 
-An engine cannot be built in the parent, whose children would lose its threads. So a child builds one of a tiny model and
-says which modules that took; the parent imports these and is forked with one thread.
+An engine cannot be built in the parent, whose children would lose its threads. So a child builds one of a tiny model
+and says which modules that took; the parent imports these and is forked with one thread.
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ class _TinyWeights(dict[str, torch.Tensor]):
 
     def __init__(self) -> None:
         square, vector = torch.zeros(_WIDTH, _WIDTH, dtype=torch.float16), torch.ones(_WIDTH, dtype=torch.float16)
-        square_names = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-        layer = dict.fromkeys(square_names, square) | dict.fromkeys(("input_layernorm", "post_attention_layernorm"), vector)
+        square_names = [f"self_attn.{name}_proj" for name in "qkvo"] + [
+            f"mlp.{name}_proj" for name in ("gate", "up", "down")
+        ]
+        layer = dict.fromkeys(square_names, square) | dict.fromkeys(
+            ("input_layernorm", "post_attention_layernorm"), vector
+        )
         super().__init__({f"model.layers.0.{name}.weight": tensor for name, tensor in layer.items()})
         self["model.embed_tokens.weight"] = torch.zeros(_ROWS, _WIDTH, dtype=torch.float16)
         self["model.norm.weight"] = vector
@@ -74,7 +78,7 @@ def _wait_for_one_thread(deadline_s: float) -> None:
 
 
 def _bind_kernels() -> None:
-    """Puts the processor's kernels in the place of Triton's, which walks over all modules, and lets children skip it."""
+    """Puts the processor's kernels in the place of Triton's, which walks over all modules; children skip it."""
     from vllm.platforms import current_platform
 
     bind = getattr(current_platform, "register_triton_kernel_overrides", None)

@@ -1,6 +1,6 @@
 """What every engine does behind the seam: the same requests to each, over the same weights.
 
-An engine that is not installed is skipped. `ENGINES` lists those that can be loaded here.
+`ENGINES` lists them. vLLM has an environment of its own: `make vllm-test`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from fleetstart.runtime.llm.model.loaded_model import LoadedModel
 from fleetstart.runtime.llm.server.engines import load_engine
 from tests.runtime.llm.models import Checkpoint, run, text_of, tiny, tokens_of
 
-ENGINES: tuple[EngineName, ...] = ("native", "transformers")
-NEEDED = {"native": "torch", "transformers": "transformers"}
+VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.filterwarnings("ignore")])
+"""Its modules and those that it imports warn of one another."""
+ENGINES = ("native", "transformers", VLLM)
+NEEDED = {"native": "torch", "transformers": "transformers", "vllm": "vllm"}
 SETTINGS: dict[str, Any] = {"max_batch": 4, "max_context_tokens": 256, "kv_memory_bytes": 4 << 20}
-SHAPE: dict[str, Any] = {"dtype": torch.float32, "hidden_size": 96, "num_hidden_layers": 2}
-"""transformers wants as many numbers in a hidden state as in its heads."""
+SHAPE: dict[str, Any] = {
+    "dtype": torch.float32, "hidden_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32,
+}  # fmt: skip
+"""transformers wants as many numbers in a hidden state as in its heads, and vLLM heads of 32 or more."""
 GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=7)
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())["cases"]
@@ -39,7 +44,7 @@ Loading = Callable[..., LoadedModel]
 def name(request: pytest.FixtureRequest) -> EngineName:
     engine: EngineName = request.param
     if find_spec(NEEDED[engine]) is None:
-        pytest.skip(f"{NEEDED[engine]} is not installed")
+        pytest.skip("needs vLLM: make vllm-test" if engine == "vllm" else f"{NEEDED[engine]} is not installed")
     return engine
 
 
