@@ -51,7 +51,8 @@ def raised_share(short_bytes: int) -> int:
 def could_hold(need: DeviceNeed, devices: Sequence[Device]) -> bool:
     """True if the node would have the devices, were they free."""
     suitable = [device for device in devices if need.suits(device) and device.memory_bytes >= need.share_bytes]
-    return len(suitable) >= need.request.count
+    largest = sorted((device.memory_bytes for device in suitable), reverse=True)[: need.request.count]
+    return len(largest) == need.request.count and (bool(need.share_bytes) or sum(largest) > need.raised_bytes)
 
 
 def choose_devices(
@@ -148,7 +149,8 @@ def wanted_in_words(need: DeviceNeed) -> str:
         if request.memory_bytes
         else (f"{request.count} {kind}device{'s' if request.count > 1 else ''}")
     )
-    return f"each worker asks for {what} (gpu={str(request)!r})"
+    short = f", as {need.raised_bytes / GIB:g} GiB was too little" if need.raised_bytes else ""
+    return f"each worker asks for {what} (gpu={str(request)!r}{short})"
 
 
 def devices_in_words(reports: Iterable[NodeReport]) -> str:

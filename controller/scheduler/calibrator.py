@@ -16,13 +16,14 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import DeviceOutOfMemory
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..planner import Plan
-from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior
+from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior, observe_device_shortage
 from ..state.full_resync import read_measures
 from ..state.records import StartOutcome, VersionKey
 from ..state.redis_client import REDIS_ERRORS, Script
@@ -65,6 +66,8 @@ class Calibrator:
         self._script = Script(state.client, "save_estimates")
         self._ready: dict[WorkerId, WorkerStatus] = {}
         """Ready workers that may not have been learned from."""
+        self._short: dict[VersionKey, int] = {}
+        """Device memory that was too little for a version's workers, until it is learned."""
         self._speeds = SpeedTracker()
         self._led_with = 0
         self._readied: OrderedDict[WorkerId | PipelineId, StartSample] = OrderedDict()
@@ -78,6 +81,12 @@ class Calibrator:
     def _heard(self, status: WorkerStatus) -> None:
         if status.state == "ready" and self._fence():
             self._ready[status.worker] = status
+            self._wake.set()
+        order = self._view.orders.get(status.worker)  # deleted soon after the worker has failed
+        if status.error is not None and status.error.code == DeviceOutOfMemory.code and order and self._fence():
+            key = VersionKey(status.function, status.version)
+            had_bytes = sum(share.memory_bytes for share in order.devices)
+            self._short[key] = max(had_bytes, self._short.get(key, 0))
             self._wake.set()
 
     async def run(self) -> None:
@@ -103,6 +112,11 @@ class Calibrator:
         for worker, status in list(self._ready.items()):
             await self.learn_start(status)
             self._ready.pop(worker, None)
+        for key, had_bytes in list(self._short.items()):
+            if (version := self._version(key)) is not None:
+                measures = observe_device_shortage(version, had_bytes)
+                await self._keep(None, {keys.measures_of_version(*key): measures})
+            self._short.pop(key, None)
         for key, speed in self._speeds.news(self._reports()):
             version = self._version(key)
             if version is not None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from fleetstart.runtime.contract.errors import ErrorInfo, StartFailed, WorkerLost, error_from
+from fleetstart.runtime.contract.errors import DeviceOutOfMemory, ErrorInfo, StartFailed, WorkerLost, error_from
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerState
@@ -154,8 +154,12 @@ def backoff_ms(count: int) -> int:
 
 
 def failure_after(failure: Failure | None, error: ErrorInfo, now_unix_ms: int) -> Failure:
-    """The record after another failed start. Errors of the deploy (4xx) are not retried: they would fail again."""
+    """The record after another failed start. Errors of the deploy (4xx) are not retried: they would fail again. One for
+    want of device memory breaks nothing.
+    """
     count = (failure.count if failure else 0) + 1
+    if error.code == DeviceOutOfMemory.code:  # the next worker gets more memory, until no device has that much
+        count = max(1, count - 1)
     if error_from(error).status < 500:
         count = max(count, FAILURES_TO_BREAK)
     return Failure(count=count, last_unix_ms=now_unix_ms, error=error)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
-from fleetstart.runtime.contract.errors import FleetError, OutOfMemory, StartFailed, WorkerLost
+from fleetstart.runtime.contract.errors import DeviceOutOfMemory, FleetError, OutOfMemory, StartFailed, WorkerLost
+from fleetstart.runtime.contract.node.devices import DeviceShare
 from fleetstart.runtime.contract.sizes import GIB, MIB
 
 
@@ -18,6 +20,14 @@ def out_of_memory(limit_bytes: int) -> OutOfMemory:
     return OutOfMemory(
         f"out of memory: limit {format_size(limit_bytes)}",
         hint="give the function more memory, or let it hold less",
+    )
+
+
+def device_out_of_memory(shares: Sequence[DeviceShare]) -> DeviceOutOfMemory:
+    had = ", ".join(f"{format_size(share.memory_bytes)} of {share.id}" for share in shares)
+    return DeviceOutOfMemory(
+        f"out of device memory: the worker had {had}",
+        hint="further workers get more; ask for more with `gpu` to spare them the failed start",
     )
 
 

@@ -36,6 +36,7 @@ from fleetstart.runtime.contract.timeline import Timeline
 
 from ..processes.forked_process import ChannelEnded, ProcessExited
 from ..stage_links.stage_links import PipelineMembership
+from .exit_reasons import device_out_of_memory
 from .node_services import NodeServices
 from .worker_process import WorkerProcess
 from .worker_record import WorkerRecord
@@ -294,6 +295,8 @@ class Worker:
     def _exit_error(self, status: int | None) -> FleetError:
         if not self.process.ran_out_of_memory and (error := self.resources.segment_error) is not None:
             return error
+        if self.process.ran_out_of_memory and self.resources.limit_bytes > self.order.spec.memory_bytes:
+            return device_out_of_memory(self.order.devices)  # the limit is that of its share of a CPU device
         return self.process.exit_error(
             status,
             limit_bytes=self.resources.limit_bytes or self.order.spec.memory_bytes,

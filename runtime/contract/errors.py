@@ -27,6 +27,7 @@ FleetError
 │   └── InvalidOutput            500  invalid_output         its answer is not what its signature says
 ├── StartFailed                  500  start_failed           the user's module or load() raised, or never got ready
 ├── OutOfMemory                  500  out_of_memory          the worker passed its memory limit
+│   └── DeviceOutOfMemory        500  device_out_of_memory   its share of its devices was too small; it starts with more
 ├── WorkerLost                   502  worker_lost            the worker died under the call
 ├── StoreFailed                  502  store_error            the object store failed
 ├── ChecksumMismatch             502  checksum_mismatch      the bytes are not those that were published
@@ -260,6 +261,11 @@ class StartFailed(FleetError):
 
 class OutOfMemory(FleetError):
     code = "out_of_memory"
+
+
+class DeviceOutOfMemory(OutOfMemory):
+    code = "device_out_of_memory"
+    retryable = True
 
 
 class WorkerLost(FleetError):

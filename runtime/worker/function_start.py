@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..contract.errors import (
+    DeviceOutOfMemory,
     ErrorInfo,
     FleetError,
     HandlerSyntax,
@@ -288,6 +289,12 @@ def _explained(error: Exception, starting: StartContext) -> FleetError:
         return native
     if isinstance(error, FleetError):
         return error
+    if out_of_device_memory(error):
+        devices = ", ".join(binding.devices) if (binding := starting.assign.binding) is not None else ""
+        return DeviceOutOfMemory(
+            f"out of device memory on {devices or 'the GPU'}: {str(error).partition('. ')[0]}",
+            hint="further workers get more; ask for more with `gpu` to spare them the failed start",
+        )
     user_errors.log(error, "the start failed:")
     text = user_errors.describe(error, starting.bundle_dir)
     if (
@@ -297,6 +304,18 @@ def _explained(error: Exception, starting: StartContext) -> FleetError:
         return HandlerSyntax(text)
     hint = network_hint(error, starting.assign.spec.network)
     return StartFailed(text, hint=hint or "the traceback is in the function's log")
+
+
+def out_of_device_memory(error: BaseException) -> bool:
+    """True if torch found no memory on a GPU, wherever in a `load()` that surfaced."""
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "OutOfMemoryError", None) if torch is not None else None
+    seen: BaseException | None = error
+    while kind is not None and seen is not None:
+        if isinstance(seen, kind):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def _segment_error(error: Exception) -> FleetError | None:

@@ -19,7 +19,9 @@ from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.errors import DeviceOutOfMemory
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, PipelineId, Version, WorkerId
+from fleetstart.runtime.contract.node.devices import DeviceId, DeviceShare
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
@@ -230,5 +232,25 @@ def test_when_a_pipeline_was_one_worker_is_noted_in_its_plan_once(redis_url: str
         await state.client.delete(keys.plan(orders[1].worker))
         await calibrator.note_whole(orders[0], plan, 9)
         assert await noted() == [9], "a plan that nobody keeps any more is not written again"
+
+    _with_learner(redis_url, act, 7)
+
+
+def test_a_worker_that_lacked_device_memory_raises_the_estimate_of_its_version(redis_url: str) -> None:
+    order = WorkerOrder(
+        worker=WorkerId("w"), node=NodeId("n"), epoch="e", version=F.version, ordered_unix_ns=1, spec=spec(name=F.name),
+        devices=(DeviceShare(DeviceId("cpu:0"), 100), DeviceShare(DeviceId("cpu:1"), 20)),
+    )  # fmt: skip
+    failed = WorkerStatus(
+        worker=order.worker, node=order.node, function=F.name, version=F.version, state="failed", changed_unix_ns=1,
+        error=DeviceOutOfMemory("out of device memory").info(),
+    )  # fmt: skip
+
+    async def act(state: StateSync, calibrator: Calibrator) -> None:
+        state.view.version_measures[F] = VersionMeasures()
+        state.view.put_order(order)
+        state.view.put_status(failed)
+        await calibrator._learn()
+        assert state.view.version_measures[F].device_short_bytes == 120
 
     _with_learner(redis_url, act, 7)

@@ -20,7 +20,7 @@ from fleetstart.controller.scheduler.worker_pool import (
     failure_after,
 )
 from fleetstart.controller.state.records import Failure
-from fleetstart.runtime.contract.errors import ErrorInfo
+from fleetstart.runtime.contract.errors import DeviceOutOfMemory, ErrorInfo
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerState
 from tests.controller.scheduler.test_autoscaler import spec
@@ -169,3 +169,15 @@ def test_never_more_alive_than_desired_after_a_step_and_nobody_is_told_two_thing
     assert len(left) + decision.start <= max(desired, 0)
     if failure is None and decision.failure is None:
         assert len(left) + decision.start == desired
+
+
+def test_starts_that_lack_device_memory_break_nothing_and_are_tried_again() -> None:
+    lack = DeviceOutOfMemory("out of device memory").info()
+    failure = None
+    for _ in range(10):
+        failure = failure_after(failure, lack, 0)
+        assert failure.count == 1
+        assert not broken(failure, 0)
+    other = failure_after(failure_after(failure_after(None, BOOM, 0), BOOM, 0), lack, 0)
+    assert other.count == 2
+    assert other.error == lack

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
-from fleetstart.runtime.weights.device import DeviceLoad, HostDevice
+from fleetstart.runtime.weights.device import DeviceLoad, HostDevice, MoveClock
 from fleetstart.runtime.weights.lora import AdaptedWeights
 from fleetstart.runtime.weights.transfer_plan import CopyPiece, TransferPlan
 from fleetstart.runtime.weights.weights import Weights
@@ -297,3 +297,16 @@ def test_on_cuda_many_pieces_pass_through_few_buffers() -> None:
     for number, (name, tensor) in enumerate(moved.items()):
         with torch.cuda.stream(side) if number % 2 else torch.cuda.stream(torch.cuda.current_stream()):
             assert raw(moved[name] if number % 2 else tensor) == segment.expected(name)
+
+
+def test_the_time_of_moves_leaves_out_the_waits_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = iter([100, 160, 1000, 1040])
+    monkeypatch.setattr("fleetstart.runtime.weights.device.time.monotonic_ns", lambda: next(now_ns))
+    clock = MoveClock()
+    clock.begin()
+    clock.begin()  # of another thread
+    clock.end(5)
+    clock.end(7)
+    clock.begin()
+    clock.end(1)
+    assert (clock.size_bytes, clock.busy_ns) == (13, 100)
