@@ -126,8 +126,10 @@ def chunks_coming(order: WorkerOrder, checkpoint: Checkpoint) -> Ranges:
     """The chunks that a worker fetches at once, for which others may wait; empty if they are not known.
 
     A stage that is to become whole fetches the rest once it serves, in the background. Another stage of its pipeline
-    that waited for these would wait for itself.
+    that waited for these would wait for itself. By a multicast it fetches all at once, in the order of the plan.
     """
+    if order.pulls:
+        return checkpoint.every
     layout = checkpoint.layout
     if order.stage is None or layout is None or not layout.layer_chunks:
         return checkpoint.every if order.stage is None else ()

@@ -64,7 +64,7 @@ def _format(explanation: Explanation, left_out: tuple[str, ...]) -> str:
     plan = explanation.plan
     if not plan.stages:
         return "\n".join([f"nothing was started: {plan.reason}", *_table(_candidates(plan.considered))])
-    head = f"{_counted(len(plan.stages), together=plan.together)}: {plan.reason}"
+    head = f"{_counted(plan)}: {plan.reason}"
     if plan.regions:
         head += f"\nit may run in {', '.join(plan.regions)}"
     if plan.isolation != "namespaces":
@@ -83,8 +83,9 @@ def _format(explanation: Explanation, left_out: tuple[str, ...]) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _counted(stages: int, *, together: bool) -> str:
-    if not together:
+def _counted(plan: Plan) -> str:
+    stages = len(plan.stages)
+    if not plan.together:
         return f"{stages} whole workers"
     return "a single worker" if stages == 1 else f"a pipeline of {stages}"
 

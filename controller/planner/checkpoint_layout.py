@@ -59,6 +59,17 @@ class CheckpointLayout:
         size_bytes = stage_bytes(self._layout, first, end)
         return Cut(first, end, size_bytes, layer_set(first, end), (end - first) / self.count)
 
+    @property
+    def ends_chunks(self) -> Sequence[tuple[int, int]]:
+        """(begin, end) of the chunks that both ends of the model lie in; empty if they are not known."""
+        return self._layout.ends_chunks if self._layout.layer_chunks else ()
+
+    @property
+    def layer_chunks(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """(begin, end) of the chunks of each layer, those of both ends with the first; empty if they are not known."""
+        ends, chunks = self._layout.ends_chunks, self._layout.layer_chunks
+        return [[*(ends if not layer else ()), one] for layer, one in enumerate(chunks)]
+
     def layers_in(self, ranges: Sequence[tuple[int, int]]) -> int:
         """The layers whose chunks all lie in these (begin, end) ranges; none if the layers' chunks are not known."""
         chunks = self._layout.layer_chunks

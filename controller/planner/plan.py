@@ -99,8 +99,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they are the stages of one pipeline; if not, each is a whole worker."""
     multicast: str = ""
     """The kind of multicast that brings their weights; empty: none."""
+    pipelines: list[list[int]] = []
+    """Workers of a multicast that serve together until they are whole, by their places in `stages`, in the order of
+    layers; each is in one at most."""
     serve_s: list[float] = []
-    """When each worker of a multicast serves, from the decision, in rising order."""
+    """When each worker of a multicast serves, from the decision, in rising order; a pipeline counts as one."""
     ttft_s: float = 0.0
     """Predicted, from the decision."""
     margin: float = 1.0

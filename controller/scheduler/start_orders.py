@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -122,13 +123,12 @@ def layout_in(layouts: dict[CheckpointId, CheckpointLayout], record: VersionReco
 
 
 def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, now_unix_ns: int) -> list[WorkerOrder]:
-    """The orders of a plan, one a stage; the first `grow` become whole workers once the pipeline serves.
+    """The orders of a plan, one a stage; the first `grow` become whole workers once the pipeline serves, and all those
+    of a multicast.
 
     Stages that are planned with less than a whole worker's memory are limited to it (HydraServe section 4.1).
     """
-    count = len(plan.stages) if plan.together else 1
-    cuts = tuple((stage.first, stage.end) for stage in plan.stages)
-    pipeline, secret = (ids.pipeline(), ids.secret()) if count > 1 else (None, "")
+    members = _members(plan, ids)
     return [
         WorkerOrder(
             worker=ids.worker(),
@@ -139,15 +139,37 @@ def orders_of(plan: Plan, record: VersionRecord, ids: IdSource, *, grow: int, no
             ordered_unix_ns=now_unix_ns,
             decided_unix_ns=now_unix_ns,
             fetch_by_unix_ns=_unix_ns(stage.fetch_within_s, now_unix_ns),
-            stage=Stage(pipeline=pipeline, index=index, cuts=cuts) if pipeline is not None else None,
-            secret=secret,
-            peers=("",) * count if count > 1 else (),
-            grow=count > 1 and index < grow,
+            stage=member.stage,
+            secret=member.secret,
+            peers=("",) * len(member.stage.cuts) if member.stage is not None else (),
+            grow=member.stage is not None and index < grow,
             pulls=tuple(stage.pulls),
             devices=stage.devices,
         )
-        for index, stage in enumerate(plan.stages)
+        for index, (stage, member) in enumerate(zip(plan.stages, members, strict=True))
     ]
+
+
+class _Member(NamedTuple):
+    """A worker's part in a pipeline, and the pipeline's secret."""
+
+    stage: Stage | None
+    secret: str
+
+
+def _members(plan: Plan, ids: IdSource) -> list[_Member]:
+    """The part that each worker of a plan has in a pipeline: in the one of a group, in one of a multicast's, or in
+    none."""
+    found = [_Member(None, "")] * len(plan.stages)
+    together = [list(range(len(plan.stages)))] if plan.together else plan.pipelines
+    for places in together:
+        if len(places) < 2:
+            continue
+        pipeline, secret = ids.pipeline(), ids.secret()
+        cuts = tuple((plan.stages[place].first, plan.stages[place].end) for place in places)
+        for index, place in enumerate(places):
+            found[place] = _Member(Stage(pipeline=pipeline, index=index, cuts=cuts), secret)
+    return found
 
 
 def planned_peers(orders: Iterable[WorkerOrder], plans: Mapping[WorkerId, Plan]) -> dict[WorkerId, list[NodeId]]:

@@ -114,7 +114,7 @@ class WorkerResources:
         fork = asyncio.ensure_future(self._fork(spec, folders)) if fresh else None
         weights = asyncio.ensure_future(
             services.segments.acquire_all(
-                self._checkpoints, order.worker, self._membership.layers, Feed(order.sources, order.pulls)
+                self._checkpoints, order.worker, self._fetched_layers(order), Feed(order.sources, order.pulls)
             )
         )
         try:
@@ -132,6 +132,11 @@ class WorkerResources:
             await asyncio.gather(layer, volumes, return_exceptions=True)
             await self._release_unused(fork, weights)
         return str(bundle)
+
+    def _fetched_layers(self, order: WorkerOrder) -> tuple[int, int] | None:
+        """Layers that are fetched before others; None: all in the order of a multicast, in which others wait for them,
+        also by a stage that serves before it has them."""
+        return None if order.pulls and order.grow else self._membership.layers
 
     async def _acquire_layer(self, spec: FunctionSpec, worker: WorkerId) -> str:
         """Pins the packages of the function on the node's disk; returns their folder, "" if it has none."""

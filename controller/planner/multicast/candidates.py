@@ -51,6 +51,13 @@ class Situation:
         return max(1, round(self.request.store_bytes_per_s / rates[len(rates) // 2]))
 
     @property
+    def first_blocks(self) -> set[int]:
+        """The blocks with the chunks that come first."""
+        early = self.request.first_chunks
+        overlaps = [any(first < stop and begin < end for first, end in early) for begin, stop in self.blocks]
+        return {number for number, comes_first in enumerate(overlaps) if comes_first}
+
+    @property
     def held_by_senders(self) -> int:
         """Bit mask of the blocks that some sender has."""
         found = 0
@@ -120,7 +127,7 @@ def candidates(found: Situation) -> Iterator[MulticastWay]:
     fresh = all(found.held[receiver] == 0 for receiver in receivers)
     grouped = bool(found.sources) and fresh
     if grouped and can_forward:
-        groups = sub_groups(nodes, found.sources, receivers, len(found.blocks))
+        groups = sub_groups(nodes, found.sources, receivers, len(found.blocks), found.first_blocks)
         several = f" from {len(groups)} sources" if len(groups) > 1 else ""
         if max(len(group.receivers) for group in groups) == 1:
             yield from_groups("direct" + several, found, groups, chain)

@@ -8,7 +8,7 @@ makes groups of ⌊N/k⌋ and N mod k nodes; ours differ by one node, so the lar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .request import MulticastNode
@@ -27,17 +27,23 @@ class SubGroup:
         return (self.source, *self.receivers)
 
 
-def transmission_orders(blocks: int, groups: int) -> list[tuple[int, ...]]:
-    """Algorithm 1: the blocks in parts, one a group; each group begins with its own part and goes on with the next."""
+def transmission_orders(blocks: int, groups: int, begin_with: Collection[int] = ()) -> list[tuple[int, ...]]:
+    """Algorithm 1: the blocks in parts, one a group; each group begins with its own part and goes on with the next.
+    The first group's part has the blocks of `begin_with`."""
     size = -(-blocks // groups)
-    parts = [range(size * group, min(size * (group + 1), blocks)) for group in range(groups)]
+    order = sorted(range(blocks), key=lambda block: (block not in begin_with, block))
+    parts = [order[size * group : min(size * (group + 1), blocks)] for group in range(groups)]
     return [
         tuple(block for turn in range(groups) for block in parts[(group + turn) % groups]) for group in range(groups)
     ]
 
 
 def sub_groups(
-    nodes: Sequence[MulticastNode], sources: Sequence[int], receivers: Sequence[int], blocks: int
+    nodes: Sequence[MulticastNode],
+    sources: Sequence[int],
+    receivers: Sequence[int],
+    blocks: int,
+    begin_with: Collection[int] = (),
 ) -> list[SubGroup]:
     """A group for each of the sources that have receivers; never more groups than receivers, the fastest sources."""
     fastest = sorted(sources, key=lambda source: -nodes[source].up_bytes_per_s)[: len(receivers)]
@@ -56,7 +62,7 @@ def sub_groups(
     for receiver in elsewhere:
         members[min(fastest, key=lambda source: len(members[source]))].append(receiver)
     groups = [source for source in fastest if members[source]]
-    orders = transmission_orders(blocks, len(groups))
+    orders = transmission_orders(blocks, len(groups), begin_with if len(groups) > 1 else ())
     return [
         SubGroup(source, tuple(_by_leaf(nodes, source, members[source])), order)
         for source, order in zip(groups, orders, strict=True)

@@ -45,6 +45,9 @@ class MulticastRequest:
     nodes: tuple[MulticastNode, ...]
     size_bytes: int
     chunks: int
+    first_chunks: Ranges = ()
+    """Chunks that several sources send before all others, because a node without them serves nothing: both ends of a
+    language model are with its first layer."""
     blocks: int = 0
     """Number of blocks, if it is given; 0: as many as suit the measured overhead."""
     block_overhead_s: float = 0.001

@@ -1,10 +1,10 @@
 """Starts of several workers by multicast: a candidate beside the group that `make_plan` finds, for as many new nodes as
 workers are wanted.
 
-Each node gets the whole model by its part of a multicast plan, and serves once it is whole. A group serves sooner where
-its nodes have more sources than one uplink, and is whole later; the predictions of both are compared and explained in
-one table. Departure: λScale's execution pipelines across sub-groups are the groups of `make_plan`, whose stages fetch
-their own layers first; the pulls of a multicast are in the order of the whole model.
+Each node gets the whole model by its part of a multicast plan. Where several nodes have copies to begin with, those
+that were sent different parts first serve together before they are whole, as execution pipelines (λScale section 4.3).
+Nodes that one copy feeds serve once they are whole: the model has left it no sooner. The group, whose stages fetch
+their own layers first, and the multicast are compared by the time until workers serve, and explained in one table.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..node_state import NodeState
 from ..peers import PEERS_MOST, PeerSource
 from ..plan import CandidateReport, PeerShare, Plan, PlanRequest, StagePlan
 from ..selection import SIZE_USUAL, WORTH, make_plan
+from .layer_pipelines import LayerPipeline, layer_pipelines
 from .plan import MulticastPlan, ReceiverPlan
 from .request import MulticastNode, MulticastRequest
 from .selection import plan_multicast
@@ -105,12 +106,27 @@ def _multicast(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan | N
         return None
     nodes = [_sender(peer, request) for peer in sources] + [_receiver(node) for node in new]
     found = plan_multicast(
-        MulticastRequest(nodes=tuple(nodes), size_bytes=request.segment_bytes, chunks=request.chunks)
+        MulticastRequest(
+            nodes=tuple(nodes),
+            size_bytes=request.segment_bytes,
+            chunks=request.chunks,
+            first_chunks=tuple(request.layout.ends_chunks),
+        )
     )
     by_node = {one.node: one for one in found.receivers}
     if not found.name or len(by_node) < len(new):
         return None
-    return _plan(request, found, [(node, by_node[node.state.node]) for node in new])
+    parts = [(node, by_node[node.state.node]) for node in new]
+    return _plan(request, found, parts, _pipelines(found, request, [node.state.node for node in new]))
+
+
+def _pipelines(found: MulticastPlan, request: PlanRequest, nodes: Sequence[NodeId]) -> list[LayerPipeline]:
+    """The execution pipelines, whose nodes are known by their places in `nodes`."""
+    places = [nodes.index(receiver.node) for receiver in found.receivers]
+    return [
+        LayerPipeline(tuple(stage._replace(node=places[stage.node]) for stage in pipeline.stages), pipeline.ready_s)
+        for pipeline in layer_pipelines(found, request.layout)
+    ]
 
 
 def _new_nodes(
@@ -153,26 +169,60 @@ def _receiver(node: CandidateNode) -> MulticastNode:
     return MulticastNode(node=state.node, up_bytes_per_s=up, down_bytes_per_s=down)
 
 
-def _plan(request: PlanRequest, found: MulticastPlan, parts: list[tuple[CandidateNode, ReceiverPlan]]) -> Plan:
+def _times(request: PlanRequest, node: CandidateNode, fetch_s: float, share: float = 1.0) -> StageTimes:
+    """The start of a node of which that share of the model has come after `fetch_s`."""
+    return StageTimes(
+        start_s=max(node.state.start_s, node.files_s),
+        library_s=request.measures.library_s.value,
+        fetch_s=fetch_s,
+        load_s=share * request.segment_bytes / node.load_bytes_per_s(_shares(request, node)),
+    )
+
+
+def _serve_s(
+    request: PlanRequest, parts: Sequence[tuple[CandidateNode, ReceiverPlan]], pipelines: Sequence[LayerPipeline]
+) -> list[float]:
+    """When each worker serves, in rising order: a whole one, or a pipeline instead of its first member to be whole."""
     measures = request.measures
-    times = [
-        StageTimes(
-            start_s=max(node.state.start_s, node.files_s),
-            library_s=measures.library_s.value,
-            fetch_s=part.last_s,
-            load_s=request.segment_bytes / node.load_bytes_per_s(_shares(request, node)),
+
+    def first_s(times: Sequence[StageTimes]) -> float:
+        ready_s = ready_overlapped_s(times) + measures.rest_s.value
+        return ttft_s(
+            ready_s, prefill_s=measures.prefill_s.value, hop_s=measures.hop_s.value, stages=len(times), work=1.0
         )
-        for node, part in parts
-    ]
-    ready_s = sorted(ready_overlapped_s([time]) + measures.rest_s.value for time in times)
-    prefill_s = measures.prefill_s.value
-    serve_s = [ttft_s(at, prefill_s=prefill_s, hop_s=0.0, stages=1, work=1.0) for at in ready_s]
+
+    whole_s = [first_s([_times(request, node, part.last_s)]) for node, part in parts]
+    for pipeline in pipelines:
+        members = [stage.node for stage in pipeline.stages]
+        times = [
+            _times(request, parts[stage.node][0], pipeline.ready_s, (stage.end - stage.first) / request.layout.count)
+            for stage in pipeline.stages
+        ]
+        first = min(members, key=lambda member: whole_s[member])
+        whole_s[first] = min(whole_s[first], first_s(times))
+    return sorted(whole_s)
+
+
+def _plan(
+    request: PlanRequest,
+    found: MulticastPlan,
+    parts: list[tuple[CandidateNode, ReceiverPlan]],
+    pipelines: Sequence[LayerPipeline],
+) -> Plan:
+    measures = request.measures
+    serve_s = _serve_s(request, parts, pipelines)
     first_s, last_s = serve_s[0], serve_s[-1]
+    layers = {stage.node: (stage.first, stage.end) for pipeline in pipelines for stage in pipeline.stages}
+    sequential_s = min(ready_sequential_s([_times(request, node, part.last_s)]) for node, part in parts)
     reserved_bytes = sum(_reserved_bytes(request, node) for node, _ in parts)
     slo, margin = request.slo, request.margins.group
     token_s = tpot_s(decode_s=measures.decode_s.value, hop_s=0.0, stages=1, work=1.0)
     return Plan(
-        stages=[_stage(request, node, part) for node, part in parts],
+        stages=[
+            _stage(request, node, part, layers.get(place, (0, request.layout.count)))
+            for place, (node, part) in enumerate(parts)
+        ],
+        pipelines=[[stage.node for stage in pipeline.stages] for pipeline in pipelines],
         serve_s=serve_s,
         together=False,
         multicast=found.name,
@@ -180,8 +230,8 @@ def _plan(request: PlanRequest, found: MulticastPlan, parts: list[tuple[Candidat
         isolation=request.wanted.isolation,
         ttft_s=first_s,
         margin=margin,
-        sequential_ttft_s=min(ready_sequential_s([time]) for time in times) + measures.rest_s.value + prefill_s,
-        ready_s=ready_s[0],
+        sequential_ttft_s=sequential_s + measures.rest_s.value + measures.prefill_s.value,
+        ready_s=first_s - measures.prefill_s.value,
         tpot_s=token_s,
         cost_gib_s=cost_gib_s(reserved_bytes, first_s, last_s - first_s),
         whole_s=last_s - first_s,
@@ -190,7 +240,7 @@ def _plan(request: PlanRequest, found: MulticastPlan, parts: list[tuple[Candidat
             (slo.ttft_s is None or first_s * margin + request.waited_s <= slo.ttft_s)
             and (slo.tpot_s is None or token_s <= slo.tpot_s)
         ),
-        reason=f"a multicast to {len(parts)} nodes, {found.name}: the last is whole after {found.seconds:.2f} s",
+        reason=_reason(found, len(parts), pipelines),
     )
 
 
@@ -202,8 +252,15 @@ def _reserved_bytes(request: PlanRequest, node: CandidateNode) -> int:
     return host_bytes(request.memory_bytes, _shares(request, node)) + node.missing_bytes
 
 
-def _stage(request: PlanRequest, node: CandidateNode, part: ReceiverPlan) -> StagePlan:
-    """A whole worker, with its part of the multicast."""
+def _reason(found: MulticastPlan, nodes: int, pipelines: Sequence[LayerPipeline]) -> str:
+    whole = f"a multicast to {nodes} nodes, {found.name}: the last is whole after {found.seconds:.2f} s"
+    sizes = " and ".join(str(len(pipeline.stages)) for pipeline in pipelines)
+    first_s = min((pipeline.ready_s for pipeline in pipelines), default=0.0)
+    return f"{whole}; until then they are pipelines of {sizes}, the first after {first_s:.2f} s" if pipelines else whole
+
+
+def _stage(request: PlanRequest, node: CandidateNode, part: ReceiverPlan, layers: tuple[int, int]) -> StagePlan:
+    """A whole worker, with its part of the multicast, and the layers that it serves before it is whole."""
     pulled: dict[NodeId, int] = dict.fromkeys(part.peers, 0)
     for pull in part.pulls:
         pulled[part.peers[pull.peer]] += pull.end - pull.first
@@ -212,8 +269,8 @@ def _stage(request: PlanRequest, node: CandidateNode, part: ReceiverPlan) -> Sta
         node=node.state.node,
         region=node.state.region,
         epoch=node.state.epoch,
-        first=0,
-        end=request.layout.count,
+        first=layers[0],
+        end=layers[1],
         full=True,
         memory_bytes=request.memory_bytes,
         reserved_bytes=_reserved_bytes(request, node),

@@ -3,7 +3,7 @@ for a pipeline that stays one.
 
     python -m tests.bench.coldstart.controller stay     pipelines are ordered without ever growing
     python -m tests.bench.coldstart.controller single   starts are planned as one worker each
-    python -m tests.bench.coldstart.controller multicast   several workers at once start by multicast, never as a group
+    python -m tests.bench.coldstart.controller multicast   a burst's workers start by multicast and serve once whole
     python -m tests.bench.coldstart.controller store    starts are one worker each, and read from no peer
 """
 
@@ -43,6 +43,7 @@ def _single() -> None:
 def _multicast() -> None:
     planning: Any = starts
     planning._why_not = lambda *_: ""
+    planning._pipelines = lambda *_: []
 
 
 def _store() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fleetstart.controller.peers.holdings import Checkpoint, Holding, chunks_needed, holdings_of
+from fleetstart.controller.peers.holdings import Checkpoint, Holding, chunks_coming, chunks_needed, holdings_of
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.peers import Pull
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport
 from fleetstart.runtime.contract.weights.stage import LayerLayout, Stage
 from tests.controller.scheduler.test_autoscaler import spec
@@ -40,6 +41,12 @@ def test_others_wait_for_the_chunks_of_a_stage_and_never_for_its_growth(grow: bo
     assert holding(order(0, grow=grow), part).coming == ((4, 6),)
     own = SegmentReport(CHECKPOINT, "partial", 12, 6, [(0, 6)])
     assert holding(order(0, grow=grow), own).serves == ((0, 6),)
+
+
+def test_a_stage_of_a_multicast_fetches_all_at_once() -> None:
+    """The plan says who waits for whom."""
+    one = msgspec.structs.replace(order(1, grow=True), pulls=(Pull(0, 0, 12),))
+    assert chunks_coming(one, KNOWN) == ((0, 12),)
 
 
 def test_a_stage_that_grows_needs_all_chunks() -> None:

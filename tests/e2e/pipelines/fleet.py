@@ -62,7 +62,7 @@ HANDLER = """
 from fleetstart.runtime import LLM, SLO, Scale
 
 model = LLM(
-    name={name!r}, weights="./weights", dtype="fp32", threads=1, max_batch=4, max_context={context}, memory="192MiB",
+    name={name!r}, weights="./weights", dtype="fp32", threads=1, max_batch=4, max_context={context}, memory={memory!r},
     kv_memory="64MiB", {settings},
 )
 """
@@ -191,14 +191,14 @@ class Fleet:
         self.bed.controller.start()
         self.bed.wait_ready()
 
-    def deploy(self, name: str, settings: str = ONE, **shape: Any) -> Function:
+    def deploy(self, name: str, settings: str = ONE, *, memory: str = "192MiB", **shape: Any) -> Function:
         folder = self._folder / name
         (folder / "weights").mkdir(parents=True)
         weights = models.tiny(seed=next(self._seeds), **(SHAPE | shape))
         save_file(dict(weights), folder / "weights" / "model.safetensors")
         for file in ("config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"):
             (folder / "weights" / file).write_bytes(weights.file(file))
-        handler = HANDLER.format(name=name, settings=settings, context=CONTEXT_TOKENS)
+        handler = HANDLER.format(name=name, settings=settings, context=CONTEXT_TOKENS, memory=memory)
         (folder / "handler.py").write_text(handler)
         self.bed.fs("deploy", str(folder / "handler.py"), "--no-probe")
         shutil.rmtree(folder / "weights")

@@ -14,6 +14,16 @@ from fleetstart.controller.planner.multicast.groups import sub_groups, transmiss
 from tests.controller.planner.multicast.fleets import RATE, nodes
 
 
+@given(st.integers(1, 40), st.integers(1, 6), st.sets(st.integers(0, 39)))
+def test_the_first_group_begins_with_what_comes_first_and_each_gets_all(
+    blocks: int, groups: int, begin_with: set[int]
+) -> None:
+    begin_with = {block for block in begin_with if block < blocks}
+    orders = transmission_orders(blocks, groups, begin_with)
+    assert set(orders[0][: len(begin_with)]) == begin_with
+    assert all(sorted(order) == list(range(blocks)) for order in orders)
+
+
 def test_groups_begin_with_different_parts_as_in_figure_5() -> None:
     assert transmission_orders(4, 2) == [(0, 1, 2, 3), (2, 3, 0, 1)]
     assert transmission_orders(5, 3) == [(0, 1, 2, 3, 4), (2, 3, 4, 0, 1), (4, 0, 1, 2, 3)]

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, HeldLayers, NodeState, Plan, PlanRequest
 from fleetstart.controller.planner.accuracy_report import ObservedStart, explain, format_explanation
-from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, CheckpointLayout
 from fleetstart.controller.planner.links.contention import PendingFetch
 from fleetstart.controller.planner.multicast.starts import RECEIVERS_MOST, one_by_one_s, plan_starts
 from fleetstart.controller.planner.node_state import uplink
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
+from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.planner.worlds import CHAT, MB, clusters, measured, names, node, request, taken
 
 
@@ -86,6 +87,56 @@ def test_starts_one_by_one_are_as_many_as_are_asked_for_and_change_no_cluster(cl
     assert len(times) == count
     assert times[0] == group.ttft_s
     assert {state.node: state for state in cluster} == before
+
+
+def in_chunks(ends: int, layers: int) -> CheckpointLayout:
+    """100 chunks of 4 MB: half of the ends, the layers, the other half."""
+    each = (100 - ends) // layers
+    first = ends // 2
+    chunks = [(first + layer * each, first + (layer + 1) * each) for layer in range(layers)]
+    behind = chunks[-1][1]
+    rest = 100 - layers * each
+    layout = LayerLayout(rest * 4 * MB, [each * 4 * MB] * layers, chunks, [(0, first), (behind, 100)])
+    return CheckpointLayout(layout)
+
+
+def test_nodes_that_are_fed_by_several_copies_serve_together_before_one_is_whole() -> None:
+    found = planned([*new(4), holder("has0"), holder("has1")], burst(4, layout=in_chunks(20, 8)))
+    assert found.multicast
+    assert [len(pipeline) for pipeline in found.pipelines] == [2, 2]
+    assert found.serve_s[0] < 0.7 * found.serve_s[-1], "after about half of the time"
+    assert len(found.serve_s) == 4
+    assert "pipelines of 2 and 2" in found.reason
+    assert "pipelines of 2 and 2" in format_explanation(explain(found, ObservedStart()))
+
+
+def test_what_one_copy_feeds_serves_once_it_is_whole() -> None:
+    """The model has left the copy no sooner than the first node is whole."""
+    found = planned([*new(3), holder()], burst(3, layout=in_chunks(20, 8)))
+    assert found.multicast
+    assert not found.pipelines
+
+
+@given(
+    st.integers(1, 4), st.integers(2, 6), st.integers(0, 40), st.integers(1, 8), st.lists(st.integers(1, 8), min_size=6)
+)
+def test_each_pipeline_of_a_multicast_has_each_layer_once_and_each_node_is_in_one(
+    copies: int, count: int, ends: int, layers: int, rates: list[int]
+) -> None:
+    nodes = [node(f"n{index}", bytes_per_s=5.0 * MB, up=rates[index] * 25.0 * MB) for index in range(count)]
+    layout = in_chunks(ends, layers)
+    found = planned([*nodes, *[holder(f"has{index}") for index in range(copies)]], burst(count, layout=layout))
+    members = [place for pipeline in found.pipelines for place in pipeline]
+    assert len(members) == len(set(members))
+    assert found.serve_s == sorted(found.serve_s)
+    for pipeline in found.pipelines:
+        stages = [found.stages[place] for place in pipeline]
+        assert [stage.first for stage in stages] == [0, *[stage.end for stage in stages[:-1]]]
+        assert stages[-1].end == layers
+        assert all(stage.first < stage.end for stage in stages)
+    for place, stage in enumerate(found.stages if found.multicast else []):
+        assert place in members or (stage.first, stage.end) == (0, layers)
+        assert sorted(chunk for pull in stage.pulls for chunk in range(pull.first, pull.end)) == list(range(100))
 
 
 def test_one_worker_and_a_burst_without_a_copy_are_no_multicast() -> None:
