@@ -1,8 +1,9 @@
 """Excuses: what the platform says that a fault may undo. Pure.
 
-Three promises have a limit in docs: a call leaves no row if its gateway is killed while Redis takes no writes
-(docs/billing.md), a gateway that is silent for 10 s loses the claims of its idempotency keys
-(docs/http.md), and one that cannot read Redis keeps the keys and versions that it knew (docs/security.md).
+Four promises have a limit in docs: a call leaves no row if its gateway is killed while Redis takes no writes, and one
+that went on at another gateway after 4 s of silence is told of two costs (docs/billing.md); a gateway that is silent
+for 10 s loses the claims of its idempotency keys (docs/http.md), and one that cannot read Redis keeps the keys and
+versions that it knew (docs/security.md).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ PART = "part"
 """Two hosts that do not reach each other, and reach all others."""
 SILENT_S = 9.0
 """A gateway that Redis does not hear for 10 s counts as dead; it renews its claims less often than it is looked at."""
+KEPT_SILENT_S = 2.0
+"""The same for a keyed call whose answer its worker keeps: it goes on elsewhere after 4 s, renewed each 1.5 s."""
 AFTER_S = 2.0
 """From a gateway's end until a worker has run what it was given before: the run may be written down after the fault."""
 
@@ -30,6 +33,14 @@ class Excuses:
         """Whether a gateway was killed, or silent for so long that it counted as dead, between two runs."""
         return any(
             _silences(fault) and fault.at_s <= to_s and fault.healed_s + AFTER_S >= from_s for fault in self._faults
+        )
+
+    def two_may_answer(self, from_s: float, to_s: float) -> bool:
+        """Whether a gateway was silent for so long that another one went on with its keyed call: each names its own
+        measure of the cost."""
+        return any(
+            _silences(fault, KEPT_SILENT_S) and fault.at_s <= to_s and fault.healed_s + AFTER_S >= from_s
+            for fault in self._faults
         )
 
     def opening_may_be_lost(self, gateway: str, from_s: float, to_s: float) -> bool:
@@ -52,12 +63,12 @@ class Excuses:
         return since_s
 
 
-def _silences(fault: Fault) -> bool:
+def _silences(fault: Fault, silent_s: float = SILENT_S) -> bool:
     """Redis that stands still, or refuses writes, is no excuse: what waits for it goes on waiting."""
     gateways = any(target.startswith(GATEWAYS) for target in fault.targets)
     if not gateways or (fault.kind == PART and REDIS_HOST not in fault.targets):
         return False
-    return fault.kind == "kill" or fault.healed_s - fault.at_s >= SILENT_S
+    return fault.kind == "kill" or fault.healed_s - fault.at_s >= silent_s
 
 
 def _cuts_off(fault: Fault, gateway: str) -> bool:

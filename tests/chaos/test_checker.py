@@ -113,6 +113,19 @@ def test_a_row_that_says_something_else_than_the_answer_is_found(change: dict[st
     assert refused_by(history, [msgspec.structs.replace(rows_of(history)[0], **change)]) == {"each_answer_billed_once"}
 
 
+def test_two_gateways_may_name_two_costs_of_a_keyed_call_if_the_first_one_was_silent() -> None:
+    silent = Fault(at_s=0.05, healed_s=4.05, kind="part", targets=["gateway-0", "control"])
+    for kind, faults, found in (
+        ("keyed", [silent], set()),
+        ("keyed", [], {"each_answer_billed_once"}),
+        ("keyed", [changed(silent, healed_s=1)], {"each_answer_billed_once"}),
+        ("sync", [silent], {"each_answer_billed_once"}),
+    ):
+        history = good(1, kind=kind)  # type: ignore[arg-type]
+        rows = [msgspec.structs.replace(rows_of(history)[0], cost="0.5")]
+        assert refused_by([*faults, *history], rows) == found, (kind, faults)
+
+
 def test_an_answer_without_a_row_is_found() -> None:
     history = good(1)
     del history[1]

@@ -147,8 +147,8 @@ class _Work:
                     if files:
                         self._probe()
                 elif enter.is_set():
+                    enter.clear()  # before the call: an Enter that comes meanwhile is for another one
                     self._probe()
-                enter.clear()
 
     def remove(self) -> None:
         """Removes the functions that were deployed to another server; prints errors."""
