@@ -1,5 +1,5 @@
 """Native code (C++17): shared-memory segments, checksums, direct reads, transports between peers, and a CPU decoder for
-Llama models.
+language models.
 
 Everything that blocks, copies or computes releases the GIL. `_core.pyi` has the types.
 """

@@ -255,7 +255,7 @@ class TcpServer:
         """Bytes of chunks so far."""
 
 class Decoder:
-    """Layers of a Llama model on the CPU. Weights are objects with `__dlpack__`, referenced and not copied.
+    """Layers of a model on the CPU. Weights are objects with `__dlpack__`, referenced and not copied.
 
     The arithmetic is fp32, from weights in fp32, fp16 or bf16; a row's result does not depend on the rows
     beside it. Keys and values lie in blocks of `block_tokens`, stored as `kv_dtype` ("fp32", "fp16", "bf16").
@@ -271,19 +271,30 @@ class Decoder:
         ffn_size: SupportsInt,
         vocab_size: SupportsInt,
         norm_eps: SupportsFloat,
-        inverse_frequencies: Buffer,
+        inverse_frequencies: Sequence[Any],
+        rotary_factors: Sequence[SupportsFloat],
         layers: Sequence[Any],
+        windows: Sequence[SupportsInt],
+        turns: Sequence[SupportsInt],
         embedding: Any,
         final_norm: Any,
         head: Any,
+        attention_scale: SupportsFloat,
+        attention_softcap: SupportsFloat,
+        embedding_scale: SupportsFloat,
+        residual_scale: SupportsFloat,
+        gelu: bool,
         kv_dtype: str,
         block_count: SupportsInt,
         block_tokens: SupportsInt,
         threads: SupportsInt,
         isa: str = "auto",
     ) -> None:
-        """`layers` holds nine tensors each: attention norm, q, k, v, o, ffn norm, gate, up, down; matrices [out, in].
+        """`layers` holds the tensors of `runtime.llm.model.layers.LayerWeights` each, in its order; matrices are
+        [out, in], and what a model lacks is None.
 
+        `windows` has for each layer how many tokens a token sees, 0 for all before it; `turns` which of two sets of
+        `inverse_frequencies` (buffers) and `rotary_factors` it uses. A softcap of 0 is none. `gelu`: instead of silu.
         `embedding`, `final_norm` and `head` are None in a stage that is not the first.
         `isa` is "auto", "avx512", "avx2" or "generic". ValueError for unsupported shapes, types and processors.
         """

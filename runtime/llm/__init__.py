@@ -1,4 +1,4 @@
-"""LLM engine for Llama-family models: runs a handler file's `LLM(...)` in a worker.
+"""LLM engine for models of Llama's kind: runs a handler file's `LLM(...)` in a worker.
 
 `create_app` is the only entry. Importing the package is cheap; torch is imported with the first call, unless the fork
 server has imported it.

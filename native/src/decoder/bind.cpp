@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -107,30 +108,59 @@ struct BoundDecoder {
   }
 };
 
+// In the order of LayerWeights in runtime/llm/model/layers.py.
+constexpr fs::Matrix fs::DecoderLayer::*kTensors[] = {
+    &fs::DecoderLayer::attention_norm, &fs::DecoderLayer::q,
+    &fs::DecoderLayer::k,              &fs::DecoderLayer::v,
+    &fs::DecoderLayer::o,              &fs::DecoderLayer::ffn_norm,
+    &fs::DecoderLayer::gate,           &fs::DecoderLayer::up,
+    &fs::DecoderLayer::down,           &fs::DecoderLayer::q_bias,
+    &fs::DecoderLayer::k_bias,         &fs::DecoderLayer::v_bias,
+    &fs::DecoderLayer::o_bias,         &fs::DecoderLayer::gate_bias,
+    &fs::DecoderLayer::up_bias,        &fs::DecoderLayer::down_bias,
+    &fs::DecoderLayer::q_norm,         &fs::DecoderLayer::k_norm,
+    &fs::DecoderLayer::attention_output_norm, &fs::DecoderLayer::ffn_output_norm};
+
+fs::RotaryTurns turns_of(const py::object& inverse_frequencies, float factor) {
+  const Numbers<float> frequencies(inverse_frequencies, "inverse_frequencies", 1);
+  return {{frequencies.data(), frequencies.data() + frequencies.size()}, factor};
+}
+
 std::unique_ptr<BoundDecoder> bind(std::size_t hidden_size, std::size_t head_count, std::size_t kv_head_count,
                                    std::size_t head_dim, std::size_t ffn_size, std::size_t vocab_size, float norm_eps,
-                                   const py::object& inverse_frequencies, const py::sequence& layers,
-                                   const py::object& embedding, const py::object& final_norm, const py::object& head,
+                                   const py::sequence& inverse_frequencies, const std::vector<float>& rotary_factors,
+                                   const py::sequence& layers, const std::vector<std::size_t>& windows,
+                                   const std::vector<std::size_t>& turns, const py::object& embedding,
+                                   const py::object& final_norm, const py::object& head, float attention_scale,
+                                   float attention_softcap, float embedding_scale, float residual_scale, bool gelu,
                                    const std::string& kv_dtype, std::size_t block_count, std::size_t block_tokens,
                                    unsigned threads, const std::string& isa) {
   auto bound = std::make_unique<BoundDecoder>();
   fs::DecoderWeights weights;
   weights.embedding = bound->hold(embedding);
+  const std::size_t count = layers.size();
+  if (windows.size() != count || turns.size() != count)
+    throw py::value_error("windows and turns have one number for each of " + std::to_string(count) + " layers");
   for (const py::handle& item : layers) {
     const auto tensors = py::cast<py::sequence>(item);
-    if (tensors.size() != 9) throw py::value_error("a layer has 9 tensors, got " + std::to_string(tensors.size()));
+    if (tensors.size() != std::size(kTensors))
+      throw py::value_error("a layer has " + std::to_string(std::size(kTensors)) + " tensors, got " +
+                            std::to_string(tensors.size()));
     fs::DecoderLayer layer;
-    fs::Matrix* const members[] = {&layer.attention_norm, &layer.q,    &layer.k,  &layer.v,   &layer.o,
-                                   &layer.ffn_norm,       &layer.gate, &layer.up, &layer.down};
-    for (std::size_t i = 0; i < 9; ++i) *members[i] = bound->hold(tensors[i]);
+    for (std::size_t i = 0; i < std::size(kTensors); ++i) layer.*kTensors[i] = bound->hold(tensors[i]);
+    layer.window = windows[weights.layers.size()];
+    layer.turns = turns[weights.layers.size()];
     weights.layers.push_back(layer);
   }
   weights.final_norm = bound->hold(final_norm);
   weights.head = bound->hold(head);
-  const Numbers<float> frequencies(inverse_frequencies, "inverse_frequencies", 1);
+  if (inverse_frequencies.size() != 2 || rotary_factors.size() != 2)
+    throw py::value_error("two sets of frequencies with a factor each are expected");
   fs::DecoderShape shape{hidden_size, head_count, kv_head_count, head_dim, ffn_size, vocab_size, norm_eps,
-                         {frequencies.data(), frequencies.data() + frequencies.size()},
-                         block_count, block_tokens, type_named(kv_dtype)};
+                         {turns_of(inverse_frequencies[0], rotary_factors[0]),
+                          turns_of(inverse_frequencies[1], rotary_factors[1])},
+                         block_count, block_tokens, type_named(kv_dtype), attention_scale, attention_softcap,
+                         embedding_scale, residual_scale, gelu};
   bound->decoder = std::make_unique<fs::Decoder>(std::move(shape), std::move(weights), threads, isa);
   return bound;
 }
@@ -204,8 +234,10 @@ void bind_decoder(py::module_& module) {
   py::class_<BoundDecoder>(module, "Decoder")
       .def(py::init(&bind), py::kw_only(), py::arg("hidden_size"), py::arg("head_count"), py::arg("kv_head_count"),
            py::arg("head_dim"), py::arg("ffn_size"), py::arg("vocab_size"), py::arg("norm_eps"),
-           py::arg("inverse_frequencies"), py::arg("layers"), py::arg("embedding"), py::arg("final_norm"),
-           py::arg("head"), py::arg("kv_dtype"), py::arg("block_count"), py::arg("block_tokens"), py::arg("threads"),
+           py::arg("inverse_frequencies"), py::arg("rotary_factors"), py::arg("layers"), py::arg("windows"),
+           py::arg("turns"), py::arg("embedding"), py::arg("final_norm"), py::arg("head"), py::arg("attention_scale"),
+           py::arg("attention_softcap"), py::arg("embedding_scale"), py::arg("residual_scale"), py::arg("gelu"),
+           py::arg("kv_dtype"), py::arg("block_count"), py::arg("block_tokens"), py::arg("threads"),
            py::arg("isa") = "auto")
       .def_property_readonly("isa", [](const BoundDecoder& bound) { return bound.decoder->isa(); })
       .def("step", &step, py::kw_only(), py::arg("tokens"), py::arg("hidden"), py::arg("positions"), py::arg("starts"),

@@ -52,20 +52,15 @@ Decoder::Decoder(DecoderShape shape, DecoderWeights weights, unsigned threads, c
   require(s.hidden_size % kLanes == 0 && s.ffn_size % kLanes == 0 && s.head_dim % kLanes == 0 && s.hidden_size > 0 &&
               s.ffn_size > 0 && s.head_dim > 0,
           "hidden size, ffn size and head size must be multiples of " + std::to_string(kLanes));
-  require(s.inverse_frequencies.size() == s.head_dim / 2, "one frequency for each pair of a head is needed");
+  const std::size_t pairs = s.turns[0].inverse_frequencies.size();
+  require(pairs > 0 && pairs <= s.head_dim / 2 && s.turns[1].inverse_frequencies.size() == pairs,
+          "one frequency for each pair of a head that is turned is needed");
   require(s.block_count > 0 && s.block_tokens > 0 && s.block_tokens % 4 == 0, "block size must be a multiple of 4");
   require(!weights_.layers.empty(), "no layers");
-  const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
+  const std::size_t q_width = s.head_count * s.head_dim;
   for (const DecoderLayer& layer : weights_.layers) {
-    require_shape(layer.attention_norm, 1, s.hidden_size, "attention norm");
-    require_shape(layer.q, q_width, s.hidden_size, "q");
-    require_shape(layer.k, kv_width, s.hidden_size, "k");
-    require_shape(layer.v, kv_width, s.hidden_size, "v");
-    require_shape(layer.o, s.hidden_size, q_width, "o");
-    require_shape(layer.ffn_norm, 1, s.hidden_size, "ffn norm");
-    require_shape(layer.gate, s.ffn_size, s.hidden_size, "gate");
-    require_shape(layer.up, s.ffn_size, s.hidden_size, "up");
-    require_shape(layer.down, s.hidden_size, s.ffn_size, "down");
+    check_layer(layer);
+    biases_.push_back(biases_of(layer));
   }
   if (has_embedding()) require_shape(weights_.embedding, s.vocab_size, s.hidden_size, "embedding");
   if (has_head()) {
@@ -80,6 +75,54 @@ Decoder::Decoder(DecoderShape shape, DecoderWeights weights, unsigned threads, c
   for (Thread& local : local_) local.panel.make_room(std::max({kPanelFloats, s.hidden_size, s.ffn_size, q_width}));
 }
 
+void Decoder::check_layer(const DecoderLayer& layer) const {
+  const DecoderShape& s = shape_;
+  const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
+  const auto vector = [](const Matrix& matrix, std::size_t width, const char* name) {
+    if (matrix.data != nullptr) require_shape(matrix, 1, width, name);
+  };
+  require_shape(layer.attention_norm, 1, s.hidden_size, "attention norm");
+  require_shape(layer.q, q_width, s.hidden_size, "q");
+  require_shape(layer.k, kv_width, s.hidden_size, "k");
+  require_shape(layer.v, kv_width, s.hidden_size, "v");
+  require_shape(layer.o, s.hidden_size, q_width, "o");
+  require_shape(layer.ffn_norm, 1, s.hidden_size, "ffn norm");
+  require_shape(layer.gate, s.ffn_size, s.hidden_size, "gate");
+  require_shape(layer.up, s.ffn_size, s.hidden_size, "up");
+  require_shape(layer.down, s.hidden_size, s.ffn_size, "down");
+  vector(layer.q_bias, q_width, "q bias");
+  vector(layer.k_bias, kv_width, "k bias");
+  vector(layer.v_bias, kv_width, "v bias");
+  vector(layer.o_bias, s.hidden_size, "o bias");
+  vector(layer.gate_bias, s.ffn_size, "gate bias");
+  vector(layer.up_bias, s.ffn_size, "up bias");
+  vector(layer.down_bias, s.hidden_size, "down bias");
+  vector(layer.q_norm, s.head_dim, "q norm");
+  vector(layer.k_norm, s.head_dim, "k norm");
+  vector(layer.attention_output_norm, s.hidden_size, "attention output norm");
+  vector(layer.ffn_output_norm, s.hidden_size, "ffn output norm");
+  require((layer.q_bias.data == nullptr) == (layer.k_bias.data == nullptr) &&
+              (layer.q_bias.data == nullptr) == (layer.v_bias.data == nullptr),
+          "q, k and v have biases together");
+  require(layer.turns < 2, "turns are 0 or 1");
+}
+
+std::vector<float> Decoder::widened(const Matrix& vector) const {
+  std::vector<float> wide(vector.data == nullptr ? 0 : vector.columns);
+  if (!wide.empty()) kernels_.widen(vector.data, vector.type, wide.size(), wide.data());
+  return wide;
+}
+
+Decoder::Biases Decoder::biases_of(const DecoderLayer& layer) const {
+  Biases biases{widened(layer.q_bias), widened(layer.o_bias), widened(layer.gate_bias), widened(layer.up_bias),
+                widened(layer.down_bias)};
+  for (const Matrix* next : {&layer.k_bias, &layer.v_bias}) {
+    const std::vector<float> wide = widened(*next);
+    biases.qkv.insert(biases.qkv.end(), wide.begin(), wide.end());
+  }
+  return biases;
+}
+
 Decoder::Turn::Turn(std::atomic<bool>& taken) : taken_(taken) {
   if (taken.exchange(true)) throw std::logic_error("decoder: another thread is in a step");
 }
@@ -92,7 +135,7 @@ void Decoder::step(const DecoderBatch& batch) {
   embed(batch);
   for (std::size_t index = 0; index < weights_.layers.size(); ++index) {
     attention(batch, weights_.layers[index], index);
-    ffn(batch, weights_.layers[index]);
+    ffn(batch, weights_.layers[index], biases_[index]);
   }
   finish(batch);
 }
@@ -143,7 +186,7 @@ void Decoder::check(const DecoderBatch& b) const {
 
 void Decoder::prepare(const DecoderBatch& b) {
   const DecoderShape& s = shape_;
-  const std::size_t group = s.head_count / s.kv_head_count, half_dim = s.head_dim / 2;
+  const std::size_t group = s.head_count / s.kv_head_count, pairs = s.turns[0].inverse_frequencies.size();
   const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
   x_.make_room(b.rows * s.hidden_size);
   normed_.make_room(std::max(b.rows, b.logits_count) * s.hidden_size);
@@ -151,8 +194,13 @@ void Decoder::prepare(const DecoderBatch& b) {
   mixed_.make_room(b.rows * q_width);
   gate_.make_room(b.rows * s.ffn_size);
   up_.make_room(b.rows * s.ffn_size);
-  cosines_.make_room(b.rows * half_dim);
-  sines_.make_room(b.rows * half_dim);
+  bool turned[2] = {false, false};
+  for (const DecoderLayer& layer : weights_.layers) turned[layer.turns] = true;
+  for (std::size_t kind = 0; kind < 2; ++kind) {
+    if (!turned[kind]) continue;
+    cosines_[kind].make_room(b.rows * pairs);
+    sines_[kind].make_room(b.rows * pairs);
+  }
   sequence_of_.resize(b.rows);
   tiles_.clear();
   std::size_t longest = 0;
@@ -176,10 +224,14 @@ void Decoder::prepare(const DecoderBatch& b) {
   }
   each_row(b.rows, [&](std::size_t row) {
     const auto position = static_cast<float>(b.positions[row]);
-    for (std::size_t i = 0; i < half_dim; ++i) {
-      const float angle = position * s.inverse_frequencies[i];
-      cosines_[row * half_dim + i] = std::cos(angle);
-      sines_[row * half_dim + i] = std::sin(angle);
+    for (std::size_t kind = 0; kind < 2; ++kind) {
+      if (!turned[kind]) continue;
+      const RotaryTurns& turns = s.turns[kind];
+      for (std::size_t i = 0; i < pairs; ++i) {
+        const float angle = position * turns.inverse_frequencies[i];
+        cosines_[kind][row * pairs + i] = std::cos(angle) * turns.factor;
+        sines_[kind][row * pairs + i] = std::sin(angle) * turns.factor;
+      }
     }
   });
 }
@@ -195,6 +247,8 @@ void Decoder::embed(const DecoderBatch& b) {
   for (std::size_t row = 0; row < b.rows; ++row)
     kernels_.widen(rows + static_cast<std::size_t>(b.tokens[row]) * hidden * width_bytes(table.type), table.type, hidden,
                    x_.data() + row * hidden);
+  if (shape_.embedding_scale == 1.0f) return;
+  for (std::size_t i = 0; i < b.rows * hidden; ++i) x_[i] *= shape_.embedding_scale;
 }
 
 void Decoder::attention(const DecoderBatch& b, const DecoderLayer& layer, std::size_t index) {
@@ -209,20 +263,60 @@ void Decoder::attention(const DecoderBatch& b, const DecoderLayer& layer, std::s
   each_row(b.rows, [&](std::size_t row) { place(b, index, row); });
   team_.run(tiles_.size(),
             [&](std::size_t tile, unsigned thread) { attend(b, index, tiles_[tile], thread); });
-  const Projection outward{&layer.o, x_.data(), s.hidden_size};
-  project(mixed_.data(), q_width, b.rows, &outward, 1, true);
+  add_result(layer.o, mixed_.data(), q_width, b.rows, biases_[index].o, layer.attention_output_norm);
 }
 
-// Rotates a row's queries and keys, and puts its key and value into its sequence's block.
+// Adds the rows' products with a matrix to the hidden states, with what a family does to a result before.
+void Decoder::add_result(const Matrix& matrix, const float* x, std::size_t x_stride, std::size_t rows,
+                         const std::vector<float>& bias, const Matrix& output_norm) {
+  const std::size_t hidden = shape_.hidden_size;
+  const float scale = shape_.residual_scale;
+  if (bias.empty() && output_norm.data == nullptr && scale == 1.0f) {
+    const Projection onto{&matrix, x_.data(), hidden};
+    project(x, x_stride, rows, &onto, 1, true);
+    return;
+  }
+  result_.make_room(rows * hidden);
+  const Projection apart{&matrix, result_.data(), hidden};
+  project(x, x_stride, rows, &apart, 1, false);
+  each_row(rows, [&](std::size_t row) {
+    float* const result = result_.data() + row * hidden;
+    float* const to = x_.data() + row * hidden;
+    for (std::size_t i = 0; i < bias.size(); ++i) result[i] += bias[i];
+    if (output_norm.data != nullptr) kernels_.norm(result, output_norm, shape_.norm_eps, result);
+    for (std::size_t i = 0; i < hidden; ++i) to[i] += result[i] * scale;
+  });
+}
+
+void Decoder::norm_heads(float* heads, std::size_t count, const Matrix& weight) {
+  if (weight.data == nullptr) return;
+  for (std::size_t head = 0; head < count; ++head) {
+    float* const at = heads + head * shape_.head_dim;
+    kernels_.norm(at, weight, shape_.norm_eps, at);
+  }
+}
+
+// Adds the biases of a row's queries, keys and values, norms and rotates its queries and keys, and puts its key and value into its sequence's block.
 void Decoder::place(const DecoderBatch& b, std::size_t index, std::size_t row) {
   const DecoderShape& s = shape_;
   const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
   float* const q = qkv_.data() + row * (q_width + 2 * kv_width);
   float* const k = q + q_width;
   const float* const v = k + kv_width;
+  const DecoderLayer& layer = weights_.layers[index];
+  const std::vector<float>& bias = biases_[index].qkv;
+  for (std::size_t i = 0; i < bias.size(); ++i) q[i] += bias[i];
+  norm_heads(q, s.head_count, layer.q_norm);
+  norm_heads(k, s.kv_head_count, layer.k_norm);
+  const std::size_t pairs = s.turns[0].inverse_frequencies.size(), heads = s.head_count + s.kv_head_count;
+  const float* const cosines = cosines_[layer.turns].data() + row * pairs;
+  const float* const sines = sines_[layer.turns].data() + row * pairs;
   // Queries and keys are neighbours: one call turns both.
-  kernels_.rotate(q, s.head_count + s.kv_head_count, s.head_dim, cosines_.data() + row * (s.head_dim / 2),
-                  sines_.data() + row * (s.head_dim / 2));
+  if (2 * pairs == s.head_dim)
+    kernels_.rotate(q, heads, s.head_dim, cosines, sines);
+  else
+    for (std::size_t head = 0; head < heads; ++head)
+      kernels_.rotate(q + head * s.head_dim, 1, 2 * pairs, cosines, sines);
   const auto position = static_cast<std::size_t>(b.positions[row]);
   const std::int32_t* const table = b.tables + sequence_of_[row] * b.table_width;
   const auto block = static_cast<std::size_t>(table[position / s.block_tokens]);
@@ -238,31 +332,40 @@ void Decoder::attend(const DecoderBatch& b, std::size_t index, const QueryTile& 
   Thread& local = local_[thread];
   const std::size_t group = s.head_count / s.kv_head_count, q_width = s.head_count * s.head_dim;
   const std::size_t stride = q_width + 2 * s.kv_head_count * s.head_dim;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  const std::size_t window = weights_.layers[index].window;
   const auto begin = static_cast<std::size_t>(b.starts[tile.sequence]);
-  std::size_t limits[kQueryTile];
+  std::size_t begins[kQueryTile], limits[kQueryTile];
   float* outputs[kQueryTile];
   for (std::size_t i = 0; i < tile.count; ++i) {
     const std::size_t row = begin + (tile.first + i) / group;
     const std::size_t head = tile.kv_head * group + (tile.first + i) % group;
     const float* const query = qkv_.data() + row * stride + head * s.head_dim;
-    for (std::size_t d = 0; d < s.head_dim; ++d) local.queries[i * s.head_dim + d] = query[d] * scale;
+    for (std::size_t d = 0; d < s.head_dim; ++d) local.queries[i * s.head_dim + d] = query[d] * s.attention_scale;
     limits[i] = static_cast<std::size_t>(b.positions[row]) + 1;
+    begins[i] = window == 0 || limits[i] <= window ? 0 : limits[i] - window;
     outputs[i] = mixed_.data() + row * q_width + head * s.head_dim;
   }
+  // Blocks before every row's window are left out, by whole vectors: a row's sums go by lanes of its position.
+  std::size_t skipped = begins[0] / s.block_tokens;
+  while (skipped * s.block_tokens % kLanes != 0) --skipped;
+  for (std::size_t i = 0; i < tile.count; ++i) {
+    begins[i] -= skipped * s.block_tokens;
+    limits[i] -= skipped * s.block_tokens;
+  }
   const std::size_t context = limits[tile.count - 1];
-  const std::int32_t* const table = b.tables + tile.sequence * b.table_width;
+  const std::int32_t* const table = b.tables + tile.sequence * b.table_width + skipped;
   for (std::size_t i = 0; i * s.block_tokens < context; ++i) {
     local.keys[i] = key_at(index, static_cast<std::size_t>(table[i]), tile.kv_head);
     local.values[i] = value_at(index, static_cast<std::size_t>(table[i]), tile.kv_head);
   }
-  kernels_.attend({local.queries.data(), tile.count, limits, s.head_dim, local.keys.data(), local.values.data(),
-                   s.kv_type, s.block_tokens, local.scores.data(),
+  kernels_.attend({local.queries.data(), tile.count, begins, limits, s.attention_softcap, s.head_dim,
+                   local.keys.data(), local.values.data(), s.kv_type, s.block_tokens, local.scores.data(),
                    round_up(round_up(context, s.block_tokens), kLanes), outputs});
 }
 
-void Decoder::ffn(const DecoderBatch& b, const DecoderLayer& layer) {
+void Decoder::ffn(const DecoderBatch& b, const DecoderLayer& layer, const Biases& biases) {
   const std::size_t hidden = shape_.hidden_size, ffn_size = shape_.ffn_size;
+  const auto activate = shape_.gelu ? kernels_.gate_gelu : kernels_.gate;
   norm(x_.data(), b.rows, layer.ffn_norm);
   // Both halves of one range of columns in one task, so that the gate is applied while they are in cache.
   const std::size_t columns = grain(layer.gate, b.rows);
@@ -271,11 +374,15 @@ void Decoder::ffn(const DecoderBatch& b, const DecoderLayer& layer) {
     float* const panel = local_[thread].panel.data();
     kernels_.multiply(normed_.data(), hidden, b.rows, layer.gate, begin, end, gate_.data(), ffn_size, false, panel);
     kernels_.multiply(normed_.data(), hidden, b.rows, layer.up, begin, end, up_.data(), ffn_size, false, panel);
-    for (std::size_t row = 0; row < b.rows; ++row)
-      kernels_.gate(gate_.data() + row * ffn_size + begin, up_.data() + row * ffn_size + begin, end - begin);
+    for (std::size_t row = 0; row < b.rows; ++row) {
+      float* const gate = gate_.data() + row * ffn_size;
+      float* const up = up_.data() + row * ffn_size;
+      if (!biases.gate.empty()) for (std::size_t i = begin; i < end; ++i) gate[i] += biases.gate[i];
+      if (!biases.up.empty()) for (std::size_t i = begin; i < end; ++i) up[i] += biases.up[i];
+      activate(gate + begin, up + begin, end - begin);
+    }
   });
-  const Projection down{&layer.down, x_.data(), hidden};
-  project(gate_.data(), ffn_size, b.rows, &down, 1, true);
+  add_result(layer.down, gate_.data(), ffn_size, b.rows, biases.down, layer.ffn_output_norm);
 }
 
 void Decoder::finish(const DecoderBatch& b) {

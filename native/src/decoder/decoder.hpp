@@ -1,4 +1,4 @@
-// Layers of a Llama model on the CPU: weights where they lie, keys and values in blocks, one call a step.
+// Layers of a model on the CPU, of Llama's family or one that differs as DecoderShape and DecoderLayer can say: weights where they lie, keys and values in blocks, one call a step.
 #pragma once
 
 #include <atomic>
@@ -14,16 +14,29 @@
 
 namespace fs {
 
+// Turns of the first numbers of each head, two for each frequency in radians a position; the factor is of both parts.
+struct RotaryTurns {
+  std::vector<float> inverse_frequencies;
+  float factor = 1.0f;
+};
+
 struct DecoderShape {
   std::size_t hidden_size, head_count, kv_head_count, head_dim, ffn_size, vocab_size;
   float norm_eps;
-  std::vector<float> inverse_frequencies;  // head_dim / 2, radians a position
+  RotaryTurns turns[2];  // of layers by their `turns`; as many frequencies in both
   std::size_t block_count, block_tokens;
   Type kv_type;
+  float attention_scale, attention_softcap, embedding_scale, residual_scale;
+  bool gelu;  // else silu
 };
 
+// What a family lacks is empty.
 struct DecoderLayer {
   Matrix attention_norm, q, k, v, o, ffn_norm, gate, up, down;
+  Matrix q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias;
+  Matrix q_norm, k_norm, attention_output_norm, ffn_output_norm;
+  std::size_t window = 0;  // how many tokens a token sees, itself included; 0: all before it
+  std::size_t turns = 0;   // of DecoderShape
 };
 
 // A stage's layers. Embedding, final norm and head are empty in all stages but the first, which samples.
@@ -137,13 +150,23 @@ class Decoder {
     std::atomic<bool>& taken_;
   };
 
+  // A layer's biases in fp32; empty where it has none.
+  struct Biases {
+    std::vector<float> qkv, o, gate, up, down;
+  };
+  void check_layer(const DecoderLayer& layer) const;
+  std::vector<float> widened(const Matrix& vector) const;
+  Biases biases_of(const DecoderLayer& layer) const;
   void check(const DecoderBatch& batch) const;
   void prepare(const DecoderBatch& batch);
   void embed(const DecoderBatch& batch);
   void attention(const DecoderBatch& batch, const DecoderLayer& layer, std::size_t index);
   void place(const DecoderBatch& batch, std::size_t index, std::size_t row);
+  void norm_heads(float* heads, std::size_t count, const Matrix& weight);
+  void add_result(const Matrix& matrix, const float* x, std::size_t x_stride, std::size_t rows,
+                  const std::vector<float>& bias, const Matrix& output_norm);
   void attend(const DecoderBatch& batch, std::size_t index, const QueryTile& tile, unsigned thread);
-  void ffn(const DecoderBatch& batch, const DecoderLayer& layer);
+  void ffn(const DecoderBatch& batch, const DecoderLayer& layer, const Biases& biases);
   void finish(const DecoderBatch& batch);
   void project_head(std::size_t rows, float* output);
 
@@ -174,7 +197,8 @@ class Decoder {
     std::vector<const void*> keys, values;
   };
   std::vector<Thread> local_;
-  Floats x_, normed_, qkv_, mixed_, gate_, up_, cosines_, sines_;
+  std::vector<Biases> biases_;
+  Floats x_, normed_, qkv_, mixed_, gate_, up_, result_, cosines_[2], sines_[2];
   std::vector<std::uint32_t> sequence_of_;
   std::vector<QueryTile> tiles_;
 };

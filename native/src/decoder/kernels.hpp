@@ -32,7 +32,9 @@ constexpr std::size_t kPanelFloats = 64 * 1024;  // of weights widened at a time
 struct AttentionTile {
   const float* queries;      // [rows][head_dim], already scaled
   std::size_t rows;          // 1 to kQueryTile
-  const std::size_t* limits; // keys that each row sees; not falling
+  const std::size_t* begins; // the first key that each row sees
+  const std::size_t* limits; // and the one behind the last; not falling
+  float softcap;             // scores become softcap * tanh(score / softcap); 0: they stay
   std::size_t head_dim;
   const void* const* keys;   // per block [block_tokens][head_dim]
   const void* const* values;
@@ -54,6 +56,8 @@ struct Kernels {
   void (*rotate)(float* heads, std::size_t count, std::size_t head_dim, const float* cosines, const float* sines);
   // gate = gate / (1 + exp(-gate)) * up
   void (*gate)(float* gate, const float* up, std::size_t count);
+  // gate = gelu(gate) * up, by the approximation with tanh
+  void (*gate_gelu)(float* gate, const float* up, std::size_t count);
   void (*widen)(const void* from, Type type, std::size_t count, float* to);
   void (*narrow)(const float* from, Type type, std::size_t count, void* to);
   void (*attend)(const AttentionTile& tile);

@@ -380,20 +380,28 @@ void rotate(float* heads, std::size_t count, std::size_t head_dim, const float* 
   }
 }
 
-void gate(float* gates, const float* up, std::size_t count) {
+inline V silu(V g) { return div(g, add(all(1.0f), exponential(sub(zero(), g)))); }
+
+// (1 + tanh(z)) / 2 is 1 / (1 + exp(-2 z)), z = sqrt(2 / pi) (g + 0.044715 g^3).
+inline V gelu(V g) {
+  const V twice = mul(mul(g, all(1.5957691216f)), fma(mul(g, all(0.044715f)), g, all(1.0f)));
+  return div(g, add(all(1.0f), exponential(sub(zero(), twice))));
+}
+
+template <V (*activation)(V)>
+void gate_as(float* gates, const float* up, std::size_t count) {
   std::size_t i = 0;
-  for (; i + L <= count; i += L) {
-    const V g = load(gates + i);
-    store(gates + i, mul(div(g, add(all(1.0f), exponential(sub(zero(), g)))), load(up + i)));
-  }
+  for (; i + L <= count; i += L) store(gates + i, mul(activation(load(gates + i)), load(up + i)));
   if (i < count) {  // the end through a whole vector, so that it is the same arithmetic
     float g[L] = {}, u[L] = {};
     for (std::size_t j = 0; i + j < count; ++j) g[j] = gates[i + j], u[j] = up[i + j];
-    const V v = load(g);
-    store(g, mul(div(v, add(all(1.0f), exponential(sub(zero(), v)))), load(u)));
+    store(g, mul(activation(load(g)), load(u)));
     for (std::size_t j = 0; i + j < count; ++j) gates[i + j] = g[j];
   }
 }
+
+void gate(float* gates, const float* up, std::size_t count) { gate_as<silu>(gates, up, count); }
+void gate_gelu(float* gates, const float* up, std::size_t count) { gate_as<gelu>(gates, up, count); }
 
 template <class From, class To>
 inline void convert(const From* from, std::size_t count, To* to) {
@@ -418,8 +426,17 @@ void narrow(const float* from, Type type, std::size_t count, void* to) {
 
 // ── attention ───────────────────────────────────────────────────────────────────────────────────
 
-// Scores of one row become weights that add up to `1 / scale`; those past the limit become 0.
-inline float soften(float* scores, std::size_t limit, std::size_t padded) {
+// scores = cap * tanh(scores / cap); tanh(x) is 1 - 2 / (exp(2 x) + 1).
+inline void cap_scores(float* scores, std::size_t padded, float cap) {
+  for (std::size_t i = 0; i < padded; i += L) {
+    const V grown = exponential(mul(load(scores + i), all(2.0f / cap)));
+    store(scores + i, sub(all(cap), div(all(2.0f * cap), add(grown, all(1.0f)))));
+  }
+}
+
+// Scores of one row become weights that add up to `1 / scale`; those outside of [begin, limit) become 0.
+inline float soften(float* scores, std::size_t begin, std::size_t limit, std::size_t padded) {
+  for (std::size_t i = 0; i < begin; ++i) scores[i] = -__builtin_huge_valf();
   for (std::size_t i = limit; i < padded; ++i) scores[i] = -__builtin_huge_valf();
   V largest = load(scores);
   for (std::size_t i = L; i < padded; i += L) largest = max(largest, load(scores + i));
@@ -431,11 +448,13 @@ inline float soften(float* scores, std::size_t limit, std::size_t padded) {
   for (std::size_t i = 0; i < padded; i += L) {
     const V weight = exponential(sub(load(scores + i), all(top)));
     store(scores + i, weight);
-    if (i + L <= limit) total = add(total, weight);
+    if (i >= begin && i + L <= limit) total = add(total, weight);
   }
   // exponential() is never quite 0, and a row's sum must not know how far its neighbours in the tile see.
+  for (std::size_t i = 0; i < begin; ++i) scores[i] = 0.0f;
   for (std::size_t i = limit; i < padded; ++i) scores[i] = 0.0f;
   if (limit % L != 0) total = add(total, load(scores + limit / L * L));
+  if (begin % L != 0 && begin / L != limit / L) total = add(total, load(scores + begin / L * L));
   return 1.0f / sum(total);
 }
 
@@ -476,7 +495,10 @@ inline void attend_rows(const AttentionTile& t) {
                                 t.block_tokens, t.scores + begin, t.stride, false);
   const std::size_t padded = (context + kLanes - 1) / kLanes * kLanes;
   float scales[R];
-  for (std::size_t r = 0; r < R; ++r) scales[r] = soften(t.scores + r * t.stride, t.limits[r], padded);
+  for (std::size_t r = 0; r < R; ++r) {
+    if (t.softcap != 0.0f) cap_scores(t.scores + r * t.stride, padded, t.softcap);
+    scales[r] = soften(t.scores + r * t.stride, t.begins[r], t.limits[r], padded);
+  }
   std::size_t column = 0;
   for (; column + 4 * L <= t.head_dim; column += 4 * L) mix<R, 4, W>(t, context, column, scales);
   for (; column < t.head_dim; column += L) mix<R, 1, W>(t, context, column, scales);
@@ -504,7 +526,7 @@ void attend(const AttentionTile& t) {
 
 #define FS_TEXT_(name) #name
 #define FS_TEXT(name) FS_TEXT_(name)
-const Kernels kernels = {FS_TEXT(FS_ISA), multiply, norm, rotate, gate, widen, narrow, attend};
+const Kernels kernels = {FS_TEXT(FS_ISA), multiply, norm, rotate, gate, gate_gelu, widen, narrow, attend};
 #undef FS_TEXT
 #undef FS_TEXT_
 

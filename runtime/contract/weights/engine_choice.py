@@ -13,7 +13,7 @@ from typing import Literal
 from ..errors import CheckpointInvalid, InvalidSpec
 from ..function.spec import EngineName
 from .causal_config import read_causal_config, refuse_recurrent
-from .llama_config import read_config
+from .decoder_config import read_config
 
 EngineSetting = Literal["auto", "native", "transformers", "vllm"]
 SETTINGS: tuple[EngineSetting, ...] = ("auto", "native", "transformers", "vllm")
@@ -41,11 +41,12 @@ def choose_engine(setting: EngineSetting, config: bytes) -> EngineChoice:
         _CHECKS[setting](config)
         return EngineChoice(engine=setting, reason="as declared")
     try:
-        read_config(config)
+        slow = read_config(config).not_native
     except CheckpointInvalid as error:
         refused = error
     else:
-        return EngineChoice(engine="native", reason="it runs this model and starts soonest")
+        torch = f"; on a CPU with torch and not with its own kernels: {slow}" if slow else ""
+        return EngineChoice(engine="native", reason="it runs this model and starts soonest" + torch)
     try:
         _check_transformers(config)
     except CheckpointInvalid as error:

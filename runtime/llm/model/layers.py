@@ -1,4 +1,4 @@
-"""Layers of a Llama model: gathers a stage's tensors by their Hugging Face names, and checks their shapes."""
+"""Layers of a model: gathers a stage's tensors by their Hugging Face names, and checks their shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...contract.errors import CheckpointInvalid
-from ...contract.weights.llama_config import LlamaConfig
+from ...contract.weights.decoder_config import DecoderConfig
 from ...weights.lora import AdaptedWeights
 from .weights import ModelWeights
 
@@ -18,7 +18,8 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """Tensors of one layer; matrices are [out, in]."""
+    """Tensors of one layer; matrices are [out, in]. Norms multiply by their weight as it is here; those of families
+    with zero-centred norms are fp32, with the one added. What a family lacks is None."""
 
     attention_norm: Tensor
     q: Tensor
@@ -29,6 +30,17 @@ class LayerWeights:
     gate: Tensor
     up: Tensor
     down: Tensor
+    q_bias: Tensor | None = None
+    k_bias: Tensor | None = None
+    v_bias: Tensor | None = None
+    o_bias: Tensor | None = None
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    attention_output_norm: Tensor | None = None
+    ffn_output_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +54,7 @@ class StageWeights:
     head: Tensor | None
 
 
-def gather(weights: ModelWeights, config: LlamaConfig, first: int, end: int) -> StageWeights:
+def gather(weights: ModelWeights, config: DecoderConfig, first: int, end: int) -> StageWeights:
     """Gathers layers `first .. end - 1`, waiting for their tensors in the order in which they run.
 
     The first stage has both ends of the model (`contract.weights.stage` says why), so that tied ones are one tensor.
@@ -58,7 +70,7 @@ def gather(weights: ModelWeights, config: LlamaConfig, first: int, end: int) -> 
         first=first,
         embedding=embedding,
         layers=layers,
-        final_norm=None if embedding is None else _tensor(weights, "model.norm.weight", (config.hidden_size,)),
+        final_norm=None if embedding is None else _norm(weights, config, "model.norm", config.hidden_size),
         head=None if embedding is None else _head(weights, config, embedding),
     )
 
@@ -66,14 +78,25 @@ def gather(weights: ModelWeights, config: LlamaConfig, first: int, end: int) -> 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm in the weight's dtype, with the mean in fp32 for every dtype, as in training.
 
-    Shapes:  hidden [rows, width], weight [width]. Returns [rows, width].
+    Shapes:  hidden [..., width], weight [width]. Returns the shape and dtype of `hidden`.
     """
     wide = hidden.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(weight.dtype)
+    return (weight * (wide * scale).to(weight.dtype)).to(hidden.dtype)
 
 
-def _head(weights: ModelWeights, config: LlamaConfig, embedding: Tensor) -> Tensor:
+def finished(logits: Tensor, config: DecoderConfig) -> Tensor:
+    """Logits with the family's factor and cap."""
+    if config.logits_scale != 1.0:
+        logits = logits * config.logits_scale
+    return logits if config.logits_softcap is None else capped(logits, config.logits_softcap)
+
+
+def capped(values: Tensor, cap: float) -> Tensor:
+    return torch.tanh(values / cap) * cap
+
+
+def _head(weights: ModelWeights, config: DecoderConfig, embedding: Tensor) -> Tensor:
     """The head; a tied one is the embedding's tensor itself, so that it is moved and converted once."""
     table = (config.vocab_size, config.hidden_size)
     if not config.tied_embeddings:
@@ -84,7 +107,8 @@ def _head(weights: ModelWeights, config: LlamaConfig, embedding: Tensor) -> Tens
     return embedding
 
 
-def _layer(weights: ModelWeights, config: LlamaConfig, layer: int) -> LayerWeights:
+def _layer(weights: ModelWeights, config: DecoderConfig, layer: int) -> LayerWeights:
+    at = f"model.layers.{layer}."
     hidden, q_width, kv_width, ffn = (
         config.hidden_size,
         config.head_count * config.head_dim,
@@ -92,20 +116,56 @@ def _layer(weights: ModelWeights, config: LlamaConfig, layer: int) -> LayerWeigh
         config.ffn_size,
     )
 
-    def tensor(name: str, *shape: int) -> Tensor:
-        return _tensor(weights, f"model.layers.{layer}.{name}.weight", shape)
+    def norm(name: str, width: int = hidden, *, here: bool = True) -> Tensor | None:
+        return _norm(weights, config, at + name, width) if here else None
 
+    def bias(name: str, width: int, here: bool) -> Tensor | None:
+        return _tensor(weights, f"{at}{name}.bias", (width,)) if here else None
+
+    attention = at + "self_attn."
+    if config.fused_projections:
+        q, k, v = _split(weights, attention + "qkv_proj", [q_width, kv_width, kv_width], hidden)
+        gate, up = _split(weights, at + "mlp.gate_up_proj", [ffn, ffn], hidden)
+    else:
+        q = _tensor(weights, attention + "q_proj.weight", (q_width, hidden))
+        k = _tensor(weights, attention + "k_proj.weight", (kv_width, hidden))
+        v = _tensor(weights, attention + "v_proj.weight", (kv_width, hidden))
+        gate = _tensor(weights, at + "mlp.gate_proj.weight", (ffn, hidden))
+        up = _tensor(weights, at + "mlp.up_proj.weight", (ffn, hidden))
+    # The norm that Llama names for what it follows is, in families with norms of outputs, such a one.
+    ffn_norm = "pre_feedforward_layernorm" if config.output_norms else "post_attention_layernorm"
     return LayerWeights(
-        attention_norm=tensor("input_layernorm", hidden),
-        q=tensor("self_attn.q_proj", q_width, hidden),
-        k=tensor("self_attn.k_proj", kv_width, hidden),
-        v=tensor("self_attn.v_proj", kv_width, hidden),
-        o=tensor("self_attn.o_proj", hidden, q_width),
-        ffn_norm=tensor("post_attention_layernorm", hidden),
-        gate=tensor("mlp.gate_proj", ffn, hidden),
-        up=tensor("mlp.up_proj", ffn, hidden),
-        down=tensor("mlp.down_proj", hidden, ffn),
+        attention_norm=_norm(weights, config, at + "input_layernorm", hidden),
+        q=q,
+        k=k,
+        v=v,
+        o=_tensor(weights, attention + "o_proj.weight", (hidden, q_width)),
+        ffn_norm=_norm(weights, config, at + ffn_norm, hidden),
+        gate=gate,
+        up=up,
+        down=_tensor(weights, at + "mlp.down_proj.weight", (hidden, ffn)),
+        q_bias=bias("self_attn.q_proj", q_width, config.qkv_bias),
+        k_bias=bias("self_attn.k_proj", kv_width, config.qkv_bias),
+        v_bias=bias("self_attn.v_proj", kv_width, config.qkv_bias),
+        o_bias=bias("self_attn.o_proj", hidden, config.output_bias),
+        gate_bias=bias("mlp.gate_proj", ffn, config.ffn_bias),
+        up_bias=bias("mlp.up_proj", ffn, config.ffn_bias),
+        down_bias=bias("mlp.down_proj", hidden, config.ffn_bias),
+        q_norm=norm("self_attn.q_norm", config.head_dim, here=config.query_key_norms),
+        k_norm=norm("self_attn.k_norm", config.head_dim, here=config.query_key_norms),
+        attention_output_norm=norm("post_attention_layernorm", here=config.output_norms),
+        ffn_output_norm=norm("post_feedforward_layernorm", here=config.output_norms),
     )
+
+
+def _norm(weights: ModelWeights, config: DecoderConfig, name: str, width: int) -> Tensor:
+    weight = _tensor(weights, f"{name}.weight", (width,))
+    return weight.float() + 1.0 if config.zero_centred_norms else weight
+
+
+def _split(weights: ModelWeights, name: str, rows: list[int], columns: int) -> tuple[Tensor, ...]:
+    """Views of the matrices that are stored as one."""
+    return torch.split(_tensor(weights, f"{name}.weight", (sum(rows), columns)), rows)
 
 
 def _tensor(weights: ModelWeights, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -5,15 +5,16 @@ It chooses the decoder and the number of KV blocks. Decoder and tokenizer are lo
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...contract.errors import InvalidSpec
 from ...contract.function.spec import LLMSettings
-from ...contract.weights.llama_config import LlamaConfig, read_config
+from ...contract.weights.decoder_config import DecoderConfig, read_config
 from ...weights.tensor_mapping import TensorMapping
 from ..engine.block_pool import BlockPool
 from ..engine.engine import Engine
@@ -21,9 +22,11 @@ from ..engine.runner import LocalRunner, Runner
 from ..engine.scheduler import Scheduler
 from .layers import gather
 from .loaded_model import LoadedModel, ModelFiles, required_file
-from .native_decoder import NativeDecoder, runs_natively
+from .native_decoder import NativeDecoder
 from .torch_decoder import TorchDecoder
 from .weights import ModelWeights
+
+logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 16
 """Tokens a block: a sequence wastes half a block on average, and the CPU kernels read four keys at a time."""
@@ -39,8 +42,9 @@ class DecoderBuilder:
     """Builds decoders of ranges of the model's layers, all with the same KV blocks."""
 
     weights: ModelWeights
-    config: LlamaConfig
-    settings: LLMSettings
+    config: DecoderConfig
+    dtype: str
+    """Of keys and values, and on CUDA of the arithmetic: "fp32", "bf16" or "fp16"."""
     device: torch.device
     block_count: int
     threads: int
@@ -48,11 +52,19 @@ class DecoderBuilder:
     def decoder(self, first: int, end: int) -> NativeDecoder | TorchDecoder:
         """Decoder of layers `first .. end - 1`; waits for their weights. Errors: CheckpointInvalid; the weights'."""
         stage = gather(self.weights, self.config, first, end)
-        if self.device.type == "cpu" and runs_natively(self.config):
+        reason = self.config.not_native if self.device.type == "cpu" else f"the device is {self.device.type}"
+        logger.info(
+            "decoder chosen",
+            extra={
+                "decoder": "torch" if reason else "native", "reason": reason, "family": self.config.family,
+                "layers": f"{first}-{end - 1}", "dtype": self.dtype,
+            },
+        )  # fmt: skip
+        if not reason:
             return NativeDecoder(
                 self.config,
                 stage,
-                kv_dtype=self.settings.dtype,
+                kv_dtype=self.dtype,
                 block_count=self.block_count,
                 block_tokens=BLOCK_TOKENS,
                 threads=self.threads,
@@ -61,7 +73,7 @@ class DecoderBuilder:
             self.config,
             stage,
             device=self.device,
-            dtype=DTYPES[self.settings.dtype],
+            dtype=DTYPES[self.dtype],
             block_count=self.block_count,
             block_tokens=BLOCK_TOKENS,
         )
@@ -69,7 +81,7 @@ class DecoderBuilder:
     @property
     def kv_bytes(self) -> int:
         """Size of one layer's key and value of one token."""
-        return 2 * self.config.kv_width * DTYPES[self.settings.dtype].itemsize
+        return 2 * self.config.kv_width * DTYPES[self.dtype].itemsize
 
     def whole(self) -> NativeDecoder | TorchDecoder:
         return self.decoder(0, self.config.layer_count)
@@ -86,12 +98,14 @@ def decoder_builder(
     if whole:  # a stage moves its tensors when it binds them
         weights = _moving(weights, chosen)
     config = read_config(required_file(weights, "config.json"))
+    config = replace(config, context_tokens=min(settings.max_context_tokens, config.max_positions))
+    dtype = config.stored_dtype if settings.dtype == "auto" else settings.dtype
     return DecoderBuilder(
         weights=weights,
         config=config,
-        settings=settings,
+        dtype=dtype,
         device=chosen,
-        block_count=_block_count(config, settings),
+        block_count=_block_count(config, settings, dtype),
         threads=settings.threads or threads or _cores(),
     )
 
@@ -133,12 +147,11 @@ def _moving(weights: ModelWeights, device: torch.device) -> ModelWeights:
     return weights.to(device) if device.type == "cuda" and isinstance(weights, TensorMapping) else weights
 
 
-def _block_count(config: LlamaConfig, settings: LLMSettings) -> int:
+def _block_count(config: DecoderConfig, settings: LLMSettings, dtype: str) -> int:
     """Number of KV blocks: as many as fit the memory, at most as many as the batch can use."""
-    width_bytes = DTYPES[settings.dtype].itemsize
+    width_bytes = DTYPES[dtype].itemsize
     block_bytes = 2 * config.layer_count * config.kv_width * width_bytes * BLOCK_TOKENS
-    context = min(settings.max_context_tokens, config.max_positions)
-    useful = settings.max_batch * -(-context // BLOCK_TOKENS)
+    useful = settings.max_batch * -(-config.context_tokens // BLOCK_TOKENS)
     count = min(settings.kv_memory_bytes // block_bytes, useful)
     if count < 2:
         raise InvalidSpec(

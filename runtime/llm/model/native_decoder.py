@@ -15,18 +15,10 @@ from torch import Tensor
 
 from fleetstart.native import Decoder
 
-from ...contract.weights.llama_config import LlamaConfig
+from ...contract.weights.decoder_config import DecoderConfig
 from ..engine.runner import Batch
-from .layers import LayerWeights, StageWeights, rms_norm
+from .layers import LayerWeights, StageWeights, finished, rms_norm
 from .rope import inverse_frequencies
-
-LANES = 16
-"""Numbers in the widest vector: rows of every matrix must be a multiple."""
-
-
-def runs_natively(config: LlamaConfig) -> bool:
-    """Checks whether the kernels support these shapes, which every published Llama has."""
-    return not any(width % LANES for width in (config.hidden_size, config.ffn_size, config.head_dim))
 
 
 class NativeDecoder:
@@ -34,7 +26,7 @@ class NativeDecoder:
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: DecoderConfig,
         weights: StageWeights,
         *,
         kv_dtype: str,
@@ -43,6 +35,9 @@ class NativeDecoder:
         threads: int,
         isa: str = "auto",
     ) -> None:
+        ends = weights.first + len(weights.layers)
+        ropes = (config.rope, config.local_rope or config.rope)
+        self._config = config
         self._hidden_size = config.hidden_size
         self._norm_eps = config.norm_eps
         self._final_norm = weights.final_norm
@@ -56,11 +51,19 @@ class NativeDecoder:
             ffn_size=config.ffn_size,
             vocab_size=config.vocab_size,
             norm_eps=config.norm_eps,
-            inverse_frequencies=_buffer(inverse_frequencies(config).numpy()),
+            inverse_frequencies=[_buffer(inverse_frequencies(rope, config.context_tokens).numpy()) for rope in ropes],
+            rotary_factors=[rope.attention_factor for rope in ropes],
             layers=[_in_order(layer) for layer in weights.layers],
+            windows=[window or 0 for window in config.windows[weights.first : ends]],
+            turns=[ropes.index(config.rope_of(layer)) for layer in range(weights.first, ends)],
             embedding=weights.embedding,
             final_norm=weights.final_norm,
             head=weights.head,
+            attention_scale=config.attention_scale,
+            attention_softcap=config.attention_softcap or 0.0,
+            embedding_scale=config.embedding_scale,
+            residual_scale=config.residual_scale,
+            gelu=config.activation == "gelu_tanh",
             kv_dtype=kv_dtype,
             block_count=block_count,
             block_tokens=block_tokens,
@@ -80,7 +83,7 @@ class NativeDecoder:
             return self._step(batch, hidden)
         logits = self._logits_buffer(len(batch.logits_rows))
         self._run(batch, hidden, logits, logits_rows=batch.logits_rows)
-        return logits
+        return finished(logits, self._config)
 
     def hidden(self, batch: Batch) -> Tensor:
         """Same as `TorchDecoder.hidden`."""
@@ -109,7 +112,7 @@ class NativeDecoder:
         """Same as `TorchDecoder.logits`; valid until the next call."""
         output = self._logits_buffer(len(hidden))
         self._decoder.logits(hidden=_rows(hidden), output=_buffer(output.numpy()))
-        return output
+        return finished(output, self._config)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Same as `TorchDecoder.normed`."""
@@ -146,5 +149,5 @@ def _int32(values: list[int]) -> memoryview:
     return _buffer(np.array(values, dtype=np.int32))
 
 
-def _in_order(layer: LayerWeights) -> list[Tensor]:
+def _in_order(layer: LayerWeights) -> list[Tensor | None]:
     return [getattr(layer, field.name) for field in fields(layer)]

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...contract.weights.llama_config import LlamaConfig
+from ...contract.weights.decoder_config import DecoderConfig
+from ...contract.weights.rope_config import Rope
 from ..engine.runner import Batch
-from .layers import LayerWeights, StageWeights, rms_norm
+from .layers import LayerWeights, StageWeights, capped, finished, rms_norm
 from .rope import inverse_frequencies
 
 
@@ -25,21 +26,21 @@ from .rope import inverse_frequencies
 class _Group:
     """Sequences whose attention is computed in one call.
 
-    Shapes:  rows [sequences * queries], of the batch; slots [sequences, context] of the cache;
-             mask [sequences, 1, queries, context], True where a query may look.
+    Shapes:  rows [sequences * queries], of the batch; slots [sequences, context] of the cache; for each width of a
+             sliding window, and None, a mask [sequences, 1, queries, context], True where a query may look.
     """
 
     rows: Tensor
     slots: Tensor
-    mask: Tensor
+    masks: dict[int | None, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """Inputs of every layer of one step: cosines and sines [rows, 1, head_dim], written slots [rows]."""
+    """Inputs of every layer of one step: by rotary setting, cosines and sines [rows, 1, rotary_dim]; written slots
+    [rows]."""
 
-    cos: Tensor
-    sin: Tensor
+    turns: dict[Rope, tuple[Tensor, Tensor]]
     written: Tensor
     groups: list[_Group]
 
@@ -53,7 +54,7 @@ class TorchDecoder:
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: DecoderConfig,
         weights: StageWeights,
         *,
         device: torch.device,
@@ -67,14 +68,19 @@ class TorchDecoder:
         self.block_count = block_count
         self.block_tokens = block_tokens
         self._whole = len(weights.layers) == config.layer_count
+        ends = weights.first + len(weights.layers)
+        self._windows = config.windows[weights.first : ends]
+        self._ropes = [config.rope_of(layer) for layer in range(weights.first, ends)]
         self._embedding = None if weights.embedding is None else self._move(weights.embedding)
         self._layers = [self._move_layer(layer) for layer in weights.layers]
-        self._final_norm = None if weights.final_norm is None else self._move(weights.final_norm)
+        self._final_norm = None if weights.final_norm is None else self._move_norm(weights.final_norm)
         if weights.head is None:
             self._head = None
         else:
             self._head = self._embedding if weights.head is weights.embedding else self._move(weights.head)
-        self._frequencies = inverse_frequencies(config).to(device)
+        self._frequencies = {
+            rope: inverse_frequencies(rope, config.context_tokens).to(device) for rope in set(self._ropes)
+        }
         # Never read before written: padding points at the sequence's own first slot.
         self._cache = torch.empty(
             (len(self._layers), 2, block_count * block_tokens, config.kv_head_count, config.head_dim),
@@ -85,8 +91,19 @@ class TorchDecoder:
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(device=self.device, dtype=self.dtype, non_blocking=True)
 
+    def _move_norm(self, weight: Tensor) -> Tensor:
+        """Zero-centred norms stay in fp32: beside the one, a small weight would be rounded away."""
+        if self.config.zero_centred_norms:
+            return weight.to(device=self.device, non_blocking=True)
+        return self._move(weight)
+
     def _move_layer(self, layer: LayerWeights) -> LayerWeights:
-        return LayerWeights(**{field.name: self._move(getattr(layer, field.name)) for field in fields(layer)})
+        moved: dict[str, Tensor | None] = {}
+        for field in fields(layer):
+            tensor: Tensor | None = getattr(layer, field.name)
+            move = self._move_norm if field.name.endswith("_norm") else self._move
+            moved[field.name] = None if tensor is None else move(tensor)
+        return LayerWeights(**moved)  # type: ignore[arg-type]
 
     @torch.inference_mode()
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
@@ -99,8 +116,7 @@ class TorchDecoder:
         if (hidden is None) is not (self._embedding is not None):
             raise ValueError("the first stage takes tokens, the others hidden states")
         if self._embedding is not None:
-            tokens = torch.tensor(batch.tokens, device=self.device)
-            hidden = functional.embedding(tokens, self._embedding)
+            hidden = self._embed(batch)
         assert hidden is not None
         hidden = self._through_layers(batch, self._move(hidden))
         if not self._whole:
@@ -111,18 +127,40 @@ class TorchDecoder:
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states [rows, hidden_size] after the last layer of a whole model, before the final norm."""
+        return self._through_layers(batch, self._move(self._embed(batch)))
+
+    def _embed(self, batch: Batch) -> Tensor:
         assert self._embedding is not None
         tokens = torch.tensor(batch.tokens, device=self.device)
-        return self._through_layers(batch, self._move(functional.embedding(tokens, self._embedding)))
+        hidden = functional.embedding(tokens, self._embedding)
+        scale = self.config.embedding_scale
+        # The factor is rounded to the dtype, as in training.
+        return hidden if scale == 1.0 else hidden * torch.tensor(scale, dtype=self.dtype, device=self.device)
 
     def _through_layers(self, batch: Batch, hidden: Tensor) -> Tensor:
         step = self._prepare(batch)
         for index, layer in enumerate(self._layers):
-            hidden = hidden + self._attention(layer, self._cache[index], self._norm(hidden, layer.attention_norm), step)
-            normed = self._norm(hidden, layer.ffn_norm)
-            gated = functional.silu(functional.linear(normed, layer.gate)) * functional.linear(normed, layer.up)
-            hidden = hidden + functional.linear(gated, layer.down)
+            attended = self._attention(layer, index, self._norm(hidden, layer.attention_norm), step)
+            hidden = self._add(hidden, attended, layer.attention_output_norm)
+            fed = self._feed_forward(layer, self._norm(hidden, layer.ffn_norm))
+            hidden = self._add(hidden, fed, layer.ffn_output_norm)
         return hidden
+
+    def _add(self, hidden: Tensor, result: Tensor, norm: Tensor | None) -> Tensor:
+        """Residual connection, with what a family does to a result before."""
+        if norm is not None:
+            result = self._norm(result, norm)
+        scale = self.config.residual_scale
+        return hidden + result if scale == 1.0 else hidden + result * scale
+
+    def _feed_forward(self, layer: LayerWeights, normed: Tensor) -> Tensor:
+        gate = functional.linear(normed, layer.gate, layer.gate_bias)
+        active = (
+            functional.silu(gate) if self.config.activation == "silu" else functional.gelu(gate, approximate="tanh")
+        )
+        return functional.linear(
+            active * functional.linear(normed, layer.up, layer.up_bias), layer.down, layer.down_bias
+        )
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -133,7 +171,8 @@ class TorchDecoder:
         """
         if self._head is None or self._final_norm is None:
             raise ValueError("the head belongs to the first stage")
-        return functional.linear(self._norm(self._move(hidden), self._final_norm), self._head).float()
+        normed = self._norm(self._move(hidden), self._final_norm)
+        return finished(functional.linear(normed, self._head).float(), self.config)
 
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
@@ -193,21 +232,24 @@ class TorchDecoder:
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(hidden, weight, self.config.norm_eps)
 
-    def _attention(self, layer: LayerWeights, cache: Tensor, normed: Tensor, step: _Step) -> Tensor:
-        config = self.config
+    def _attention(self, layer: LayerWeights, index: int, normed: Tensor, step: _Step) -> Tensor:
+        config, cache = self.config, self._cache[index]
         rows = normed.shape[0]
-        query = functional.linear(normed, layer.q).view(rows, config.head_count, config.head_dim)
-        key = functional.linear(normed, layer.k).view(rows, config.kv_head_count, config.head_dim)
-        value = functional.linear(normed, layer.v).view(rows, config.kv_head_count, config.head_dim)
-        query, key = _rotate(query, step), _rotate(key, step)
+        query = functional.linear(normed, layer.q, layer.q_bias).view(rows, config.head_count, config.head_dim)
+        key = functional.linear(normed, layer.k, layer.k_bias).view(rows, config.kv_head_count, config.head_dim)
+        value = functional.linear(normed, layer.v, layer.v_bias).view(rows, config.kv_head_count, config.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
+        turns = step.turns[self._ropes[index]]
+        query, key = _rotate(query, *turns), _rotate(key, *turns)
         cache[0].index_copy_(0, step.written, key)
         cache[1].index_copy_(0, step.written, value)
         mixed = torch.empty_like(query)
         for group in step.groups:
-            mixed[group.rows] = self._attend(query[group.rows], cache, group)
-        return functional.linear(mixed.view(rows, -1), layer.o)
+            mixed[group.rows] = self._attend(query[group.rows], cache, group, self._windows[index])
+        return functional.linear(mixed.view(rows, -1), layer.o, layer.o_bias)
 
-    def _attend(self, query: Tensor, cache: Tensor, group: _Group) -> Tensor:
+    def _attend(self, query: Tensor, cache: Tensor, group: _Group, window: int | None) -> Tensor:
         """[sequences * queries, heads, head_dim] of queries over their sequences' gathered keys and values."""
         config = self.config
         sequences = group.slots.shape[0]
@@ -215,23 +257,32 @@ class TorchDecoder:
         query = query.view(sequences, -1, config.head_count, config.head_dim).transpose(1, 2)
         key = cache[0][group.slots].transpose(1, 2).repeat_interleave(repeats, dim=1)
         value = cache[1][group.slots].transpose(1, 2).repeat_interleave(repeats, dim=1)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=group.mask, scale=1.0 / math.sqrt(config.head_dim)
-        )
+        mask = group.masks[window]
+        if config.attention_softcap is None:
+            mixed = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=config.attention_scale
+            )
+        else:
+            scores = capped((query @ key.transpose(2, 3)) * config.attention_scale, config.attention_softcap)
+            weights = scores.masked_fill(~mask, -math.inf).softmax(-1, dtype=torch.float32)
+            mixed = weights.to(value.dtype) @ value
         return mixed.transpose(1, 2).reshape(-1, config.head_count, config.head_dim)
 
     def _prepare(self, batch: Batch) -> _Step:
         positions = torch.tensor(batch.positions)
-        angles = positions.float()[:, None].to(self.device) * self._frequencies
-        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
         slots = [self._slots(table, batch.positions[end - 1] + 1) for table, end in self._sequences(batch)]
         written = torch.cat([slots[s][batch.positions[start] :] for s, start in enumerate(batch.starts[:-1])])
         return _Step(
-            cos=angles.cos().to(self.dtype),
-            sin=angles.sin().to(self.dtype),
+            turns={rope: self._turns(positions, rope) for rope in self._frequencies},
             written=written.to(self.device),
             groups=self._groups(batch, positions, slots),
         )
+
+    def _turns(self, positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        angles = positions.float()[:, None].to(self.device) * self._frequencies[rope]
+        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+        factor = rope.attention_factor
+        return (angles.cos() * factor).to(self.dtype), (angles.sin() * factor).to(self.dtype)
 
     @staticmethod
     def _sequences(batch: Batch) -> list[tuple[list[int], int]]:
@@ -260,12 +311,20 @@ class TorchDecoder:
         longest = max(len(one) for one in slots)
         padded = torch.stack([functional.pad(one, (0, longest - len(one)), value=int(one[0])) for one in slots])
         limits = positions[rows].view(len(slots), 1, -1, 1)
-        mask = torch.arange(longest).view(1, 1, 1, -1) <= limits
-        return _Group(rows=rows.to(self.device), slots=padded.to(self.device), mask=mask.to(self.device))
+        places = torch.arange(longest).view(1, 1, 1, -1)
+        before = places <= limits
+        masks = {
+            window: (before if window is None else before & (places > limits - window)).to(self.device)
+            for window in set(self._windows)
+        }
+        return _Group(rows=rows.to(self.device), slots=padded.to(self.device), masks=masks)
 
 
-def _rotate(heads: Tensor, step: _Step) -> Tensor:
-    """Rotary embedding in the Hugging Face layout: a head's first half pairs with its second."""
-    half = heads.shape[-1] // 2
-    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
-    return heads * step.cos + turned * step.sin
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in the Hugging Face layout: the first half of a head's rotated numbers pairs with the second,
+    and the others stay."""
+    width = cos.shape[-1]
+    turning, rest = heads[..., :width], heads[..., width:]
+    turned = torch.cat((-turning[..., width // 2 :], turning[..., : width // 2]), dim=-1)
+    rotated = turning * cos + turned * sin
+    return torch.cat((rotated, rest), dim=-1) if width < heads.shape[-1] else rotated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from fleetstart.runtime.contract.weights.llama_config import LlamaConfig, read_config
+from fleetstart.runtime.contract.weights.decoder_config import DecoderConfig, read_config
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
@@ -32,6 +33,7 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 BLOCK_TOKENS = 16
+CONTEXT_TOKENS = 512
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96,
@@ -106,8 +108,9 @@ def real_model() -> Checkpoint:
     return Checkpoint(load_file(REAL / "model.safetensors"), files)
 
 
-def config_of(weights: ModelWeights) -> LlamaConfig:
-    return read_config(weights.file("config.json"), weights.file("generation_config.json"))
+def config_of(weights: ModelWeights, context: int = CONTEXT_TOKENS) -> DecoderConfig:
+    config = read_config(weights.file("config.json"), weights.file("generation_config.json"))
+    return replace(config, context_tokens=min(context, config.max_positions))
 
 
 def stage_of(weights: ModelWeights, first: int = 0, end: int | None = None) -> StageWeights:
@@ -116,19 +119,30 @@ def stage_of(weights: ModelWeights, first: int = 0, end: int | None = None) -> S
 
 
 def native(
-    weights: ModelWeights, *, blocks: int = 64, threads: int = 1, isa: str = "auto", kv: str = "fp32"
+    weights: ModelWeights,
+    *,
+    blocks: int = 64,
+    threads: int = 1,
+    isa: str = "auto",
+    kv: str = "fp32",
+    context: int = CONTEXT_TOKENS,
 ) -> NativeDecoder:
     return NativeDecoder(
-        config_of(weights), stage_of(weights),
+        config_of(weights, context), stage_of(weights),
         kv_dtype=kv, block_count=blocks, block_tokens=BLOCK_TOKENS, threads=threads, isa=isa,
     )  # fmt: skip
 
 
 def plain(
-    weights: ModelWeights, *, blocks: int = 64, device: str = "cpu", dtype: torch.dtype = torch.float32
+    weights: ModelWeights,
+    *,
+    blocks: int = 64,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    context: int = CONTEXT_TOKENS,
 ) -> TorchDecoder:
     return TorchDecoder(
-        config_of(weights), stage_of(weights),
+        config_of(weights, context), stage_of(weights),
         device=torch.device(device), dtype=dtype, block_count=blocks, block_tokens=BLOCK_TOKENS,
     )  # fmt: skip
 
@@ -140,7 +154,7 @@ def engine(
     blocks: int = 64,
     max_batch: int = 8,
     token_budget: int = 256,
-    context_tokens: int = 512,
+    context_tokens: int = CONTEXT_TOKENS,
 ) -> Engine:
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK_TOKENS),

@@ -22,13 +22,13 @@ LLAMA: dict[str, Any] = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
 }  # fmt: skip
 OTHERS = [
-    ({"model_type": "qwen2"}, "model_type 'qwen2'"),
-    ({"model_type": "mistral"}, "model_type 'mistral'"),
+    ({"model_type": "qwen2"}, "architectures names 'LlamaForCausalLM', only Qwen2ForCausalLM"),
+    ({"model_type": "mixtral"}, "model_type 'mixtral'"),
     ({"model_type": "gemma2"}, "model_type 'gemma2'"),
     ({"model_type": "gpt2"}, "model_type 'gpt2'"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures names 'LlamaForSequenceClassification'"),
     ({"quantization_config": {"bits": 4}}, "quantised weights"),
-    ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
+    ({"rope_scaling": {"rope_type": "mrope"}}, "rope scaling 'mrope'"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"hidden_size": None}, "hidden_size"),
 ]
@@ -47,6 +47,12 @@ def test_what_the_native_engine_runs_is_its(tmp_path: Path) -> None:
     source = read_source(model(tmp_path / "w"))
     assert require_runnable(source, "handler.py:3").engine == "native"
     assert require_runnable(source, "handler.py:3", "transformers").engine == "transformers"
+
+
+def test_what_its_kernels_do_not_take_is_said_with_the_reason(tmp_path: Path) -> None:
+    choice = require_runnable(read_source(model(tmp_path / "w", hidden_size=40)), "handler.py:3")
+    assert choice.engine == "native"
+    assert choice.reason.endswith("not with its own kernels: hidden_size 40 is no multiple of 16")
 
 
 def test_what_it_does_not_run_is_for_transformers(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import torch
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.sizes import MIB
-from fleetstart.runtime.contract.weights.llama_config import read_config
+from fleetstart.runtime.contract.weights.decoder_config import read_config
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.runner import LocalRunner
 from fleetstart.runtime.llm.model.layers import gather
 from fleetstart.runtime.llm.model.loaded_model import LoadedModel, default_sampling
 from fleetstart.runtime.llm.model.loader import load_model
-from fleetstart.runtime.llm.model.native_decoder import NativeDecoder, runs_natively
+from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
 from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
 from tests.runtime.llm.models import TINY, Checkpoint, config_of, tiny
 
@@ -32,14 +32,14 @@ def test_defaults_are_those_of_the_format() -> None:
     assert config.kv_head_count == 6
     assert config.head_dim == 10
     assert config.eos_ids == frozenset()
-    assert config.rope_scaling is None
+    assert config.rope.scaling is None
 
 
 def test_rotary_settings_are_read_in_both_forms() -> None:
-    assert read_config(data(rope_theta=5e5)).rope_theta == 5e5
+    assert read_config(data(rope_theta=5e5)).rope.theta == 5e5
     newer = read_config(data(rope_theta=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}))
-    assert newer.rope_theta == 5e5
-    assert newer.rope_scaling is None
+    assert newer.rope.theta == 5e5
+    assert newer.rope.scaling is None
 
 
 def test_generation_config_tells_where_to_end() -> None:
@@ -54,11 +54,26 @@ def test_generation_config_tells_where_to_end() -> None:
     [
         ({"model_type": "mixtral"}, "model_type 'mixtral'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
-        ({"sliding_window": 4096}, "sliding_window"),
+        ({"model_type": "gemma3"}, "model_type 'gemma3'"),
+        ({"model_type": 7}, "model_type 7"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias is not supported for Mistral"),
+        ({"model_type": "qwen2", "mlp_bias": True}, "mlp_bias is not supported for Qwen2"),
+        ({"sliding_window": 4096}, "sliding_window is not supported for Llama"),
+        ({"model_type": "mistral", "sliding_window": -1}, "sliding_window must be a positive"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported for Llama"),
+        ({"model_type": "phi3", "partial_rotary_factor": 7}, "makes 112 of 16 numbers rotate"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
+        ({"model_type": "gemma3_text", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "layer_types must name 3 layers"),
+        ({"model_type": "gemma3_text", "layer_types": ["chunked"] * 3}, "layer_types: 'chunked'"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling must be a positive number"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0 is not supported for Llama"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "rope scaling 'mrope'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "'linear': factor must be a positive number, is None"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor must be a list of 8"),
+        ({"rope_scaling": [4.0]}, "rotary settings must be an object"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"num_attention_heads": "six"}, "num_attention_heads"),
@@ -99,8 +114,8 @@ def test_sampling_defaults_are_the_checkpoints() -> None:
 
 def test_shapes_that_no_kernel_takes_run_on_torch(tiny_model: Checkpoint) -> None:
     narrow = tiny(hidden_size=60, intermediate_size=90)
-    assert runs_natively(config_of(tiny_model))
-    assert not runs_natively(config_of(narrow))
+    assert not config_of(tiny_model).not_native
+    assert config_of(narrow).not_native == "hidden_size 60 is no multiple of 16"
     model = load_model(narrow, LLMSettings(kv_memory_bytes=MIB), threads=1, device="cpu")
     assert isinstance(_decoder_of(model), TorchDecoder)
     model = load_model(tiny_model, LLMSettings(kv_memory_bytes=MIB), threads=1, device="cpu")

@@ -86,6 +86,11 @@ def test_a_read_only_output_is_refused(tiny_model: Checkpoint) -> None:
         native(tiny_model)._decoder.step(**good(output=output))
 
 
+def _with(stage: Any, **changes: Any) -> list[list[Any]]:
+    """Tensors of the stage's layers, some of them others."""
+    return [[changes.get(name, getattr(layer, name)) for name in layer.__slots__] for layer in stage.layers]
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -93,9 +98,18 @@ def test_a_read_only_output_is_refused(tiny_model: Checkpoint) -> None:
         lambda stage: {"embedding": stage.embedding.to(torch.float64)},
         lambda stage: {"embedding": stage.embedding.T.contiguous().T},
         lambda stage: {"final_norm": None},
-        lambda stage: {"layers": []},
-        lambda stage: {"layers": [[stage.final_norm] * 8]},
-        lambda stage: {"layers": [[stage.final_norm] * 9]},
+        lambda stage: {"layers": [], "windows": [], "turns": []},
+        lambda stage: {"layers": [[stage.final_norm] * 8] * 3},
+        lambda stage: {"layers": [[stage.final_norm] * 20] * 3},
+        lambda stage: {"layers": _with(stage, q_bias=stage.final_norm[:16])},
+        lambda stage: {"layers": _with(stage, q_bias=torch.zeros(96))},
+        lambda stage: {"layers": _with(stage, o_bias=torch.zeros(16))},
+        lambda stage: {"layers": _with(stage, k_norm=torch.zeros(32))},
+        lambda stage: {"layers": _with(stage, ffn_output_norm=torch.zeros(32))},
+        lambda stage: {"windows": [0, 0]},
+        lambda stage: {"windows": [0, -1, 0]},
+        lambda stage: {"turns": [0, 0, 2]},
+        lambda stage: {"rotary_factors": [1.0]},
         lambda stage: {"isa": "neon"},
         lambda stage: {"kv_dtype": "int8"},
         lambda stage: {"head_dim": 8},
@@ -103,17 +117,19 @@ def test_a_read_only_output_is_refused(tiny_model: Checkpoint) -> None:
         lambda stage: {"block_count": 0},
         lambda stage: {"kv_head_count": 4},
         lambda stage: {"kv_head_count": 0},
-        lambda stage: {"inverse_frequencies": np.zeros(3, np.float32)},
+        lambda stage: {"inverse_frequencies": [np.zeros(9, np.float32)] * 2},
+        lambda stage: {"inverse_frequencies": [np.zeros(8, np.float32), np.zeros(4, np.float32)]},
     ],
 )
 def test_weights_that_do_not_fit_are_refused(tiny_model: Checkpoint, spoil: Any) -> None:
     stage = stage_of(tiny_model)
     arguments: dict[str, Any] = {
         "hidden_size": 64, "head_count": 6, "kv_head_count": 2, "head_dim": 16, "ffn_size": 96, "vocab_size": 258,
-        "norm_eps": 1e-5, "inverse_frequencies": np.ones(8, np.float32), "embedding": stage.embedding,
+        "norm_eps": 1e-5, "inverse_frequencies": [np.ones(8, np.float32)] * 2, "embedding": stage.embedding,
         "final_norm": stage.final_norm, "head": stage.head, "kv_dtype": "fp32", "block_count": 4, "block_tokens": 16,
-        "threads": 1, "isa": "auto",
-        "layers": [[getattr(layer, name) for name in layer.__slots__] for layer in stage.layers],
+        "threads": 1, "isa": "auto", "rotary_factors": [1.0, 1.0], "windows": [0, 0, 0], "turns": [0, 0, 0],
+        "attention_scale": 0.25, "attention_softcap": 0.0, "embedding_scale": 1.0, "residual_scale": 1.0, "gelu": False,
+        "layers": _with(stage),
     }  # fmt: skip
     Decoder(**arguments)
     with pytest.raises((ValueError, TypeError)):

@@ -85,7 +85,7 @@ def test_llama3_frequencies_equal_transformers() -> None:
     fields = {**config_fields(weights), "rope_parameters": {**scaling, "rope_theta": 10000.0}}
     fields.pop("rope_scaling")
     model = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(transformers.LlamaConfig(**fields))
-    torch.testing.assert_close(inverse_frequencies(config_of(weights)), model.inv_freq)
+    torch.testing.assert_close(inverse_frequencies(config_of(weights).rope, 512), model.inv_freq)
 
 
 def config_fields(weights: Checkpoint) -> dict[str, Any]:

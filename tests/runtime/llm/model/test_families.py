@@ -1,0 +1,122 @@
+"""Each family gives the tokens that transformers gives, whole and cut into stages, on either decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.contract.sizes import MIB
+from fleetstart.runtime.llm.engine.engine import Engine
+from fleetstart.runtime.llm.engine.generation import Request
+from fleetstart.runtime.llm.engine.runner import LocalRunner
+from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.model.loaded_model import LoadedModel
+from fleetstart.runtime.llm.model.loader import load_model
+from tests.runtime.llm.batches import ISAS, batch_of, some_tokens, steps, table
+from tests.runtime.llm.families import CASES, family_model, greedy
+from tests.runtime.llm.models import Checkpoint, config_of, engine, native, plain, run, tokens_of
+from tests.runtime.llm.stages import Pipeline
+
+NEW_TOKENS = 20
+PROMPTS = [some_tokens(3, 1), some_tokens(41, 2), some_tokens(17, 3)]
+
+
+def requests(prompts: list[list[int]] = PROMPTS, tokens: int = NEW_TOKENS) -> list[Request]:
+    return [Request(tokens=prompt, max_new_tokens=tokens, sampling=SamplingParams(temperature=0)) for prompt in prompts]
+
+
+def answers(weights: Checkpoint, decoder: Any) -> list[list[int]]:
+    """Of all prompts at once, in chunks."""
+    found = run(engine(weights, decoder, token_budget=24), requests())
+    return [tokens_of(deltas) for deltas in found]
+
+
+def check(theirs: Any, found: list[list[int]]) -> None:
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        assert tokens
+        assert greedy(theirs, prompt + tokens, len(tokens)) == tokens
+
+
+def decoders_of(weights: Checkpoint) -> list[Any]:
+    return [plain, native] if not config_of(weights).not_native else [plain]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "longrope" not in case])
+def test_tokens_are_those_of_transformers(case: str) -> None:
+    model = family_model(case)
+    for decoder in decoders_of(model.weights):
+        check(model.theirs, answers(model.weights, decoder(model.weights)))
+
+
+@pytest.mark.parametrize("cut", [1])
+@pytest.mark.parametrize("case", ["mistral", "qwen2", "qwen3", "gemma3", "phi3", "granite"])
+def test_tokens_through_two_stages_are_those_of_the_whole_model(case: str, cut: int) -> None:
+    weights = family_model(case).weights
+    for kind in ["torch", "auto"] if not config_of(weights).not_native else ["torch"]:
+        halves = [answers(weights, Pipeline(kind, weights, cuts)) for cuts in ({cut}, set())]
+        assert halves[0] == halves[1]
+
+
+@pytest.mark.parametrize(("context", "length"), [(32, 20), (512, 60)], ids=["short", "long"])
+def test_a_deployments_context_chooses_the_factors_of_longrope(context: int, length: int) -> None:
+    model = family_model("phi3, longrope")
+    tokens = some_tokens(length)
+    with torch.inference_mode():
+        wanted = model.theirs(torch.tensor([tokens])).logits[0]
+    for decoder in decoders_of(model.weights):
+        subject = decoder(model.weights, context=context)
+        got = subject.forward(batch_of([(tokens, 0, table(0, length))], every_row=True))
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_dynamic_scaling_stretches_the_base_for_contexts_beyond_training() -> None:
+    model = family_model("llama, dynamic")
+    assert config_of(model.weights, 10**6).context_tokens == 1024
+    tokens = some_tokens(700)
+    with torch.inference_mode():
+        wanted = model.theirs(torch.tensor([tokens])).logits[0, -1:]
+    for decoder in decoders_of(model.weights):
+        subject = decoder(model.weights, context=700)
+        torch.testing.assert_close(
+            subject.forward(batch_of([(tokens, 0, table(0, 700))])), wanted, rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", [case for case in CASES if "softcaps" not in case and "llama" not in case])
+def test_native_equals_torch(case: str, dtype: torch.dtype, isa: str) -> None:
+    whole = family_model(case).weights
+    weights = Checkpoint({name: tensor.to(dtype) for name, tensor in whole.items()}, whole._files)
+    for got, wanted in zip(steps(native(weights, isa=isa)), steps(plain(weights)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("field", "dtype"),
+    [
+        ({"torch_dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": "float16"}, torch.float16),
+        ({"dtype": "float32"}, torch.float32),
+        ({"torch_dtype": None, "dtype": None}, torch.float32),
+    ],
+)
+def test_dtype_auto_is_the_stored_one(field: dict[str, Any], dtype: torch.dtype) -> None:
+    weights = family_model("qwen3").weights
+    fields = msgspec.json.decode(weights.file("config.json")) | field
+    stored = Checkpoint(dict(weights), {**weights._files, "config.json": msgspec.json.encode(fields)})
+    settings = LLMSettings(dtype="auto", kv_memory_bytes=MIB, max_context_tokens=64)
+    config = config_of(stored)
+    kept = decoder_of(load_model(stored, settings, threads=1, device="cpu")).read_kv([0], 0, 1)
+    assert len(kept) == 2 * config.layer_count * config.kv_width * dtype.itemsize
+
+
+def decoder_of(model: LoadedModel) -> Any:
+    assert isinstance(model.engine, Engine)
+    runner = model.engine._runner
+    assert isinstance(runner, LocalRunner)
+    return runner._decoder
