@@ -99,6 +99,9 @@ class RdmaServer:
         is silent or off the protocol."""
     def stop(self) -> None:
         """From any thread, also before `run`."""
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes of the ranges that were called ready to the reader, which reads them without asking anybody."""
 
 def device_names() -> list[str]:
     """The machine's devices; empty where its kernel has no RDMA."""

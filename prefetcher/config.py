@@ -103,6 +103,8 @@ class Config:
     """Ranges that functions may list although they are denied."""
     plain_links: bool = False
     """Let controllers on other machines reach workers without TLS (FS_LINKS=plain)."""
+    rdma: bool = True
+    """Read from other nodes by RDMA where both have a device and links are plain. FS_RDMA=0 turns it off."""
     servers: str = ""
     """URLs of the controllers, which functions do not reach either."""
     worker_env: Mapping[str, str]
@@ -169,6 +171,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         egress_deny=read_networks(env, "FS_EGRESS_DENY"),
         egress_allow=read_networks(env, "FS_EGRESS_ALLOW"),
         plain_links=read_links(env) == "plain",
+        rdma=read_choice(env, "FS_RDMA", ("0", "1")) != "0",
         servers=env.get("FS_URL") or "",
         parent_death=read_flag(env, "FS_PARENT_DEATH"),
         gpus=_gpus(env),

@@ -118,7 +118,7 @@ class Daemon:
             room_bytes=lambda: self._segments.budget.free_bytes,
         )
         self._devices = open_devices(config.devices, config.worker_env, gpus=config.find_gpus)
-        self._peers = NodePeers(node=config.node, epoch=self.epoch, read_key=self._read_peer_key)
+        self._peers = NodePeers(node=config.node, epoch=self.epoch, read_key=self._read_peer_key, rdma=config.rdma)
         self._segments = SegmentStore(
             source=source,
             memory_bytes=config.memory_bytes,

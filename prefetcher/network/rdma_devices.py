@@ -44,7 +44,7 @@ def rdma_devices(sysfs: Path = SYSFS) -> list[RdmaDeviceInfo]:
     devices = []
     for folder in sorted(sysfs.iterdir()):
         port = folder / "ports" / str(FIRST_PORT)
-        state = _word(port / "state").partition(": ")[2] or "unknown"
+        state = _state(folder)
         devices.append(
             RdmaDeviceInfo(
                 name=folder.name,
@@ -56,6 +56,15 @@ def rdma_devices(sysfs: Path = SYSFS) -> list[RdmaDeviceInfo]:
             )
         )
     return devices
+
+
+def is_port_active(device: Path) -> bool:
+    """True if the device's port is up now. `device`: its folder in sysfs."""
+    return _state(device) == "ACTIVE"
+
+
+def _state(device: Path) -> str:
+    return _word(device / "ports" / str(FIRST_PORT) / "state").partition(": ")[2] or "unknown"
 
 
 def _firmware(folder: Path) -> str:

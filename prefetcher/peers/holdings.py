@@ -32,6 +32,8 @@ class Held:
     control: native.ControlBlock
     slab_bytes: int
     chunk_bytes: int
+    granted: tuple[int, ...]
+    """Slabs that it has."""
 
 
 class Holdings:
@@ -77,4 +79,5 @@ class Holdings:
             segment.control,
             self._segments.budget.memory.slab_bytes,
             segment.manifest.chunk_bytes,
+            tuple(segment.granted),
         )

@@ -7,6 +7,7 @@ its first byte is there, a chunk must keep coming.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,9 @@ from ..sources.throttle import BackgroundThrottle
 from .connections import Connection, PeerConnections
 from .framed import FramedCompletion, FramedReader
 from .links import POLL_S
+from .rdma import RdmaReads
+
+log = logging.getLogger(__name__)
 
 RUN_BYTES = 16 * 1024 * 1024
 """Bytes asked for at once: a round trip is short beside their time, and a peer that is lost loses few."""
@@ -67,8 +71,8 @@ class _Run:
         return [index for index in self._order if index not in self._came]
 
     @property
-    def has_begun(self) -> bool:
-        return bool(self._came)
+    def came_bytes(self) -> int:
+        return sum(self._rooms[index][0].size_bytes for index in self._came)
 
     def submit(self, reader: RangeReader, index: int) -> None:
         chunk, piece = self._rooms[index]
@@ -89,10 +93,12 @@ class PeerChunks:
 
     run_bytes = RUN_BYTES
 
-    def __init__(self, peer: Peer, connections: PeerConnections) -> None:
+    def __init__(self, peer: Peer, connections: PeerConnections, rdma: RdmaReads | None = None) -> None:
+        """`rdma`: reads by RDMA, where this node can."""
         self.name = f"peer:{peer.node}"
         self._peer = peer
         self._connections = connections
+        self._rdma = rdma
 
     def renew(self, peer: Peer) -> None:
         """Uses a later grant of the same peer from now on."""
@@ -108,12 +114,46 @@ class PeerChunks:
         """Errors: SourceError, SourceLost, ReadCancelled."""
         if stopped():
             raise ReadCancelled(self.name)
-        yield from self._read_by_tcp(_Run(run, pieces), stopped, throttle)
+        chunks, peer, rdma = _Run(run, pieces), self._peer, self._rdma
+        if rdma is not None and throttle is None and self._offers_rdma:
+            try:
+                yield from self._read_by_rdma(rdma, peer, chunks, stopped)
+                return
+            except (OSError, EOFError, native.NativeError, SourceError) as error:
+                if self._gives_up_rdma(peer):
+                    log.warning("reads by RDMA go on by TCP", extra={"source": self.name, "error": str(error)})
+        yield from self._read_by_tcp(chunks, stopped, throttle)
+
+    @property
+    def _offers_rdma(self) -> bool:
+        return "rdma" in self._peer.transports and not self._peer.host
+
+    def _gives_up_rdma(self, peer: Peer) -> bool:
+        """After a failure the fetch reads by TCP, unless the failed connection ended with a grant that was renewed
+        since. True for the first failure."""
+        if peer.grant != self._peer.grant:
+            return False
+        was, self._rdma = self._rdma, None
+        return was is not None
+
+    def _read_by_rdma(self, rdma: RdmaReads, peer: Peer, chunks: _Run, stopped: Callable[[], bool]) -> Iterator[int]:
+        link, is_whole = None, False
+        try:
+            link = rdma.take(peer)
+            yield from self._collect(link, chunks, stopped)
+            is_whole = True
+        finally:
+            if link is not None:
+                rdma.node.note_received(chunks.came_bytes)
+                if is_whole:
+                    rdma.give_back(link)
+                else:
+                    link.cancel()
 
     def _read_by_tcp(
         self, chunks: _Run, stopped: Callable[[], bool], throttle: BackgroundThrottle | None
     ) -> Iterator[int]:
-        peer = self._peer
+        peer, before_bytes = self._peer, chunks.came_bytes
         for fresh in (False, True):
             window_bytes = throttle.window_bytes if throttle is not None else None
             connection = self._connections.take(peer, fresh=fresh, window_bytes=window_bytes)
@@ -124,7 +164,7 @@ class PeerChunks:
                 is_whole = True
                 return
             except (OSError, EOFError) as error:
-                if connection.is_warm and not chunks.has_begun:
+                if connection.is_warm and chunks.came_bytes == before_bytes:
                     continue  # the holder had closed it
                 raise SourceError(f"{self.name}: {str(error) or type(error).__name__}") from error
             finally:

@@ -26,6 +26,7 @@ from .frames import Hello, Refusal
 from .grants import PeerKeys, check_hello
 from .holdings import Holdings
 from .links import Link, PlainLink, TlsLink, prepare
+from .rdma import NodeRdma
 from .session import PROVE_S, Closed, Session
 
 log = logging.getLogger(__name__)
@@ -63,13 +64,16 @@ class PeerServer:
         holdings: Holdings,
         keys: PeerKeys,
         context: Callable[[], ssl.SSLContext] | None,
+        rdma: NodeRdma | None = None,
     ) -> None:
-        """`context` returns that of the newest certificate; None: readers come without TLS."""
+        """`context` returns that of the newest certificate; None: readers come without TLS. `rdma`: what readers that
+        ask for it are served by."""
         self._node = node
         self._epoch = epoch
         self._holdings = holdings
         self._keys = keys
         self._context = context
+        self._rdma = rdma
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._numbers = count(1)
@@ -218,6 +222,7 @@ class PeerServer:
                 admit=functools.partial(self._admit, connection),
                 sent=self._note_sent,
                 stopped=self._stop.is_set,
+                rdma=self._rdma,
             ).run()
         except Closed as error:
             log.info("a peer's connection was closed", extra={"reason": str(error)})

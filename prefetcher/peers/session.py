@@ -6,11 +6,12 @@ it reads, and for a moment after, so that a reader that only keeps its connectio
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -23,6 +24,12 @@ from .framed import FramedServer
 from .frames import Hello, Refusal
 from .holdings import Held, Holdings
 from .links import POLL_S, Link
+from .rdma import NodeRdma
+
+if TYPE_CHECKING:
+    from fleetstart.native._rdma import RdmaServer
+
+log = logging.getLogger(__name__)
 
 PROVE_S = 5.0
 """Time for a connection to prove itself: a few round trips and signatures."""
@@ -63,6 +70,7 @@ class Session:
         admit: Callable[[NodeId], bool],
         sent: Callable[[NodeId, int], None],
         stopped: Callable[[], bool],
+        rdma: NodeRdma | None = None,
     ) -> None:
         """`certified`: the node in the reader's certificate, None without TLS. `refusal` checks a Hello against the
         holder's nonce; `admit` is False if there are too many readers; `sent` gets the bytes of each chunk sent."""
@@ -72,6 +80,7 @@ class Session:
         self._holdings = holdings
         self._refusal, self._admit, self._sent = refusal, admit, sent
         self._stopped = stopped
+        self._rdma = rdma
         self._nonce = os.urandom(NONCE_BYTES)
         self._leave: _Leave | None = None
         self._held: Held | None = None
@@ -83,7 +92,10 @@ class Session:
         try:
             self._link.send(frames.MAGIC + self._nonce, prove_by_s)
             while True:
-                self._serve(self._greet(prove_by_s))
+                leave, by_rdma = self._greet(prove_by_s)
+                if by_rdma is not None:
+                    self._serve_rdma(leave, by_rdma)
+                self._serve(leave)
                 prove_by_s = time.monotonic() + PROVE_S
         finally:
             self._link.close()
@@ -91,7 +103,8 @@ class Session:
 
     # ── grants ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _greet(self, deadline_s: float) -> _Leave:
+    def _greet(self, deadline_s: float) -> tuple[_Leave, RdmaServer | None]:
+        """What the reader may read from now on, and what serves it if it asks for RDMA. Errors: Closed."""
         (length,) = frames.LENGTH.unpack(self._link.receive(frames.LENGTH.size, deadline_s))
         if length > frames.HELLO_MAX_BYTES:
             self._refuse("malformed")
@@ -106,10 +119,12 @@ class Session:
             self._refuse("too_many")
         left_s = hello.grant.expires_unix_ms / 1000 - time.time()
         leave = self._leave = _Leave(hello.grant, time.monotonic() + left_s)
-        if self._hold(min(APPEAR_S, left_s)) is None:
+        held = self._hold(min(APPEAR_S, left_s))
+        if held is None:
             self._refuse("not_in_memory")
+        by_rdma = self._rdma_server(held) if hello.transport == "rdma" else None
         self._link.send(frames.LENGTH.pack(0), time.monotonic() + PROVE_S)
-        return leave
+        return leave, by_rdma
 
     def _refuse(self, refusal: Refusal) -> NoReturn:
         self._link.send(frames.LENGTH.pack(len(refusal)) + refusal.encode(), time.monotonic() + PROVE_S)
@@ -167,6 +182,30 @@ class Session:
             chunk_bytes=held.chunk_bytes,
             stall_s=SEND_S,
         )
+
+    def _rdma_server(self, held: Held) -> RdmaServer:
+        fd = self._link.native_fd()
+        if self._rdma is None or fd is None:
+            self._refuse("no_rdma")
+        try:
+            return self._rdma.server(fd, held)
+        except OSError as error:
+            log.warning(
+                "a segment cannot be registered for RDMA: raise the limit of locked memory (LimitMEMLOCK, ulimit -l)",
+                extra={"error": str(error)},
+            )
+            self._refuse("no_rdma")
+
+    def _serve_rdma(self, leave: _Leave, server: RdmaServer) -> NoReturn:
+        """Serves until the end of the connection: by RDMA it has one grant."""
+        try:
+            ended = server.run(leave.grant.expires_unix_ms)
+        except native.NativeError as error:
+            raise ValueError(str(error)) from error
+        finally:
+            if server.ready_bytes:
+                self._sent(leave.grant.reader, server.ready_bytes)
+        raise Closed(f"it has ended: {ended}")
 
     # ── the pin ────────────────────────────────────────────────────────────────────────────────────
 

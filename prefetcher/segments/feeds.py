@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fleetstart import native
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.peers import Peer, Pull
 from fleetstart.runtime.contract.weights.manifest import ChunkRange
@@ -28,7 +30,17 @@ class PeerSource(ChunkSource, Protocol):
         ...
 
 
-OpenPeer = Callable[[Peer], PeerSource]
+@dataclass(frozen=True, slots=True)
+class FetchMemory:
+    """Memory of a segment, which its fetch fills. A reference to this object keeps none of it."""
+
+    region: weakref.ref[native.Region]
+    slab_bytes: int
+    granted: Collection[int]
+    """Slabs that may be filled; more may come."""
+
+
+OpenPeer = Callable[[Peer, FetchMemory], PeerSource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,11 @@ NO_FEED = Feed()
 class SegmentFeed:
     """The peers of one segment's fetch."""
 
-    def __init__(self, open_peer: OpenPeer, chunks: Sequence[ChunkRange], rates: dict[str, float]) -> None:
+    def __init__(
+        self, open_peer: OpenPeer, memory: FetchMemory, chunks: Sequence[ChunkRange], rates: dict[str, float]
+    ) -> None:
         self._open_peer = open_peer
+        self._memory = memory
         self._chunks = chunks
         self._rates = rates
         self._sources: dict[NodeId, PeerSource] = {}
@@ -82,7 +97,7 @@ class SegmentFeed:
             fetch.replan(self._plan(feed))
 
     def _source(self, peer: Peer) -> FetchSource:
-        source = self._sources[peer.node] = self._open_peer(peer)
+        source = self._sources[peer.node] = self._open_peer(peer, self._memory)
         return FetchSource(
             source,
             self._of(peer),

@@ -35,7 +35,7 @@ from ..sources.errors import ObjectMissing
 from ..sources.folder import DISK_THREADS
 from ..sources.throttle import BackgroundThrottle
 from .disk_cache import DiskCache, DiskImage
-from .feeds import NO_FEED, Feed, OpenPeer, SegmentFeed
+from .feeds import NO_FEED, Feed, FetchMemory, OpenPeer, SegmentFeed
 from .segment import Segment
 
 FetchCallback = Callable[[Segment, FleetError | None], None]
@@ -96,7 +96,8 @@ class SegmentOpener:
             f"fs-{checkpoint[:12]}-control", len(manifest.chunks), data, self._generation
         )
         image = self._disk_image(checkpoint, manifest, data, in_use)
-        sources, plan = self._sources(segment, manifest, image, feed, rates)
+        memory = FetchMemory(weakref.ref(segment.region), slab_bytes, segment.granted)
+        sources, plan = self._sources(segment, manifest, memory, image, feed, rates)
         segment.fetch = Fetch(
             checkpoint=checkpoint,
             region=segment.region,
@@ -121,7 +122,13 @@ class SegmentOpener:
         return self._disk.image(checkpoint)
 
     def _sources(
-        self, segment: Segment, manifest: Manifest, image: DiskImage | None, feed: Feed, rates: Mapping[str, float]
+        self,
+        segment: Segment,
+        manifest: Manifest,
+        memory: FetchMemory,
+        image: DiskImage | None,
+        feed: Feed,
+        rates: Mapping[str, float],
     ) -> tuple[list[FetchSource], PullPlan | None]:
         """The disk for the chunks it has, peers for those they have or will have, the store for all."""
         chunks = chunk_ranges(manifest)
@@ -134,7 +141,7 @@ class SegmentOpener:
         last = FetchSource(store, chunks, threads, costly=True, bytes_per_s=rates.get(store.name))
         if self._open_peer is None:
             return [*sources, last], None
-        segment.feed = SegmentFeed(self._open_peer, chunks, dict(rates))
+        segment.feed = SegmentFeed(self._open_peer, memory, chunks, dict(rates))
         return segment.feed.begin(feed, sources, last)
 
     def _write_behind(self, image: DiskImage | None, region: native.Region) -> Callable[[ChunkRange, str], None]:

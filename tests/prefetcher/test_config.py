@@ -24,6 +24,8 @@ def test_defaults() -> None:
     assert not config.parent_death
     assert config.keep_idle
     assert not read_config({**LEAST, "FS_KEEP_WEIGHTS": "0"}).keep_idle
+    assert read_config(LEAST).rdma
+    assert not read_config({**LEAST, "FS_RDMA": "0"}).rdma
     assert not config.watch_only
     assert read_config({**LEAST, "FS_LIMITS": "watched"}).watch_only
 

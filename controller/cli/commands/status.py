@@ -80,6 +80,8 @@ def node_lines(node: NodeReport, copies: Iterable[CopyInfo] = ()) -> str:
     line = f"node     {node.node}{where}   {node.cpus} cores   memory {used}"
     line += f"\n         isolation {isolation_text(node)}   limits {node.limits or 'none'}"
     line += f"   warm fork servers: {', '.join(node.profiles) or 'none yet'}"
+    if node.peer_transports:
+        line += f"   others read from it over {' or '.join(node.peer_transports)}"
     if node.isolation_refused:
         line += f"\n         the kernel refused: {node.isolation_refused}"
     if node.confines == "none":

@@ -62,7 +62,7 @@ def held(memory: Memory) -> Held:
     for chunk in range(chunks):
         control.mark_ready(chunk)
     segment = Segment(CHECKPOINT, asyncio.new_event_loop().create_future())
-    return Held(segment, memory.region, control, memory.slab_bytes, CHUNK_BYTES)
+    return Held(segment, memory.region, control, memory.slab_bytes, CHUNK_BYTES, ())
 
 
 def serve(connection: ssl.SSLSocket, memory: Memory, kind: str, segment: Held) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fleetstart.controller.cli.commands.status import node_lines
 from fleetstart.controller.observability.cluster_metrics import families
 from fleetstart.controller.peers.report import kept_states, nodes_with, reported_copies
@@ -42,3 +44,10 @@ def test_fs_nodes_marks_kept_copies_also_those_to_come() -> None:
     world.holds("n0")
     assert "ready   a kept copy" in node_lines(world.view.nodes[NodeId("n0")].report, [copy])
     assert "kept" not in node_lines(world.view.nodes[NodeId("n0")].report)
+
+
+def test_fs_nodes_says_how_others_read_from_a_node() -> None:
+    report = World(1).view.nodes[NodeId("n0")].report
+    by_rdma = msgspec.structs.replace(report, peer_transports=("rdma", "tcp"))
+    assert "others read from it over rdma or tcp" in node_lines(by_rdma)
+    assert "read from it" not in node_lines(msgspec.structs.replace(report, peer_transports=()))

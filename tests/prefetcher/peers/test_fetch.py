@@ -64,7 +64,7 @@ def fetching(
             memory_bytes=memory_bytes,
             workers_bytes=lambda: 0,
             threads=4,
-            open_peer=lambda peer: PeerChunks(peer, connections),
+            open_peer=lambda peer, _: PeerChunks(peer, connections),
         )
         try:
             async with asyncio.timeout(60):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 import pytest
 
+from fleetstart import native
 from fleetstart.prefetcher.network.node_identity import NodeCertificate
 from fleetstart.prefetcher.peers.node_peers import NodePeers
+from fleetstart.prefetcher.segments.feeds import FetchMemory
 from fleetstart.prefetcher.segments.store import SegmentStore
 from fleetstart.prefetcher.sources.errors import SourceError
 from fleetstart.runtime.contract.identity import node_host
@@ -19,6 +22,8 @@ from tests.prefetcher.peers.holders import EPOCH, HOLDER, READER, Holder, Readin
 from tests.prefetcher.stages import Model
 
 AUTHORITY = authority()
+NOWHERE = FetchMemory(weakref.ref(native.SlabPool("n", pages="small", slab_bytes=4096, capacity=1).take(1)), 4096, ())
+"""Memory that is gone: what reads by TCP is told where the bytes go."""
 
 
 def certificate_of(node: str, folder: Path) -> NodeCertificate:
@@ -47,14 +52,14 @@ def test_nodes_read_over_tls_with_their_own_certificates(model: Model, store: St
     assert serving.host == node_host(HOLDER, JOIN)
     holder.address, holder.host = serving.address, serving.host
     found = Reading(model)
-    assert found.read_by(reading.chunks(holder.peer(model.checkpoint))) == model.manifest.chunks
+    assert found.read_by(reading.chunks(holder.peer(model.checkpoint), NOWHERE)) == model.manifest.chunks
     assert found.is_right
 
     thief = own_peers(holder, NodeId("thief"), certificate_of("thief", tmp_path), encrypted=True)
     plain = own_peers(holder, NodeId("plain"), None, encrypted=False)
     for other in (thief, plain):
         with pytest.raises(SourceError):
-            Reading(model).read_by(other.chunks(holder.peer(model.checkpoint)))
+            Reading(model).read_by(other.chunks(holder.peer(model.checkpoint), NOWHERE))
     assert (plain.host, plain.transports) == ("", ("tcp",))
     for peers in (serving, reading, thief, plain):
         holder.run(peers.close())

@@ -16,10 +16,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from fleetstart.native import TcpServer
 from fleetstart.native._rdma import RdmaServer
 from tests.rdma.bed import DEBIAN_PYTHON, PYVERBS
 from tests.rdma.guests import region as shared
+from tests.rdma.guests import whole_nodes
 
 EVER_MS = 10_000_000_000_000
 PEER = "tests/rdma/guests/pyverbs_peer.py"
@@ -82,17 +82,6 @@ def hold_two(ports: list[int], connect_s: float, until_unix_ms: int, outcome: in
     os.write(outcome, f"{' | '.join(reasons)}\n".encode())
 
 
-def hold_tcp(port: int, outcome: int) -> None:
-    region, _ = shared.new_region()
-    shared.fill(region)
-    control = shared.new_control(range(shared.CHUNKS))
-    with socket.create_server(("", port)) as listener:
-        os.write(outcome, b"listening\n")
-        sock = listener.accept()[0]
-    server = TcpServer(sock.fileno(), region, control, shared.CHUNK_BYTES, [(0, shared.CHUNKS)])
-    os.write(outcome, f"{server.run(EVER_MS)}\n".encode())
-
-
 class Holders:
     """Processes that hold a region."""
 
@@ -106,8 +95,9 @@ class Holders:
     def hold_two(self, **options: Any) -> dict[str, Any]:
         return self._fork(lambda outcome: hold_two(outcome=outcome, **options))
 
-    def hold_tcp(self, port: int) -> dict[str, Any]:
-        return self._fork(lambda outcome: hold_tcp(port, outcome))
+    def hold_node(self, **options: Any) -> dict[str, Any]:
+        started = self._fork(lambda outcome: whole_nodes.hold(outcome=outcome, **options))
+        return {**started, **json.loads(self._outcomes[started["pid"]].readline())}
 
     def signal(self, pid: int, name: str) -> dict[str, Any]:
         os.kill(pid, signal.Signals[name])

@@ -7,7 +7,6 @@ from itertools import count
 from typing import Any
 
 from fleetstart.native._rdma import RdmaReader
-from fleetstart.prefetcher.peers.rdma import Range
 from tests.rdma.guests import region as shared
 
 PORTS = count(7100)
@@ -16,7 +15,7 @@ CALM_S = 30.0
 SILENCE_S = 0.8
 """The default."""
 LIMIT_S = 60.0
-RANGES = [Range(chunk, chunk * shared.CHUNK_BYTES, shared.CHUNK_BYTES) for chunk in range(shared.CHUNKS)]
+RANGES = [shared.Range(chunk, chunk * shared.CHUNK_BYTES, shared.CHUNK_BYTES) for chunk in range(shared.CHUNKS)]
 
 
 class Holder:

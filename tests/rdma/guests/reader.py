@@ -17,12 +17,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fleetstart.native import NativeError, TcpReader, xxh3
+from fleetstart.native import NativeError, xxh3
 from fleetstart.native._rdma import RdmaReader
 from fleetstart.prefetcher.network.rdma_devices import rdma_devices
-from fleetstart.prefetcher.peers.rdma import read_ranges
 from tests.rdma.bed import DEBIAN_PYTHON
 from tests.rdma.guests import region as shared
+from tests.rdma.guests import whole_nodes
 from tests.rdma.guests.holder import PEER, pyverbs_environment
 from tests.rdma.guests.hostile import HOSTILE
 from tests.rdma.guests.node import CALM_S, LIMIT_S, PORTS, RANGES, SILENCE_S, Holder, Node
@@ -191,28 +191,8 @@ def reader_is_silent(node: Node) -> dict[str, Any]:
     return _loses_reader(node, signal.SIGSTOP, SILENCE_S)
 
 
-def falls_back_to_tcp(node: Node) -> dict[str, Any]:
-    """The holder is killed when a part has come by RDMA; the rest comes from another process by TCP."""
-    node.clear()
-    rdma_port, tcp_port = next(PORTS), next(PORTS)
-    pid = node.holder.hold(rdma_port, ready=shared.CHUNKS // 2)
-    node.holder("hold_tcp", port=tcp_port)
-
-    def by_tcp() -> TcpReader:
-        with shared.connect(tcp_port) as sock:
-            return TcpReader(sock.fileno(), node.region)
-
-    came: list[int] = []
-    wrong = 0
-    killed = False
-    for one, checksum in read_ranges(RANGES, (lambda: node.reader(rdma_port), by_tcp)):
-        came.append(one.number)
-        wrong += checksum != xxh3(shared.content(one.number))
-        if len(came) == shared.CHUNKS // 4 and not killed:
-            killed = True
-            node.holder("signal", pid=pid, name="SIGKILL")
-    node.holder("outcome", pid=pid)
-    return {"came": sorted(came), "wrong": wrong, "right": node.right()}
+def goes_on_by_tcp(node: Node) -> dict[str, Any]:
+    return whole_nodes.fetch(Path(sys.argv[1]), node.holder)
 
 
 FINDINGS: tuple[Callable[[Node], dict[str, Any]], ...] = (
@@ -223,7 +203,7 @@ FINDINGS: tuple[Callable[[Node], dict[str, Any]], ...] = (
     holder_is_silent,
     reader_is_killed,
     reader_is_silent,
-    falls_back_to_tcp,
+    goes_on_by_tcp,
     *HOSTILE,
 )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fleetstart.native import ControlBlock, Region, SlabPool
-from fleetstart.prefetcher.peers.rdma import register
+from fleetstart.prefetcher.peers.rdma import open_rdma
 
 if TYPE_CHECKING:
     from fleetstart.native._rdma import RdmaMemory
@@ -24,6 +25,15 @@ CONNECT_S = 60.0
 TRY_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A chunk's range of the region."""
+
+    number: int
+    offset: int
+    size_bytes: int
+
+
 def content(chunk: int) -> bytes:
     """The chunk's bytes: of a cycle whose length divides no power of two, from a place of its own."""
     cycle = bytes(range(251))
@@ -35,9 +45,9 @@ def new_region() -> tuple[Region, RdmaMemory]:
     """Memory of a pool of slabs, as segments have it, all registered."""
     pool = SlabPool("rdma", pages="small", slab_bytes=SLAB_BYTES, capacity=8)
     region = pool.take(REGION_BYTES)
-    memory = register(region, REGION_BYTES, SLAB_BYTES, range(SLABS))
-    assert memory is not None, "no usable device"
-    return region, memory
+    node = open_rdma()  # by each process its own: a device that was opened before a fork is of no use after it
+    assert node is not None, "no usable device"
+    return region, node.memory(region, SLAB_BYTES, range(SLABS))
 
 
 def fill(region: Region) -> None:

@@ -97,7 +97,8 @@ void bind_server(py::module_& module) {
             return server.run(until_unix_ms, handle_signals);
           },
           py::arg("until_unix_ms"))
-      .def("stop", &Server::stop);
+      .def("stop", &Server::stop)
+      .def_property_readonly("ready_bytes", &Server::ready_bytes);
 }
 
 }  // namespace

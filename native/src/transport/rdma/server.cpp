@@ -95,6 +95,7 @@ void Server::answer() {
     if (const auto kind = answer_to(waiting, now)) {
       waiting.asked.kind = *kind;
       channel_.send(waiting.asked);
+      if (*kind == Kind::kReady) ready_bytes_ += waiting.asked.size_bytes;
     } else {
       still.push_back(waiting);
     }

@@ -31,6 +31,8 @@ class Server {
   // "stopped". Lost for a reader that is silent or off the protocol. Once only; when this ends nobody reads the memory
   // by this connection any more. Calls `interrupted` now and then; it may throw.
   std::string run(std::int64_t until_unix_ms, const std::function<void()>& interrupted);
+  // Bytes of the ranges that were called ready: what the reader reads, as far as its end knows.
+  std::uint64_t ready_bytes() const { return ready_bytes_.load(); }
   // From any thread, also before run().
   void stop();
 
@@ -53,6 +55,7 @@ class Server {
   const Wakeup wakeup_;
   std::atomic<bool> stopping_{false};
   std::deque<Waiting> waiting_;
+  std::atomic<std::uint64_t> ready_bytes_{0};
 };
 
 }  // namespace fs::rdma
