@@ -61,7 +61,8 @@ def warm_up(profile: str, preload: str = "") -> None:
         engines = importlib.import_module("fleetstart.runtime.llm.server.warmup")
         engines.warm_up_engine()
         if preload == "transformers":
-            engines.warm_up_engine("transformers")
+            with importlib.import_module("fleetstart.runtime.pretrained.loading").quiet():
+                engines.warm_up_engine("transformers")
         importlib.import_module("fleetstart.runtime.weights.warmup").warm_up_weights()
 
 

@@ -6,7 +6,8 @@ views of the segment instead of a file. A model that is not whole afterwards is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +38,18 @@ def quieten() -> None:
     """Keeps transformers from the hub and from drawing progress: everything is in the checkpoint."""
     constants.HF_HUB_OFFLINE = True
     logging.disable_progress_bar()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps transformers quiet meanwhile, as `quieten`: for a process whose children may want it otherwise."""
+    offline = constants.HF_HUB_OFFLINE
+    quieten()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        logging.enable_progress_bar()
 
 
 def load_config(weights: TensorMapping) -> Any:

@@ -84,10 +84,10 @@ FORMS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, MI
 NOT_SPECIAL = {"Hermes", "Qwen for code"}
 
 
-def family(name: str) -> Checkpoint:
+def family(name: str, **changes: Any) -> Checkpoint:
     """A tiny model whose template and tokenizer are in the style of a family."""
     added = ADDED[name]
-    weights = tiny(vocab_size=258 + len(added), max_position_embeddings=4096)
+    weights = tiny(vocab_size=258 + len(added), max_position_embeddings=4096, **changes)
     files = {name: weights.file(name) for name in ("config.json", "generation_config.json", "tokenizer_config.json")}
     files["tokenizer.json"] = byte_tokenizer(*added, special=name not in NOT_SPECIAL)
     files["chat_template.jinja"] = (TEMPLATES[name] + MESSAGES).encode()

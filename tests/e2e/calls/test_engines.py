@@ -1,0 +1,108 @@
+"""A model that the native engine refuses, served over transformers: deployed, called, streamed, billed, explained."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from tests.e2e.systems import System
+from tests.late import late
+from tests.servers import wait_until
+
+torch, transformers, safetensors = late("torch"), late("transformers"), late("safetensors.torch")
+
+REAL = Path(__file__).parents[3] / "examples" / "chat" / "weights"
+NEW = 12
+PROMPT = "Once upon a time"
+HANDLER = """
+from fleetstart.runtime import LLM
+
+neox = LLM(weights="./weights", {settings}memory="2GiB", max_context=256, kv_memory="16MiB")
+"""
+CONFIG: dict[str, Any] = {
+    "vocab_size": 49152, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 256, "eos_token_id": 2, "bos_token_id": 1,
+}  # fmt: skip
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A folder with a random GPT-NeoX and the real model's tokenizer; what plain transformers makes of the prompt."""
+
+    folder: Path
+    said: str
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    if not (REAL / "tokenizer.json").exists():
+        if os.environ.get("CI"):
+            pytest.fail("examples/chat/weights is not there: `make models` makes it")
+        pytest.skip("examples/chat/weights is not there: `make models` makes it")
+    weights = tmp_path_factory.mktemp("neox") / "weights"
+    torch.manual_seed(1)
+    config = transformers.GPTNeoXConfig(**CONFIG)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.3)
+    model.save_pretrained(weights)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(REAL / name, weights / name)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(weights / "tokenizer.json"))
+    tokens = tokenizer(PROMPT, return_tensors="pt").input_ids
+    said = model.generate(tokens, max_new_tokens=NEW, do_sample=False, pad_token_id=2)
+    return Model(weights.parent, str(tokenizer.decode(said[0, tokens.shape[1] :], skip_special_tokens=True)))
+
+
+@pytest.fixture(scope="module")
+def neox(system: System, made: Model) -> Iterator[System]:
+    folder = made.folder
+    (folder / "handler.py").write_text(HANDLER.format(settings=""))
+    ran = system.fs("deploy", str(folder / "handler.py"), "--keep-alive", "600", "--no-probe")
+    assert "engine transformers (the native engine refuses it: config.json: model_type 'gpt_neox'" in ran.err
+    yield system
+    system.fs("rm", "neox", "--yes")
+
+
+def test_it_is_called_streamed_and_billed_like_any_other(neox: System, made: Model) -> None:
+    body = {"prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
+    first = neox.call("neox", body, path="/v1/completions", timeout_s=120)
+    assert first.status_code == 200, first.text
+    assert first.headers["fs-start"] == "cold"
+    assert first.json()["choices"][0]["text"] == made.said
+    with openai.OpenAI(base_url=f"{neox.url}/fn/neox/v1", api_key="none", max_retries=0, timeout=60) as client:
+        stream = client.completions.create(model="neox", prompt=PROMPT, max_tokens=NEW, temperature=0, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream if chunk.choices) == made.said
+    rows = wait_until(lambda: [row for row in neox.invocations() if row.function == "neox"][1:], what="two bills")
+    assert all(row.status == 200 and row.billed_ms > 0 and row.cost_nusd > 0 for row in rows)
+
+
+def test_its_engine_is_shown(neox: System) -> None:
+    [shown] = [one for one in msgspec.json.decode(neox.fs("ls", "--json").out) if one["name"] == "neox"]
+    assert shown["spec"]["llm"]["engine"] == "transformers"
+    assert "engine transformers" in neox.fs("explain", "neox").out
+
+
+def test_an_engine_that_is_named_and_cannot_run_it_is_refused(neox: System, made: Model) -> None:
+    folder = made.folder
+    (folder / "named.py").write_text(HANDLER.format(settings='engine="native", '))
+    error = neox.refused(folder / "named.py")
+    assert "model_type 'gpt_neox' is not supported" in error.message
+    config = json.loads((folder / "weights" / "config.json").read_text())
+    recurrent = folder / "recurrent"
+    shutil.copytree(folder, recurrent, ignore=shutil.ignore_patterns("recurrent"))
+    (recurrent / "weights" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    assert "'mamba' keeps a recurrent state" in neox.refused(recurrent / "handler.py").message
