@@ -25,7 +25,7 @@ from tests.runtime.llm.models import Checkpoint, run, text_of, tiny, tokens_of
 
 VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.filterwarnings("ignore")])
 """Its modules and those that it imports warn of one another."""
-ENGINES = ("native", "transformers", VLLM)
+ENGINES = ("native", pytest.param("transformers", marks=pytest.mark.slow), VLLM)
 NEEDED = {"native": "torch", "transformers": "transformers", "vllm": "vllm"}
 SETTINGS: dict[str, Any] = {"max_batch": 4, "max_context_tokens": 256, "kv_memory_bytes": 4 << 20}
 SHAPE: dict[str, Any] = {

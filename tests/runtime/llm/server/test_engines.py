@@ -20,6 +20,8 @@ from tests.runtime.llm.server.test_stream_resume import ask, by_choice
 from tests.runtime.llm.server.tools.test_tools import family
 
 late("transformers")
+pytestmark = pytest.mark.slow
+"""Whichever test is first pays for the import."""
 
 SHAPE: dict[str, Any] = {"dtype": torch.float32, "hidden_size": 96, "num_hidden_layers": 1}
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.function.spec import EngineName
 from fleetstart.runtime.llm.server import app, warmup
 
 
-@pytest.mark.parametrize("engine", ["native", "transformers"])
+@pytest.mark.parametrize("engine", ["native", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_it_serves_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, engine: EngineName) -> None:
     if engine == "transformers":
         pytest.importorskip("transformers.modeling_utils")  # it may leave a thread of its own, which is not counted

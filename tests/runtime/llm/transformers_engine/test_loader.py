@@ -22,6 +22,8 @@ from tests.late import late
 from tests.runtime.llm.models import Checkpoint, byte_tokenizer, run, tokens_of
 
 transformers = late("transformers")
+pytestmark = pytest.mark.slow
+"""Whichever test is first pays for the import."""
 
 SIZES: dict[str, Any] = {
     "vocab_size": 258, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "eos_token_id": 1,
