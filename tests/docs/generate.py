@@ -17,6 +17,7 @@ from fleetstart.controller.cli.root import VERBS
 from fleetstart.runtime.openai_api.request_fields import markdown_table as request_fields_table
 from tests.docs.error_codes import markdown_table as error_codes_table
 from tests.docs.error_codes import parts_table
+from tests.docs.model_support import markdown_table as model_support_table
 from tests.docs.pages import ROOT
 from tests.docs.setting_places import markdown_table as setting_places_table
 
@@ -74,9 +75,13 @@ def setting_places() -> str:
     return f"\n{setting_places_table()}\n"
 
 
+def model_support() -> str:
+    return f"\n{model_support_table()}\n"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
-    for part in (verbs, endpoints, request_fields, error_codes, error_codes_of_parts, setting_places)
+    for part in (verbs, endpoints, request_fields, error_codes, error_codes_of_parts, setting_places, model_support)
 }
 PAGES = tuple(ROOT / "docs" / name for name in ("cli.md", "http.md", "models.md", "settings.md"))
 

@@ -53,6 +53,10 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "granite")
+"""The case of each family that has nothing special."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyModel:
     """One model, as transformers runs it and as a checkpoint."""

@@ -16,10 +16,11 @@ from fleetstart.runtime.llm.engine.runner import LocalRunner
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.model.loaded_model import LoadedModel
 from fleetstart.runtime.llm.model.loader import load_model
+from fleetstart.runtime.llm.server.engines import load_engine
 from tests.runtime.llm.batches import ISAS, batch_of, some_tokens, steps, table
-from tests.runtime.llm.families import CASES, family_model, greedy
+from tests.runtime.llm.families import CASES, FAMILIES, family_model, greedy
 from tests.runtime.llm.models import Checkpoint, config_of, engine, native, plain, run, tokens_of
-from tests.runtime.llm.stages import Pipeline
+from tests.runtime.llm.stages import DTYPES, Pipeline
 
 NEW_TOKENS = 20
 PROMPTS = [some_tokens(3, 1), some_tokens(41, 2), some_tokens(17, 3)]
@@ -53,7 +54,7 @@ def test_tokens_are_those_of_transformers(case: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [1])
-@pytest.mark.parametrize("case", ["mistral", "qwen2", "qwen3", "gemma3", "phi3", "granite"])
+@pytest.mark.parametrize("case", FAMILIES)
 def test_tokens_through_two_stages_are_those_of_the_whole_model(case: str, cut: int) -> None:
     weights = family_model(case).weights
     for kind in ["torch", "auto"] if not config_of(weights).not_native else ["torch"]:
@@ -94,6 +95,29 @@ def test_native_equals_torch(case: str, dtype: torch.dtype, isa: str) -> None:
     weights = Checkpoint({name: tensor.to(dtype) for name, tensor in whole.items()}, whole._files)
     for got, wanted in zip(steps(native(weights, isa=isa)), steps(plain(weights)), strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("case", FAMILIES)
+def test_narrow_weights_and_caches_stay_close_to_transformers(case: str, name: str) -> None:
+    model = family_model(case)
+    rounded = {key: tensor.to(DTYPES[name]) for key, tensor in model.weights.items()}
+    tokens = some_tokens(40)
+    with torch.inference_mode():
+        widened = {key: tensor.float() for key, tensor in rounded.items()}
+        wanted = torch.func.functional_call(model.theirs, widened, (torch.tensor([tokens]),)).logits[0]
+    decoder = native(Checkpoint(rounded, model.weights._files), kv=name)
+    got = decoder.forward(batch_of([(tokens, 0, table(0, 40))], every_row=True))
+    assert (got - wanted).abs().mean() < 0.02 * wanted.std()
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_the_transformers_engine_gives_the_same_tokens(case: str) -> None:
+    model = family_model(case)
+    settings = LLMSettings(engine="transformers", max_batch=4, max_context_tokens=128, kv_memory_bytes=4 * MIB)
+    loaded = load_engine(model.weights, settings, threads=1).engine
+    assert isinstance(loaded, Engine)
+    check(model.theirs, [tokens_of(deltas) for deltas in run(loaded, requests())])
 
 
 @pytest.mark.parametrize(
