@@ -107,6 +107,7 @@ class BillingApi:
             from_unix_ms=new.from_unix_ms,
             execute_nusd_per_gib_s=new.execute_nusd_per_gib_s,
             idle_nusd_per_gib_s=new.idle_nusd_per_gib_s,
+            device_nusd_per_gib_s={**sheets[-1].device_nusd_per_gib_s, **new.device_nusd_per_gib_s},
         )
         check_next(sheets, sheet, now_unix_ms())
         if not await self._client.hsetnx(keys.PRICES, str(sheet.version), msgspec.json.encode(sheet)):

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.sizes import GIB
 
 from ..schemas.functions import Invoice, InvoiceLine, Usage, UsageLine
 from ..state.access_records import DEFAULT
@@ -53,7 +54,7 @@ def duration_ms(row: LedgerRow) -> int:
 
 def is_waived(row: LedgerRow) -> bool:
     """Whether the row is unbilled time of a worker. `execute` time is billed by the invocations that share it."""
-    return row.rate_nusd_per_gib_s == 0 and phase_of(row) != "execute"
+    return row.rate_nusd_per_gib_s == 0 and row.device_rate_nusd_per_gib_s == 0 and phase_of(row) != "execute"
 
 
 def day_of(entry: LedgerEntry) -> str:
@@ -83,6 +84,11 @@ class _Sum:
     duration_ms: int = 0
     waived_ms: int = 0
     cost_nusd: int = 0
+    device_byte_ms: int = 0
+
+    @property
+    def device_gib_ms(self) -> int:
+        return (self.device_byte_ms + GIB // 2) // GIB
 
 
 @dataclass(slots=True)
@@ -107,6 +113,7 @@ class UsageSums:
             total.duration_ms += length_ms
             total.waived_ms += length_ms if is_waived(row) else 0
             total.cost_nusd += row.cost_nusd
+            total.device_byte_ms += length_ms * row.device_bytes
 
     def result(self, since_unix_ms: int, until_unix_ms: int) -> Usage:
         lines = [self._line(group, total) for group, total in sorted(self._sums.items())]
@@ -134,6 +141,7 @@ class UsageSums:
             rows=total.rows,
             duration_ms=total.duration_ms,
             waived_ms=total.waived_ms,
+            device_gib_ms=total.device_gib_ms,
             cost_nusd=total.cost_nusd,
         )
 
@@ -168,20 +176,22 @@ class InvoiceSums:
     """Adds all rows of a month up, by what determines their price."""
 
     function: FunctionName | None = None
-    _sums: dict[tuple[FunctionName, Version, str, int, int], _Sum] = field(default_factory=dict)
+    _sums: dict[tuple[FunctionName, Version, str, int, int, str, int], _Sum] = field(default_factory=dict)
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
         for entry in entries:
             row = entry.row
             if self.function is not None and row.function != self.function:
                 continue
-            group = (row.function, row.version, phase_of(row), row.price, row.rate_nusd_per_gib_s)
+            rates = (row.rate_nusd_per_gib_s, row.device_type, row.device_rate_nusd_per_gib_s)
+            group = (row.function, row.version, phase_of(row), row.price, *rates)
             total = self._sums.get(group)
             if total is None:
                 total = self._sums[group] = _Sum()
             total.rows += 1
             total.duration_ms += duration_ms(row)
             total.cost_nusd += row.cost_nusd
+            total.device_byte_ms += duration_ms(row) * row.device_bytes
 
     def result(self, month: str, *, complete: bool, segments: int, checksum: str) -> Invoice:
         lines = [
@@ -191,11 +201,14 @@ class InvoiceSums:
                 kind=kind,
                 price=price,
                 rate_nusd_per_gib_s=rate,
+                device_type=device_type,
+                device_rate_nusd_per_gib_s=device_rate,
+                device_gib_ms=total.device_gib_ms,
                 rows=total.rows,
                 duration_ms=total.duration_ms,
                 cost_nusd=total.cost_nusd,
             )
-            for (function, version, kind, price, rate), total in sorted(self._sums.items())
+            for (function, version, kind, price, rate, device_type, device_rate), total in sorted(self._sums.items())
         ]
         return Invoice(
             month=month,

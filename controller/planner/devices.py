@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,6 +18,8 @@ from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.devices import Device, DeviceKind, DeviceReport, DeviceRequest, DeviceShare
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.sizes import GIB
+
+OneDevice = TypeVar("OneDevice", bound=Device)
 
 NODES_NAMED = 6
 """Nodes whose devices an error lists; the others are counted."""
@@ -51,8 +53,23 @@ def raised_share(short_bytes: int) -> int:
 def could_hold(need: DeviceNeed, devices: Sequence[Device]) -> bool:
     """True if the node would have the devices, were they free."""
     suitable = [device for device in devices if need.suits(device) and device.memory_bytes >= need.share_bytes]
-    largest = sorted((device.memory_bytes for device in suitable), reverse=True)[: need.request.count]
-    return len(largest) == need.request.count and (bool(need.share_bytes) or sum(largest) > need.raised_bytes)
+    if need.share_bytes:
+        return bool(suitable)
+    return any(_most_bytes(alike, need.request.count) > need.raised_bytes for alike in _by_type(suitable))
+
+
+def _by_type(devices: Sequence[OneDevice]) -> list[list[OneDevice]]:
+    """The devices of each type: a worker gets several of one type, as its parts keep step and its bill has one rate."""
+    found: dict[str, list[OneDevice]] = {}
+    for device in devices:
+        found.setdefault(device.type, []).append(device)
+    return list(found.values())
+
+
+def _most_bytes(alike: Sequence[Device], count: int) -> int:
+    """Memory of the largest so many devices together; 0 if there are fewer."""
+    largest = sorted((device.memory_bytes for device in alike), reverse=True)[:count]
+    return sum(largest) if len(largest) == count else 0
 
 
 def choose_devices(
@@ -76,14 +93,17 @@ def choose_devices(
 
 
 def _smallest_that_suffice(free: Sequence[DeviceReport], count: int, least_bytes: int) -> list[DeviceReport] | None:
-    """So many devices of a list sorted by memory: the first run that suffices, and of these a run that NVLink connects
-    if there is one."""
-    runs = [list(free[at : at + count]) for at in range(len(free) - count + 1)]
-    enough = [run for run in runs if sum(device.memory_bytes for device in run) >= least_bytes]
-    if count > 1:
-        linked = [run for run in _linked_runs(free, count) if sum(d.memory_bytes for d in run) >= least_bytes]
-        enough = linked[:1] or enough
-    return enough[0] if enough else None
+    """So many devices of one type, of a list sorted by memory: the smallest that suffice, and before these such as
+    NVLink connects."""
+    found = []
+    for alike in _by_type(free):
+        plain = [alike[at : at + count] for at in range(len(alike) - count + 1)]
+        linked = _linked_runs(alike, count) if count > 1 else []
+        for unlinked, runs in ((False, linked), (True, plain)):
+            found += [
+                (unlinked, size, run) for run in runs if (size := sum(d.memory_bytes for d in run)) >= least_bytes
+            ]
+    return min(found, key=lambda one: one[:2])[2] if found else None
 
 
 def _linked_runs(free: Sequence[DeviceReport], count: int) -> list[list[DeviceReport]]:
@@ -100,11 +120,8 @@ def device_room(need: DeviceNeed, devices: Sequence[DeviceReport]) -> int:
     """The most memory that a worker could get now on its devices together; 0 if they are not free."""
     if share_bytes := need.share_bytes:
         return share_bytes if choose_devices(need, devices) is not None else 0
-    free = sorted(
-        (device.memory_bytes for device in devices if need.suits(device) and not device.reserved_bytes), reverse=True
-    )
-    count = need.request.count
-    room = sum(free[:count]) if len(free) >= count else 0
+    free = [device for device in devices if need.suits(device) and not device.reserved_bytes]
+    room = max((_most_bytes(alike, need.request.count) for alike in _by_type(free)), default=0)
     return room if room > need.raised_bytes else 0
 
 

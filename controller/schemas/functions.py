@@ -215,6 +215,8 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     """Billed milliseconds of invocations, length of phases."""
     waived_ms: int = 0
     """Milliseconds that are not charged: starts, fetches, idle time without `min`."""
+    device_gib_ms: int = 0
+    """The same time, times the device memory that workers had: GiB-milliseconds."""
     cost_nusd: int
 
 
@@ -235,6 +237,10 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the price sheet."""
     rate_nusd_per_gib_s: int
     """0: waived."""
+    device_type: str = ""
+    device_rate_nusd_per_gib_s: int = 0
+    device_gib_ms: int = 0
+    """Device memory times time."""
     rows: int
     duration_ms: int
     cost_nusd: int
@@ -264,6 +270,8 @@ class NewPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     from_unix_ms: int
     execute_nusd_per_gib_s: int
     idle_nusd_per_gib_s: int
+    device_nusd_per_gib_s: dict[str, int] = {}
+    """Rates of device memory by type; types that it does not name keep theirs."""
 
 
 class BudgetTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

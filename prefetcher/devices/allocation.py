@@ -72,6 +72,11 @@ class DeviceAllocator:
     def reserved_bytes(self, device: DeviceId) -> int:
         return sum(share.memory_bytes for shares in self._shares.values() for share in shares if share.id == device)
 
+    def use_of(self, shares: Sequence[DeviceShare]) -> tuple[str, int]:
+        """Type and memory of a worker's devices, for its bill; none: "" and 0."""
+        types = [self.devices[share.id].type for share in shares if share.id in self.devices]
+        return (types[0], sum(share.memory_bytes for share in shares)) if types else ("", 0)
+
     def binding(self, shares: Sequence[DeviceShare]) -> DeviceBinding | None:
         """How a worker's process is bound; None where the node has no devices, and nothing is bound."""
         if not self.devices:

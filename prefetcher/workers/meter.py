@@ -91,16 +91,19 @@ class WorkerMeter:
 
     def _row(self, name: WorkerPhase, started_ms: int, duration_ms: int) -> PhaseRow:
         self._numbers[name] += 1
-        rate = self._sheet.idle_nusd_per_gib_s if self._kept and name == "idle" else 0
-        memory_bytes = self._template.memory_bytes
+        template, kept = self._template, self._kept and name == "idle"
+        rate = self._sheet.idle_nusd_per_gib_s if kept else 0
+        device_rate = self._sheet.device_rate(template.device_type) if kept else 0
         return msgspec.structs.replace(
-            self._template,
-            id=f"{self._template.worker}/{name}/{self._numbers[name]}",
+            template,
+            id=f"{template.worker}/{name}/{self._numbers[name]}",
             phase=name,
             started_unix_ms=self._origin_unix_ns // 1_000_000 + started_ms,
             duration_ms=duration_ms,
             rate_nusd_per_gib_s=rate,
-            cost_nusd=cost_nusd(duration_ms, memory_bytes, rate),
+            device_rate_nusd_per_gib_s=device_rate,
+            cost_nusd=cost_nusd(duration_ms, template.memory_bytes, rate)
+            + cost_nusd(duration_ms, template.device_bytes, device_rate),
             price=self._sheet.version,
         )
 
@@ -118,7 +121,7 @@ class LedgerBuffer:
         self._waiting.extend(rows)
         for row in rows:
             self.kept_nusd += row.cost_nusd
-            if not row.rate_nusd_per_gib_s and row.phase != "execute":  # that is billed, by call
+            if not row.cost_nusd and not row.rate_nusd_per_gib_s and row.phase != "execute":  # that is billed, by call
                 self._waived_ms[row.phase] += row.duration_ms
 
     @property

@@ -310,6 +310,7 @@ class Worker:
     def _publish(self, state: WorkerState, error: ErrorInfo | None = None) -> None:
         self.state = state
         called = state in ("ready", "draining") and self._membership.serves
+        device_type, device_bytes = self._services.devices.use_of(self.order.devices)
         self._services.publish(
             WorkerStatus(
                 worker=self.order.worker,
@@ -326,6 +327,8 @@ class Worker:
                 whole=self._membership.whole,
                 relayed=self._membership.relayed,
                 fetched=self._fetched,
+                device_type=device_type,
+                device_bytes=device_bytes,
                 error=error,
                 timeline=self.record.timeline,
                 changed_unix_ns=time.time_ns(),

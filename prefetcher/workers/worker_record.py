@@ -11,7 +11,6 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import PhaseRow
 from fleetstart.runtime.contract.billing.prices import PriceSheet
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.process.redaction import Redactor
@@ -34,7 +33,7 @@ class WorkerRecord:
         """Redacts the worker's secrets, once they are known, in everything that is written."""
         self._order = order
         self._services = services
-        self._meter = WorkerMeter(_template(order, services.node), machine_origin_ns())
+        self._meter = WorkerMeter(_template(order, services), machine_origin_ns())
 
     @property
     def was_ready(self) -> bool:
@@ -122,18 +121,21 @@ class WorkerRecord:
         self._write_rows(self._meter.phase(name, begun_ns, ended_ns))
 
 
-def _template(order: WorkerOrder, node: NodeId) -> PhaseRow:
+def _template(order: WorkerOrder, services: NodeServices) -> PhaseRow:
     """The common part of a worker's ledger rows."""
+    device_type, device_bytes = services.devices.use_of(order.devices)
     return PhaseRow(
         id="",
         worker=order.worker,
-        node=node,
+        node=services.node,
         function=order.spec.name,
         version=order.version,
         phase="start",
         started_unix_ms=0,
         duration_ms=0,
         memory_bytes=order.spec.memory_bytes,
+        device_type=device_type,
+        device_bytes=device_bytes,
         tags=order.spec.tags,
         project=order.spec.project,
     )

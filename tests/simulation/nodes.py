@@ -13,6 +13,7 @@ from fleetstart.prefetcher.control.orders import OrderReconciler
 from fleetstart.prefetcher.control.outbox import Outbox
 from fleetstart.prefetcher.control.redis_state import REPLY_TIMEOUT_S, NodeState
 from fleetstart.prefetcher.control.status_publisher import StatusPublisher
+from fleetstart.prefetcher.devices.allocation import DeviceAllocator
 from fleetstart.prefetcher.processes.worker_logs import LogBuffer
 from fleetstart.prefetcher.workers.call_latency import CallLatencies
 from fleetstart.prefetcher.workers.meter import LedgerBuffer
@@ -54,6 +55,7 @@ class SimulatedNode:
                 logs=logs,
                 ledger=self.ledger,
                 latencies=CallLatencies(),
+                devices=DeviceAllocator(()),
                 segments=SimpleNamespace(budget=SimpleNamespace(memory=memory)),
             ),
         )

@@ -36,12 +36,21 @@ def command(home: Path, *, month: str | None, name: str | None, as_csv: bool, ur
     elif as_csv:
         headings = ("function", "version", "phase", "price", "rate_nusd_per_gib_s")
         counts = ("rows", "duration_ms", "cost_nusd", "cost_usd")
-        output.data(output.csv((*headings, *counts), [_csv_row(line) for line in invoice.lines]))
+        devices = ("device_type", "device_rate_nusd_per_gib_s", "device_gib_ms")
+        output.data(output.csv((*headings, *counts, *devices), [_csv_row(line) for line in invoice.lines]))
     else:
         output.data(render_invoice(invoice))
 
 
+def _device(line: InvoiceLine) -> tuple[str, ...]:
+    if not line.device_type:
+        return ("", "", "")
+    rate = dollars(line.device_rate_nusd_per_gib_s) if line.device_rate_nusd_per_gib_s else ""
+    return (line.device_type, f"{line.device_gib_ms / 1000:.3f}", rate)
+
+
 def render_invoice(invoice: Invoice) -> str:
+    devices = any(line.device_type for line in invoice.lines)
     rows = [
         (
             line.function,
@@ -51,14 +60,18 @@ def render_invoice(invoice: Invoice) -> str:
             _rate(line),
             str(line.rows),
             f"{line.duration_ms / 1000:.3f}",
+            *(_device(line) if devices else ()),
             _cost(line),
         )
         for line in invoice.lines
     ]
-    headings = ("FUNCTION", "VERSION", "PHASE", "PRICES", "$/GiB-s", "ROWS", "SECONDS", "COST")
-    total = ("total", "", "", "", "", str(invoice.rows), "", f"${dollars(invoice.total_nusd)}")
+    headings = ("FUNCTION", "VERSION", "PHASE", "PRICES", "$/GiB-s", "ROWS", "SECONDS")
+    of_devices = ("DEVICE", "GiB-s", "$/GiB-s") if devices else ()
+    blank = ("",) * len(of_devices)
+    total = ("total", "", "", "", "", str(invoice.rows), "", *blank, f"${dollars(invoice.total_nusd)}")
     title = f"invoice of {invoice.month}" + ("" if invoice.complete else ", so far")
-    text = f"{title}\n\n" + output.table(headings, [*rows, total], right=frozenset({1, 3, 4, 5, 6, 7}))
+    numbers = {1, 3, 4, 5, 6, *({8, 9, 10} if devices else {7})}
+    text = f"{title}\n\n" + output.table((*headings, *of_devices, "COST"), [*rows, total], right=frozenset(numbers))
     if invoice.segments:
         text += f"\n\nledger: {invoice.segments} segments so far, checksum of the last {invoice.checksum[:16]}…"
     return text
@@ -76,4 +89,5 @@ def _cost(line: InvoiceLine) -> str:
 
 def _csv_row(line: InvoiceLine) -> list[str]:
     numbers = (line.price, line.rate_nusd_per_gib_s, line.rows, line.duration_ms, line.cost_nusd)
-    return [line.function, str(line.version), line.kind, *map(str, numbers), dollars(line.cost_nusd)]
+    devices = (line.device_type, str(line.device_rate_nusd_per_gib_s), str(line.device_gib_ms))
+    return [line.function, str(line.version), line.kind, *map(str, numbers), dollars(line.cost_nusd), *devices]

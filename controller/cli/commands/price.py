@@ -9,6 +9,7 @@ import click
 
 from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.billing.prices import LEAD_MS, PriceSheet
+from fleetstart.runtime.contract.node.devices import canonical_type
 
 from ...schemas.functions import NewPrices
 from .. import output
@@ -42,17 +43,30 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 @command.command("set")
 @click.option("--execute", required=True, metavar="USD", help="While calls run.")
 @click.option("--idle", required=True, metavar="USD", help="Idle time of workers that are kept because of `min`.")
+@click.option(
+    "--device", "devices", multiple=True, metavar="TYPE=USD", help="GiB of device memory, as H100=0.00001; repeatable."
+)
 @click.option("--from", "begins", metavar="DATE", help="UTC unless it has another zone; default: as soon as possible.")
 @verb()
 @click.pass_obj
-def set_(home: Path, *, execute: str, idle: str, begins: str | None, url: str | None, as_json: bool) -> None:
-    """Set rates from a later moment on, at least a minute ahead."""
+def set_(
+    home: Path,
+    *,
+    execute: str,
+    idle: str,
+    devices: tuple[str, ...],
+    begins: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Set rates from a later moment on, at least a minute ahead. Devices that are not named keep their rates."""
     now_s = time.time()
     soon_unix_ms = round(now_s * 1000) + LEAD_MS + 5_000
     new = NewPrices(
         from_unix_ms=parse_unix_ms(begins, now_s=now_s, option="--from") if begins else soon_unix_ms,
         execute_nusd_per_gib_s=parse_nano_dollars(execute, option="--execute"),
         idle_nusd_per_gib_s=parse_nano_dollars(idle, option="--idle"),
+        device_nusd_per_gib_s=_device_rates(devices),
     )
     with ApiClient(find_server(url, home)) as server:
         sheet = server.post("/api/v1/prices", new, PriceSheet)
@@ -62,6 +76,16 @@ def set_(home: Path, *, execute: str, idle: str, begins: str | None, url: str | 
         output.data(table([sheet]))
 
 
+def _device_rates(given: tuple[str, ...]) -> dict[str, int]:
+    rates: dict[str, int] = {}
+    for pair in given:
+        name, equals, usd = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--device {pair[:80]!r} is not TYPE=USD")
+        rates[canonical_type(name)] = parse_nano_dollars(usd, option="--device")
+    return rates
+
+
 def table(sheets: list[PriceSheet]) -> str:
     rows = [
         (
@@ -69,7 +93,10 @@ def table(sheets: list[PriceSheet]) -> str:
             format_utc(sheet.from_unix_ms) if sheet.from_unix_ms else "the beginning",
             dollars(sheet.execute_nusd_per_gib_s),
             dollars(sheet.idle_nusd_per_gib_s),
+            ", ".join(f"{name} {dollars(rate)}" for name, rate in sorted(sheet.device_nusd_per_gib_s.items())),
         )
         for sheet in sheets
     ]
-    return output.table(("SHEET", "FROM", "EXECUTE $/GiB-s", "IDLE $/GiB-s"), rows, right=frozenset({0, 2, 3}))
+    return output.table(
+        ("SHEET", "FROM", "EXECUTE $/GiB-s", "IDLE $/GiB-s", "DEVICES $/GiB-s"), rows, right=frozenset({0, 2, 3})
+    )

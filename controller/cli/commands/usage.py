@@ -81,19 +81,25 @@ def command(
         output.data(shown(usage))
 
 
+def _gib_s(line: UsageLine) -> str:
+    return f"{line.device_gib_ms / 1000:.3f}" if line.device_gib_ms else ""
+
+
 def shown(usage: Usage) -> str:
+    devices = any(line.device_gib_ms for line in usage.lines)
     rows = [
         (
             *_group(usage, line),
             str(line.rows),
             f"{line.duration_ms / 1000:.3f}",
             f"{line.waived_ms / 1000:.3f}" if line.waived_ms else "",
+            *([_gib_s(line)] if devices else []),
             _cost(usage, line),
         )
         for line in usage.lines
     ]
     groups = [_HEADINGS.get(name, name.upper()) for name in usage.by]
-    headings = (*groups, "ROWS", "SECONDS", "WAIVED", "COST")
+    headings = (*groups, "ROWS", "SECONDS", "WAIVED", *(["DEVICE GiB-s"] if devices else []), "COST")
     waived_ms = sum(line.waived_ms for line in usage.lines)
     count = str(sum(line.rows for line in usage.lines))
     total = (
@@ -102,9 +108,10 @@ def shown(usage: Usage) -> str:
         count,
         "",
         f"{waived_ms / 1000:.3f}" if waived_ms else "",
+        *([""] if devices else []),
         f"${dollars(usage.total_nusd)}",
     )
-    numbers = {at for at, name in enumerate(usage.by) if name == "version"} | {len(groups) + i for i in range(4)}
+    numbers = {at for at, name in enumerate(usage.by) if name == "version"} | {len(groups) + i for i in range(5)}
     return output.table(headings, [*rows, total], right=frozenset(numbers))
 
 
@@ -130,9 +137,9 @@ def _cost(usage: Usage, line: UsageLine) -> str:
 
 
 def _csv_headings(usage: Usage) -> list[str]:
-    return [*usage.by, "rows", "duration_ms", "waived_ms", "cost_nusd", "cost_usd"]
+    return [*usage.by, "rows", "duration_ms", "waived_ms", "cost_nusd", "cost_usd", "device_gib_ms"]
 
 
 def _csv_row(usage: Usage, line: UsageLine) -> list[str]:
     numbers = [str(number) for number in (line.rows, line.duration_ms, line.waived_ms, line.cost_nusd)]
-    return [*_group(usage, line), *numbers, dollars(line.cost_nusd)]
+    return [*_group(usage, line), *numbers, dollars(line.cost_nusd), str(line.device_gib_ms)]

@@ -270,7 +270,16 @@ class CallRecord:
 
     @property
     def cost_nusd(self) -> int:
-        return cost_nusd(self.billed_ms, self.backend.spec.memory_bytes, self.call.price.execute_nusd_per_gib_s)
+        device_type, device_bytes = self._device_use
+        return cost_nusd(
+            self.billed_ms, self.backend.spec.memory_bytes, self.call.price.execute_nusd_per_gib_s
+        ) + cost_nusd(self.billed_ms, device_bytes, self.call.price.device_rate(device_type))
+
+    @property
+    def _device_use(self) -> tuple[str, int]:
+        """Type and memory of the devices of the worker that served it last."""
+        status = self.attempt.worker.status if self.attempt is not None else None
+        return (status.device_type, status.device_bytes) if status is not None else ("", 0)
 
     def start_outcome(self) -> StartOutcome | None:
         """Time of the first byte, for the call that waited for this worker's start and was its first.
@@ -293,6 +302,7 @@ class CallRecord:
     def trace(self, now_ns: int) -> InvocationTrace:
         """The row and trace of a call that has ended, as the ledger keeps them and `fs trace` shows them."""
         call, spec = self.call, self.backend.spec
+        device_type, device_bytes = self._device_use
         worker = self.attempt.worker if self.attempt is not None else None
         start: StartKind = self.start_kind(self.attempt) if self.attempt is not None else "cold"
         answered_ns = self._answered_ns()
@@ -308,6 +318,9 @@ class CallRecord:
             queue_ms=(self.queue_ns if self.attempts else now_ns - call.accepted_ns) // 1_000_000,
             billed_ms=self.billed_ms,
             memory_bytes=spec.memory_bytes,
+            device_type=device_type,
+            device_bytes=device_bytes,
+            device_rate_nusd_per_gib_s=call.price.device_rate(device_type),
             rate_nusd_per_gib_s=call.price.execute_nusd_per_gib_s,
             price=call.price.version,
             key=call.key,

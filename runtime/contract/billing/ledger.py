@@ -56,6 +56,12 @@ class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation")
     memory_bytes: int
     rate_nusd_per_gib_s: int = PRICE_NUSD_PER_GIB_S
     cost_nusd: int
+    """Of memory and devices together."""
+    device_type: str = ""
+    """Type of its worker's devices; empty: it had none."""
+    device_bytes: int = 0
+    """Device memory that its worker had for itself."""
+    device_rate_nusd_per_gib_s: int = 0
     attempts: int = 1
     total_ms: int = 0
     """Time from acceptance until the answer was complete; 0 in rows of earlier releases and of lost calls."""
@@ -96,6 +102,9 @@ class PhaseRow(msgspec.Struct, frozen=True, kw_only=True, tag="phase"):
     rate_nusd_per_gib_s: int = 0
     """0: waived, as all is but the idle time of workers that are kept because of `min`."""
     cost_nusd: int = 0
+    device_type: str = ""
+    device_bytes: int = 0
+    device_rate_nusd_per_gib_s: int = 0
     price: int = 1
     tags: dict[str, str] = {}
     project: str = ""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..errors import InvalidInput
+from ..node.devices import is_device_type
 from .ledger import KEPT_NUSD_PER_GIB_S, PRICE_NUSD_PER_GIB_S
 
 LEAD_MS = 60_000
@@ -19,13 +20,18 @@ LEAD_MS = 60_000
 
 
 class PriceSheet(msgspec.Struct, frozen=True, kw_only=True):
-    """Nano-dollars for a GiB of worker memory during a second."""
+    """Nano-dollars for a GiB during a second: of worker memory, and of device memory by the type of the device."""
 
     version: int
     from_unix_ms: int
     execute_nusd_per_gib_s: int
     idle_nusd_per_gib_s: int
     """Rate of the idle time of workers that are kept because of `min`."""
+    device_nusd_per_gib_s: dict[str, int] = {}
+    """Rates of device memory by type, for both; a type that is not listed costs nothing."""
+
+    def device_rate(self, device_type: str) -> int:
+        return self.device_nusd_per_gib_s.get(device_type, 0)
 
 
 FIRST = PriceSheet(
@@ -45,8 +51,14 @@ def in_force(sheets: Sequence[PriceSheet], unix_ms: int) -> PriceSheet:
 
 def check_next(sheets: Sequence[PriceSheet], sheet: PriceSheet, now_unix_ms: int) -> None:
     """Checks that a sheet may follow the known ones. Errors: InvalidInput."""
-    if min(sheet.execute_nusd_per_gib_s, sheet.idle_nusd_per_gib_s) < 0:
+    devices = sheet.device_nusd_per_gib_s
+    if min(sheet.execute_nusd_per_gib_s, sheet.idle_nusd_per_gib_s, *devices.values()) < 0:
         raise InvalidInput("a rate is 0 or more")
+    for name in devices:
+        if not is_device_type(name):
+            raise InvalidInput(
+                f"device {name[:80]!r} is no type that a device could have", hint="`fs nodes` shows them: H100"
+            )
     earliest_unix_ms = max(now_unix_ms + LEAD_MS, *(known.from_unix_ms + 1 for known in sheets), 0)
     if sheet.from_unix_ms < earliest_unix_ms:
         raise InvalidInput(

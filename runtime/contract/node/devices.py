@@ -88,7 +88,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not 1 <= self.count <= REQUEST_MAX:
             raise InvalidSpec(f"gpu: a worker has 1 to {REQUEST_MAX} devices, got {self.count}", hint=_HINT)
-        if self.type and (not _TYPE.fullmatch(self.type) or self.type != canonical_type(self.type)):
+        if self.type and not is_device_type(self.type):
             raise InvalidSpec(f"gpu: {self.type[:80]!r} is no type that a device could have", hint=_HINT)
         if self.memory_bytes and self.count > 1:
             raise InvalidSpec("gpu: a share by memory is of one device", hint=_HINT)
@@ -138,6 +138,10 @@ def _share(amount: str, value: str) -> int:
 def canonical_type(name: str) -> str:
     """A type as devices have it: upper case, but for "cpu"."""
     return CPU_TYPE if name.lower() == CPU_TYPE else name.upper()
+
+
+def is_device_type(name: str) -> bool:
+    return bool(_TYPE.fullmatch(name)) and name == canonical_type(name)
 
 
 def parse_declared(text: str) -> tuple[int, ...]:

@@ -110,6 +110,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Stages of its pipeline that its node could not connect to: what it sends them goes through the object store."""
     fetched: dict[str, int] = {}
     """Bytes of its weights by where they came from ("store", "disk"), once its start is over."""
+    device_type: str = ""
+    """Type of its devices; empty: it has none."""
+    device_bytes: int = 0
+    """Device memory that it has for itself."""
     error: ErrorInfo | None = None
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0

@@ -19,7 +19,7 @@ from fleetstart.controller.billing.usage import (
 )
 from fleetstart.runtime.contract.billing.ledger import LedgerRow
 from fleetstart.runtime.contract.errors import InvalidInput
-from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from tests.controller.billing.rows import call, phase
 
 tags = st.dictionaries(st.sampled_from(["team", "env"]), st.sampled_from(["a", "b"]), max_size=2)
@@ -138,3 +138,26 @@ def test_what_is_no_month(text: str) -> None:
 def test_months_touch() -> None:
     assert month_span("2026-12")[1] == month_span("2027-01")[0]
     assert month_span("2024-02")[1] - month_span("2024-02")[0] == 29 * DAY_MS
+
+
+def test_device_memory_is_summed_beside_host_memory_and_invoiced_by_type_and_rate() -> None:
+    replace = msgspec.structs.replace
+    on_h100 = replace(call("a", cost=10), billed_ms=2000, device_type="H100", device_bytes=24 << 30,
+                      device_rate_nusd_per_gib_s=7)  # fmt: skip
+    on_t4 = replace(on_h100, id=InvocationId("b"), device_type="T4", device_bytes=1 << 29, device_rate_nusd_per_gib_s=1)
+    ledger = [entry(row, 20_000 * DAY_MS, i) for i, row in enumerate((on_h100, on_t4, call("c", cost=5)))]
+    for by in (("function",), ("day", "phase"), ("key",)):
+        sums = UsageSums(by=by)
+        sums.add(ledger)
+        assert sum(line.device_gib_ms for line in sums.result(0, 1).lines) == 48_000 + 1000
+    invoice = InvoiceSums()
+    invoice.add(ledger)
+    lines = invoice.result("2024-10", complete=True, segments=0, checksum="").lines
+    assert [(line.device_type, line.device_rate_nusd_per_gib_s, line.device_gib_ms) for line in lines] == [
+        ("", 0, 0), ("H100", 7, 48_000), ("T4", 1, 1000),
+    ]  # fmt: skip
+
+
+def test_kept_devices_are_not_waived() -> None:
+    row = msgspec.structs.replace(phase("a"), device_type="H100", device_bytes=1, device_rate_nusd_per_gib_s=3)
+    assert not is_waived(row)

@@ -96,6 +96,7 @@ def test_no_device_is_overcommitted_and_each_worker_is_where_it_can_run(
         for stage in plan.stages:
             there = {device.id: device for device in before[stage.node].devices}
             assert len(stage.devices) == need.request.count
+            assert len({there[share.id].type for share in stage.devices}) == 1
             assert all(need.suits(there[share.id]) for share in stage.devices)
             cut = one.layout.whole if stage.full else one.layout.stage(stage.first, stage.end)
             held_bytes = sum(share.memory_bytes for share in stage.devices)

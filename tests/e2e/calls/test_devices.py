@@ -35,6 +35,9 @@ def test_a_function_computes_on_its_device_until_it_ends(system: System) -> None
     assert answer["cores"] == list(device.cores)
     wait_until(lambda: reserved(system)[device.id] == 512 * MIB, what="the reservation in the node's report")
     assert f"{device.id}   cpu   reserved 512.0 MiB of 512.0 MiB" in system.fs("nodes").out
+    (row,) = wait_until(lambda: [row for row in system.invocations() if row.function == "whole"], what="its row")
+    assert (row.device_type, row.device_bytes) == ("cpu", 512 * MIB)
+    assert "DEVICE GiB-s" in system.fs("usage", "whole").out
     system.fs("scale", "whole", "--reset")
     wait_until(lambda: not any(reserved(system).values()), what="the end of the reservation")
 

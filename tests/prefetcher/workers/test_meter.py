@@ -129,3 +129,21 @@ def test_rows_stay_until_they_are_written() -> None:
     rows.drop(batch)
 
     assert [row.id for row in rows.peek()] == ["w-1/idle/4", "w-1/idle/5"]
+
+
+def test_the_idle_time_of_a_kept_worker_is_billed_for_its_devices_too() -> None:
+    template = msgspec.structs.replace(
+        meter()._template, memory_bytes=1 << 30, device_type="H100", device_bytes=3 << 30
+    )
+    subject = WorkerMeter(template, ORIGIN_NS)
+    subject.ready(1_000_000)
+    sheet = msgspec.structs.replace(FIRST, version=2, device_nusd_per_gib_s={"H100": 100, "T4": 7})
+    assert all(row.cost_nusd == 0 for row in subject.set_rate(sheet, 2_000_000_000, kept=True))
+    (row,) = subject.flush(4_000_000_000)
+    assert (row.device_type, row.device_bytes, row.device_rate_nusd_per_gib_s) == ("H100", 3 << 30, 100)
+    assert row.duration_ms == 2000
+    assert row.cost_nusd == 2 * (FIRST.idle_nusd_per_gib_s + 3 * 100)
+    (later,) = subject.set_rate(sheet, 5_000_000_000, kept=False)
+    assert later.cost_nusd > 0
+    (waived,) = subject.flush(6_000_000_000)
+    assert (waived.cost_nusd, waived.device_rate_nusd_per_gib_s, waived.device_bytes) == (0, 0, 3 << 30)

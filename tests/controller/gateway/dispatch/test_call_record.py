@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from fleetstart.controller.billing.ledger_writer import LedgerWriter
 from fleetstart.controller.gateway.dispatch.call_record import CallRecorder
 from fleetstart.controller.gateway.dispatch.start_phases import add_start_phases
 from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract.billing.ledger import cost_nusd
+from fleetstart.runtime.contract.billing.prices import FIRST
 from fleetstart.runtime.contract.ids import NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
@@ -56,3 +60,20 @@ def test_the_first_call_of_a_version_that_was_reported_idle_is_reported_at_once(
     assert version.load(time.monotonic_ns()).running == 1
     start("2")
     assert demands == ["now"], "the schedulers know that the version has calls"
+
+
+def test_a_call_costs_the_memory_of_its_worker_and_of_its_devices() -> None:
+    ledger = cast(LedgerWriter, SimpleNamespace(opened=lambda _: None))
+    recorder = CallRecorder("gw", View(), ledger, report_now=lambda: None, report_soon=lambda: None)
+    version = backend()
+    version.on_status(msgspec.structs.replace(status("a"), device_type="H100", device_bytes=2 << 30), 0)
+    price = msgspec.structs.replace(FIRST, device_nusd_per_gib_s={"H100": 1000})
+    record = recorder.open(version, replace(call("1"), price=price))
+    attempt = version.try_acquire(record.call, 0)
+    assert attempt is not None
+    record.start_attempt(attempt)
+    record.billed_ms = 3000
+    row = record.trace(time.monotonic_ns()).row
+    host = cost_nusd(3000, version.spec.memory_bytes, FIRST.execute_nusd_per_gib_s)
+    assert row.cost_nusd == record.cost_nusd == host + 3 * 2 * 1000
+    assert (row.device_type, row.device_bytes, row.device_rate_nusd_per_gib_s) == ("H100", 2 << 30, 1000)

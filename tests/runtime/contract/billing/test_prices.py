@@ -44,3 +44,16 @@ def test_nothing_is_priced_again(from_unix_ms: int, allowed: bool) -> None:
 def test_a_rate_below_nothing_is_refused() -> None:
     with pytest.raises(InvalidInput, match="0 or more"):
         check_next([FIRST], msgspec.structs.replace(sheet(2, 10**9), idle_nusd_per_gib_s=-1), 0)
+
+
+@pytest.mark.parametrize("name", ["", "h100", "H 100", "CPU", "4090"])
+def test_rates_are_of_types_that_devices_have(name: str) -> None:
+    with pytest.raises(InvalidInput, match="no type that a device could have"):
+        check_next([FIRST], msgspec.structs.replace(sheet(2, 10**9), device_nusd_per_gib_s={name: 1}), 0)
+
+
+def test_a_type_without_a_rate_costs_nothing() -> None:
+    priced = msgspec.structs.replace(sheet(2, 10**9), device_nusd_per_gib_s={"H100": 5})
+    assert (priced.device_rate("H100"), priced.device_rate("T4"), priced.device_rate("")) == (5, 0, 0)
+    with pytest.raises(InvalidInput, match="0 or more"):
+        check_next([FIRST], msgspec.structs.replace(priced, device_nusd_per_gib_s={"H100": -1}), 0)
