@@ -138,7 +138,7 @@ class Router:
                 ended = self._feasibility.unschedulable(backend, now_ns, now_unix_ns // 1_000_000)
                 if ended is not None:
                     backend.fail_waiting(*ended)
-            elif not backend.workers and backend.idle:
+            elif not backend.workers and not backend.open_calls:
                 record = self._view.functions.get(key.name)
                 if record is None or record.live != key.version:
                     del self._backends[key]

@@ -60,6 +60,7 @@ class CallRecorder:
 
     def open(self, backend: VersionBackend, call: Call) -> CallRecord:
         backend.recent.add(call.accepted_ns)
+        backend.open_calls += 1
         self._opened(backend, call, self._gateway)
         return CallRecord(self, backend, call)
 
@@ -86,6 +87,7 @@ class CallRecorder:
 
     def closed(self, backend: VersionBackend) -> None:
         """A call of the version has ended."""
+        backend.open_calls -= 1
         if len(self.view.gateways) > 1:
             self._report_soon()
         if backend.idle and not backend.idle_report_pending:

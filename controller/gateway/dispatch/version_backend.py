@@ -144,6 +144,8 @@ class VersionBackend:
         """Its last report counted calls."""
         self.idle_report_pending = False
         """The end of its last call is about to be reported."""
+        self.open_calls = 0
+        """Calls with a record: also one that has lost its worker, and is about to wait for another one."""
         self.unplaced_since_ns: int | None = None
         self._draining: dict[WorkerId, Worker] = {}
         """Workers that are draining or gone, with calls of ours that have not ended."""

@@ -238,6 +238,30 @@ def test_a_stream_that_breaks_says_so_and_is_billed_unless_the_platform_broke_it
     assert "event: fleetstart" in text
 
 
+def test_a_call_of_a_former_version_that_loses_its_only_worker_gets_another_one(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    """Between two attempts it holds no slot and does not wait; its version is kept all the same."""
+
+    def serve_first_until_called(node: HandNode, order: Any) -> None:
+        if order.wanted == "run" and not node.apps:
+            app = node.ready(order)
+            threading.Thread(target=die_when_called, args=(node, order, app), daemon=True).start()
+        else:
+            node.serve(order)
+
+    def die_when_called(node: HandNode, order: Any, app: Any) -> None:
+        wait_until(lambda: app.calls or node.closed, 100)
+        node.fail(order, "worker_lost", "it ended")
+
+    node.answer = serve_first_until_called
+    controller.deploy("hello", retries=1)
+    controller.deploy("hello", retries=1, env={"NEXT": "1"})
+    answer = controller.http.get("/fn/hello@1/drop?once", headers={"fs-timeout-s": "15"})
+    assert answer.status_code == 200, answer.text
+    assert (answer.headers["fs-attempts"], answer.headers["fs-version"]) == ("2", "1")
+
+
 @pytest.mark.parametrize(("code", "retries", "attempts"), [
     ("worker_lost", 0, 1), ("worker_lost", 2, 3), ("out_of_memory", 2, 1),
 ])  # fmt: skip
