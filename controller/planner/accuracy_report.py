@@ -94,6 +94,8 @@ def _stages(stages: list[StagePlan]) -> list[list[str]]:
     rows = [["stage", "node", "layers", "memory", "to fetch", "from the store", "from peers", "fetch, s", "within, s"]]
     for index, stage in enumerate(stages):
         node = f"{stage.node} ({stage.region})" if stage.region else stage.node
+        if stage.devices:
+            node += f" on {', '.join(share.id for share in stage.devices)}"
         within = "–" if stage.fetch_within_s is None else f"{stage.fetch_within_s:.2f}"
         rows.append([
             str(index), node, f"{stage.first}–{stage.end - 1}", "whole" if stage.full else "its share",

@@ -9,8 +9,11 @@ import pytest
 
 from fleetstart.controller.planner import Cluster, make_plan
 from fleetstart.controller.planner.accuracy_report import Explanation, ObservedStart, explain, format_explanation
+from fleetstart.controller.planner.constraints import PlacementConstraints
+from fleetstart.controller.planner.devices import DeviceNeed
 from fleetstart.controller.planner.error_margins import Margins
 from fleetstart.runtime.contract.function.spec import SLO
+from fleetstart.runtime.contract.node.devices import DeviceId, DeviceReport, DeviceRequest
 from tests.controller.planner.worlds import measured, node, request
 
 
@@ -36,3 +39,10 @@ def test_what_was_not_started_says_why() -> None:
     said = format_explanation(explain(make_plan(request(), Cluster([node("a", free_bytes=1)]), 0.0), ObservedStart()))
     assert "nothing was started: function chat: a worker needs 476 MiB" in said
     assert "0 nodes have room" in said
+
+
+def test_a_worker_stands_with_its_devices() -> None:
+    gpu = DeviceReport(id=DeviceId("cuda:1"), kind="cuda", type="H100", memory_bytes=10**9)
+    wanted = request(wanted=PlacementConstraints(devices=DeviceNeed(DeviceRequest())))
+    said = format_explanation(explain(make_plan(wanted, Cluster([node("a", devices=(gpu,))]), 0.0), ObservedStart()))
+    assert "a on cuda:1" in said

@@ -310,3 +310,11 @@ def test_the_time_of_moves_leaves_out_the_waits_between_them(monkeypatch: pytest
     clock.begin()
     clock.end(1)
     assert (clock.size_bytes, clock.busy_ns) == (13, 100)
+
+
+def test_a_real_load_is_measured_with_its_bytes(device: str, segment: Segment) -> None:
+    weights = filled(segment).attach()
+    weights.to(device).wait()
+    loaded = weights.loaded
+    assert loaded.size_bytes == 9 * CHUNK  # six tensors of one and a half; the file stays in host memory
+    assert loaded.busy_ns > 0
