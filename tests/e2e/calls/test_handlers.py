@@ -144,8 +144,8 @@ def test_a_worker_that_is_drained_closes_its_handler(system: System) -> None:
 
 # ── the management API ─────────────────────────────────────────────────────────────────────────────
 
-EXAMPLES = 10
-"""Of each operation: as many as fit into some twenty seconds for all of them."""
+EXAMPLES = 7
+"""Of each operation: as many as fit into some twelve seconds for all of them."""
 
 
 def test_the_management_api_is_what_it_says_of_itself(system: System) -> None:

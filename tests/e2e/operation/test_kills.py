@@ -126,7 +126,7 @@ def test_a_call_that_kills_its_worker_runs_as_often_as_its_function_says(napping
     assert row.billed_ms == 0
 
 
-IDLE_KILLS = 30
+IDLE_KILLS = 15
 COUNTED = """
 import time
 from fleetstart.runtime import Scale, function

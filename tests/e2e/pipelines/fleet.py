@@ -38,7 +38,7 @@ MBIT = 40
 """Rate of each host's link: a third of a model comes in about a second, the rest of it in two."""
 SHORT, LONG = 40, 400
 """Tokens: some that come while the pipeline is one, and some that go on until it is one worker."""
-LONGEST = 1600
+LONGEST = 800
 """Tokens that one worker alone still writes when a host was cut off after the first ones."""
 LAYERS = 6
 SHAPE: dict[str, Any] = {
@@ -158,12 +158,11 @@ class Call:
             assert len(self.pieces) >= pieces or not self.ended, f"it ended after {len(self.pieces)} pieces: {self}"
             return len(self.pieces) >= pieces
 
-        wait_until(there, self._deadline_s, what=f"{pieces} pieces of {self}")
+        wait_until(there, self._deadline_s, what=Later(lambda: f"{pieces} pieces of {self}"))
 
     def join(self) -> Call:
         """Waits for the call's end, which comes in its deadline."""
-        self._thread.join(self._deadline_s + 2)
-        assert self.ended, f"no end of {self} within {self._deadline_s:g} s"
+        wait_until(lambda: self.ended, self._deadline_s + 2, what=Later(lambda: f"the end of {self}"))
         return self
 
     def __repr__(self) -> str:
@@ -385,7 +384,7 @@ class Later(str):
     """Words that are found when they are printed."""
 
     def __new__(cls, words: Callable[[], str]) -> Later:
-        made = super().__new__(cls, "")
+        made = super().__new__(cls, "later")  # an empty text would not be printed at all
         made.words = words  # type: ignore[attr-defined]
         return made
 
