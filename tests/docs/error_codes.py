@@ -53,6 +53,10 @@ HELP = {
     "handler_error": ("your code raised an exception", "`fs logs NAME --request ID` has the traceback"),
     "invalid_output": ("the answer does not fit the signature", "correct the annotation or the answer"),
     "start_failed": ("the module or `load` raised, or the worker never became ready", "`fs logs NAME`; deploy a fix"),
+    "device_out_of_memory": (
+        "the worker's share of its devices was too small",
+        "the next worker gets more; ask for more with `gpu` to spare it the failed start",
+    ),
     "out_of_memory": ("the worker passed its memory limit", "raise `memory`; weights are not counted"),
     "internal": ("a fault of the platform", "report it, with the lines of `FS_HOME/logs`"),
     "worker_lost": ("the worker died during the call", "`fs logs NAME`; `retries=` where a second run is safe"),
