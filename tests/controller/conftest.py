@@ -35,6 +35,8 @@ from tests.servers import AppServer, RedisServer, end, listening_socket, spawn, 
 
 BUNDLE = b"a bundle, as far as the controller looks into it"
 BUNDLE_ID = hashlib.sha256(BUNDLE).hexdigest()
+LEASE_MS = 3000
+"""Lease of a node, as long as a daemon's."""
 
 
 class HandNode:
@@ -118,7 +120,7 @@ class HandNode:
             peer_transports=("tcp",) if self.peer_address else (),
         )  # fmt: skip
         self._client.hset(keys.NODES, self.name, "1")
-        self._client.set(keys.node(self.name), self.report(report), px=2000)
+        self._client.set(keys.node(self.name), self.report(report), px=LEASE_MS)
         desired: dict[bytes, bytes] = self._client.hgetall(keys.desired(self.name))  # type: ignore[assignment]
         found = [msgspec.json.decode(raw, type=WorkerOrder) for raw in desired.values()]
         self.latest = {order.worker: order for order in found}

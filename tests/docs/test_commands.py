@@ -19,7 +19,8 @@ pytestmark = pytest.mark.e2e
 AROUND = ("fs up", "fs down")
 """Done around each page. `test_blocks` holds their place, and checks `make`, `key=` and the like."""
 KEY = "key=$(cat ~/.fleetstart/key)"
-LIMIT_S = 60
+LIMIT_S = 150
+"""Of one command: some wait for a cold start of torch, which a busy machine stretches."""
 NEEDS = {"docs/recipes.md": ("onnxruntime", "skl2onnx", "skops", "xgboost")}
 """Modules that a page's scripts and handlers import, beside those that everything needs."""
 SILENT = ("fs rm", "fs budget rm", "fs key revoke", "python ")

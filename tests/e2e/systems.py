@@ -37,7 +37,7 @@ from tests.servers import plain_environment, shared_memory, wait_until
 FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")
 FORKED = frozenset(VERBS) - {"up", "down", "dev", "shell", "doctor", "node", "dashboard"}
 """Verbs that need no process of their own making: they start none, and have no terminal."""
-CLI_TIMEOUT_S = 60
+CLI_TIMEOUT_S = 150
 CGROUPS = Path("/sys/fs/cgroup")
 KINDS = {
     "fleetstart.controller.cli.local.supervisor": "supervisor",

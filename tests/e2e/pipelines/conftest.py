@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.pipelines.fleet import Fleet, Function, function_name, serving_fleet
-
-HERE = Path(__file__).parent
-TIMEOUT_S = 300
-"""Of a test: its waits take up to four times as long on a machine whose cores are all taken (`wait_until`)."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="package")
