@@ -36,8 +36,9 @@ STUMBLES = {
         "e2e/deploys/test_layers.py::test_a_file_beside_the_handler_is_taken",
         "e2e/deploys/test_layers.py::test_a_deploy_warns_of_imports_that_workers_will_not_find",
     ),
-    "a GPU is refused by name": (
-        "controller/cli/handler/source/test_declarations.py::test_who_asks_for_a_gpu_is_told_that_there_are_none",
+    "a GPU that no node has is refused by name": (
+        "controller/cli/handler/source/test_declarations.py::test_who_asks_for_a_device_by_another_name_is_told_ours",
+        "e2e/calls/test_devices.py::test_devices_that_no_node_has_are_refused_with_those_that_there_are",
     ),
     "a first deploy of what cannot start fails, and the failure stays visible": (
         "e2e/deploys/test_versions.py::test_a_first_version_whose_load_raises_fails_the_deploy_with_its_traceback",
