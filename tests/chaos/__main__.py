@@ -157,7 +157,7 @@ class Run:
             try:
                 wait_until(lambda done=done: quietly(done), SETTLED_S, what=what)  # type: ignore[misc]
             except AssertionError as error:
-                findings.append(Finding("settles", f"{error}; {_left_open(bed.redis())}"))
+                findings.append(Finding("settles", f"{error}; {_left_open(bed.redis())}; {self._unended(bed)}"))
         self.say(f"settled in {time.monotonic() - began_s:.1f} s")
         for each in self._settled(bed):
             self._history.write(each)
@@ -169,6 +169,11 @@ class Run:
             for row in rows
             if isinstance(row, InvocationRow)
         ]
+
+    def _unended(self, bed: ChaosBed) -> str:
+        """Some async calls that have not ended, with their history: for the finding."""
+        left = [each.request for each in self._ends.values() if each.status not in TERMINAL]
+        return " ".join(bed.http.get(f"/api/v1/invocations/{request}").text for request in left[:3])
 
     def _settled(self, bed: ChaosBed) -> list[Settled]:
         events = self._history.events
