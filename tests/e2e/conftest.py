@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def system() -> Iterator[System]:
     """System that is up, with a function `well` deployed that always works. Tests leave it as they found it."""
     # 127.0.0.2 is where a test has a server to be reached.
-    with running(env={"FS_EGRESS_ALLOW": "127.0.0.2", "FS_DEVICES": "cpu:2x512MiB"}) as system:
+    with running(env={"FS_EGRESS_ALLOW": "127.0.0.2", "FS_DEVICES": "cpu:2x1GiB"}) as system:
         system.deploy(WELL, name="well")
         yield system
 

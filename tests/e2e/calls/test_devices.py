@@ -3,7 +3,10 @@ for."""
 
 from __future__ import annotations
 
+import pytest
+
 from fleetstart.runtime.contract.sizes import MIB
+from tests.e2e.calls.test_chat import EXAMPLE, SHORT
 from tests.e2e.systems import System
 from tests.servers import wait_until
 
@@ -33,10 +36,10 @@ def test_a_function_computes_on_its_device_until_it_ends(system: System) -> None
     (node,) = system.status().nodes
     device = next(device for device in node.devices if device.id == answer["device"])
     assert answer["cores"] == list(device.cores)
-    wait_until(lambda: reserved(system)[device.id] == 512 * MIB, what="the reservation in the node's report")
-    assert f"{device.id}   cpu   reserved 512.0 MiB of 512.0 MiB" in system.fs("nodes").out
+    wait_until(lambda: reserved(system)[device.id] == 1024 * MIB, what="the reservation in the node's report")
+    assert f"{device.id}   cpu   reserved 1.0 GiB of 1.0 GiB" in system.fs("nodes").out
     (row,) = wait_until(lambda: [row for row in system.invocations() if row.function == "whole"], what="its row")
-    assert (row.device_type, row.device_bytes) == ("cpu", 512 * MIB)
+    assert (row.device_type, row.device_bytes) == ("cpu", 1024 * MIB)
     assert "DEVICE GiB-s" in system.fs("usage", "whole").out
     system.fs("scale", "whole", "--reset")
     wait_until(lambda: not any(reserved(system).values()), what="the end of the reservation")
@@ -55,4 +58,21 @@ def test_devices_that_no_node_has_are_refused_with_those_that_there_are(system: 
     error = system.refused(handler)
     assert error.code == "invalid_spec"
     assert "asks for 2 H100 devices (gpu='H100:2'), which no node has" in error.message
-    assert "has 2 × cpu of 0.5 GiB" in error.message
+    assert "has 2 × cpu of 1 GiB" in error.message
+
+
+def test_a_language_model_answers_from_its_share_of_a_device_whose_rate_is_learned(system: System) -> None:
+    if not (EXAMPLE / "weights" / "model.safetensors").exists():
+        pytest.skip("examples/chat/weights is not there: `make models` makes it")
+    system.deploy_file(
+        EXAMPLE / "handler.py", "--name", "boxed", "--gpu", "900MiB", "--keep-alive", "600", "--no-probe"
+    )
+    answer = system.call("boxed", {"prompt": SHORT["prompt"], "max_tokens": 4}, timeout_s=60)
+    assert answer.status_code == 200, answer.text
+    wait_until(lambda: sorted(reserved(system).values()) == [0, 900 * MIB], what="its share in the node's report")
+    wait_until(
+        lambda: any(device.load_bytes_per_s > 0 for node in system.status().nodes for device in node.devices),
+        what="the rate of its load in the node's report",
+    )
+    system.fs("scale", "boxed", "--keep-alive", "1")
+    wait_until(lambda: not any(reserved(system).values()), what="the end of the reservation")

@@ -41,7 +41,7 @@ PAGES = {
     "calls": "start_failed",
     "calls?kind=async": "None.",
     "calls?kind=dead": "No dead letters",
-    "nodes": "Storage tiers",
+    "nodes": "cpu:1",
     "usage": "By function and phase",
     "access": "Audit log",
     "history": "Calls that waited for a start",
@@ -53,7 +53,7 @@ PAGES = {
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    with running(env={"FS_PROFILES": "python"}) as system:
+    with running(env={"FS_PROFILES": "python", "FS_DEVICES": "cpu:2x64MiB"}) as system:
         system.deploy_file(system.source(REPEAT, folder="errands"), "--no-probe")
         assert system.http.post("/fn/broken").status_code == 500
         wait_until(system.invocations, what="the row of the failed call")
