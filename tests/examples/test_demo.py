@@ -18,7 +18,7 @@ def test_the_demo_deploys_wakes_answers_and_bills(tmp_path: Path) -> None:
     if not (ROOT / "examples/chat/weights/model.safetensors").exists():
         pytest.skip("no weights: make models")
     demo = [sys.executable, str(ROOT / "examples" / "demo.py"), str(tmp_path / "home")]
-    result = subprocess.run(demo, capture_output=True, text=True, timeout=110)
+    result = subprocess.run(demo, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
     out = result.stdout
     assert re.search(r"^http://127\.0\.0\.1:\d+/fn/chat$", out, re.MULTILINE)

@@ -31,7 +31,7 @@ FOUND = {
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulation", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 def test_seeds_that_have_found_something_hold() -> None:

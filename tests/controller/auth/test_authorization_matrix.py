@@ -192,7 +192,7 @@ def _without_uses(answer: httpx.Response) -> str:
     return answer.text
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_no_key_does_or_sees_more_than_its_own(
     controller: ControllerProcess, node: HandNode, redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -229,7 +229,7 @@ def test_no_key_does_or_sees_more_than_its_own(
     assert tried["refused"] > 2000, dict(tried)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_no_key_calls_more_than_its_own(
     controller: ControllerProcess, node: HandNode, redis_server: RedisServer, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ CASES = GOLDEN["cases"]
 SHORT = CASES[0]
 LIMIT_TOKENS = GOLDEN["max_new_tokens"]
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

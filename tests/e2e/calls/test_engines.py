@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 256, "eos_token_id": 2, "bos_token_id": 1,
 }  # fmt: skip
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass(frozen=True, slots=True)

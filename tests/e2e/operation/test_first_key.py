@@ -42,7 +42,7 @@ def pasted(line: str) -> str:
     """Result of the line in a user's shell, in another folder and without our environment."""
     env = plain_environment()
     quiet = line.replace("curl ", "curl --silent --show-error --fail-with-body ", 1)
-    done = subprocess.run(["bash", "-c", quiet], env=env, cwd="/", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", quiet], env=env, cwd="/", capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -206,7 +206,7 @@ def test_pages_in_a_browser(seen: System, page: str, texts: tuple[str, ...], tmp
     arguments = [*options.split(), "--virtual-time-budget=3000", f"--user-data-dir={tmp_path}"]
     with installed() as (browser, env):
         argv = [browser, *arguments, f"{seen.url}/ui/#/{page}"]
-        shown = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, env=env)
+        shown = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=True, env=env)
     for text in texts:
         assert text in shown.stdout, text
     assert "<title>owned" not in shown.stdout

@@ -36,7 +36,7 @@ def systems(tmp_path: Path) -> Iterator[tuple[System, System]]:
         system.assert_gone()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_second_machine_joins_serves_and_leaves(systems: tuple[System, System], tmp_path: Path) -> None:
     with redis_with_tls(tmp_path) as (redis_url, redis_ca):
         try:
