@@ -79,6 +79,7 @@ REQUESTS = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(NODES, st.lists(REQUESTS, min_size=1, max_size=8))
 def test_no_device_is_overcommitted_and_each_worker_is_where_it_can_run(
