@@ -67,6 +67,12 @@ def everything_written(system: System) -> bytes:
     """Redis as it lies on the disk, all logs, the store."""
     with system.redis() as client:
         client.execute_command("BGREWRITEAOF")
+
+        def rewrites() -> bool:
+            info = client.info("persistence")
+            return bool(info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
+
+        wait_until(lambda: not rewrites(), what="files of Redis that stay")
     found = b""
     for folder in ("redis", "logs", "store", "journal"):
         for path in sorted((system.home / folder).rglob("*")):
