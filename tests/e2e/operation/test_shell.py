@@ -73,6 +73,8 @@ def system() -> Iterator[System]:
         handler = system.source(HANDLER, folder="looks")
         (handler.parent / "look.py").write_text(LOOK)
         system.deploy_file(handler, "--no-probe")
+        # A call waits for a warm fork server; a shell is refused until there is one.
+        wait_until(lambda: "python" in [name for node in system.status().nodes for name in node.profiles], 60)
         yield system
         wait_until(lambda: not shells(system), 60, what="the end of all shells")
 
