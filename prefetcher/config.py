@@ -39,6 +39,7 @@ PROFILES = {"python": None, "torch": "torch"}
 """Worker profile → module that must be installed for it. The daemon looks for the module and never imports it."""
 PRELOADS = (("torch", "transformers"), ("torch", "vllm"))
 """Worker profile, and a library that a fork server of its own imports beside it once a function needs it."""
+PRELOADED = tuple(f"{profile}:{library}" for profile, library in PRELOADS)
 RUNSC = "runsc"
 """Name of gVisor's program."""
 POOLS = (*PROFILES, *(pool_name(profile, "gvisor") for profile in PROFILES))
@@ -93,6 +94,8 @@ class Config:
     parent_death: bool
     watch_only: bool
     """Enforce memory limits by polling, even where control groups could be used (FS_LIMITS=watched)."""
+    preloaded: tuple[str, ...] = ()
+    """Profiles with a library whose fork servers are launched with the node, such as "torch:vllm" (FS_PROFILES)."""
     best_effort: bool = False
     """Run workers as plain processes where the kernel refuses namespaces (FS_ISOLATION=best-effort)."""
     worker_uids: range = range(0)
@@ -162,6 +165,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         volume_cache_bytes=read_size(env, "FS_VOLUME_CACHE", VOLUME_CACHE_BYTES),
         pool_size=read_int(env, "FS_POOL_SIZE", 1, most=64),
         profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS)),
+        preloaded=_preloaded(env.get("FS_PROFILES") or ""),
         cpus=cpus,
         http=http_settings(env),
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
@@ -244,10 +248,20 @@ def default_fetch_threads(cpus: int) -> int:
 
 def _profiles(text: str) -> tuple[str, ...]:
     """The requested profiles that this installation can serve."""
-    asked = tuple(name.strip() for name in text.split(",") if name.strip())
-    if unknown := [name for name in asked if name not in POOLS]:
-        raise ConfigError(f"FS_PROFILES names {unknown[0]!r}; known are {', '.join(POOLS)}")
-    return tuple(name for name in asked if _installed(*name.split("+")))
+    return tuple(name for name in _named(text) if name in POOLS and _installed(*name.split("+")))
+
+
+def _preloaded(text: str) -> tuple[str, ...]:
+    """The requested profiles with a library."""
+    return tuple(name for name in _named(text) if name in PRELOADED)
+
+
+def _named(text: str) -> list[str]:
+    asked = [name.strip() for name in text.split(",") if name.strip()]
+    known = (*POOLS, *PRELOADED)
+    if unknown := [name for name in asked if name not in known]:
+        raise ConfigError(f"FS_PROFILES names {unknown[0]!r}; known are {', '.join(known)}")
+    return asked
 
 
 def _installed(profile: str, isolation: str = "") -> bool:

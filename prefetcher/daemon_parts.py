@@ -136,7 +136,8 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
     for profile, library in PRELOADS:
         if profile in light and importlib.util.find_spec(library) is not None:
             arguments = ("--profile", profile, "--preload", library, *isolation)
-            servers[f"{profile}:{library}"] = server("forkserver", *arguments, on_demand=True)
+            pool = f"{profile}:{library}"
+            servers[pool] = server("forkserver", *arguments, on_demand=pool not in config.preloaded)
     # A sandbox's memory belongs to no single process: without control groups its limit could not be enforced.
     if groups and len(light) < len(config.profiles):
         sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))

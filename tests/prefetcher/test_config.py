@@ -39,6 +39,12 @@ def test_settings() -> None:
     assert (config.memory_bytes, config.pool_size, config.profiles) == (2 << 30, 0, ("python",))
 
 
+def test_libraries_are_imported_ahead_where_that_is_asked_for() -> None:
+    config = read_config({**LEAST, "FS_PROFILES": "python,torch:vllm"})
+    assert (config.profiles, config.preloaded) == (("python",), ("torch:vllm",))
+    assert not read_config(LEAST).preloaded
+
+
 def test_workers_inherit_no_setting_and_no_secret() -> None:
     config = read_config({**LEAST, "AWS_SECRET_ACCESS_KEY": "x", "PATH": "/bin", "PYTHONPATH": "/p", "OTHER": "y"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,7 @@ def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) ->
     from vllm.v1.engine.llm_engine import LLMEngine
 
     register()
+    _inspect_in_process()
     files = ModelFiles(weights)
     samplers: dict[int, RequestSampler] = {}
     folder = _folder(weights)
@@ -50,6 +51,22 @@ def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) ->
     engine = VllmEngine(model, build, _close, samplers)
     vocab_size: int = engine._vllm.model_config.get_vocab_size()
     return files.model(engine, vocab_size, eos_ids)
+
+
+def _inspect_in_process() -> None:
+    """Lets vLLM look at a model's class here, and not in a Python of its own that imports everything again.
+
+    That one spares CUDA in a process that will fork, which a worker does not. Its answers are cached in a home folder,
+    and a worker has none.
+    """
+    from vllm.model_executor.models import registry
+
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = _call
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 @contextmanager
@@ -78,7 +95,7 @@ def _arguments(folder: Path, settings: LLMSettings, processor: type[Any]) -> Any
     return EngineArgs(
         model=str(folder),
         load_format=LOAD_FORMAT,
-        dtype=DTYPES[settings.dtype],
+        dtype=_dtype(settings),
         max_model_len=None if _fits(folder, settings) else settings.max_context_tokens,
         max_num_seqs=settings.max_batch,
         kv_cache_memory_bytes=settings.kv_memory_bytes,
@@ -89,6 +106,15 @@ def _arguments(folder: Path, settings: LLMSettings, processor: type[Any]) -> Any
         async_scheduling=False,
         logits_processors=[processor],
     )
+
+
+def _dtype(settings: LLMSettings) -> str:
+    """vLLM's name of the arithmetic's dtype. "auto" is as stored; on processors fp32, which all compute fast."""
+    from vllm.platforms import current_platform
+
+    if settings.dtype == "auto":
+        return "float32" if current_platform.is_cpu() else "auto"
+    return DTYPES[settings.dtype]
 
 
 def _close(vllm: Any) -> None:

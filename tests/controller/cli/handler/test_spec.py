@@ -73,6 +73,7 @@ def test_an_llm_of_another_engine_computes_in_the_dtype_of_its_weights() -> None
     assert (native.llm.engine, native.llm.dtype, native.preload, native.in_layers) == ("native", "fp32", "", True)
     assert (other.llm.engine, other.llm.dtype) == ("transformers", "auto")
     assert (other.preload, other.in_layers) == ("transformers", False)
+    assert spec_of(declared("llm", weights="w", engine="vllm")).preload == "vllm"
     named = spec_of(declared("llm", weights="w", engine="transformers", dtype="bf16"))
     assert named.llm is not None
     assert named.llm.dtype == "bf16"
