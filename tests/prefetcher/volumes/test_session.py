@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -102,6 +103,14 @@ def run(bench: Bench, scenario: Callable[[], object]) -> None:
             await bench.state.close()
 
     asyncio.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the test's own for a worker's copies, which end with its namespace elsewhere."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
 @pytest.fixture
