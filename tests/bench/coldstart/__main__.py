@@ -8,14 +8,16 @@ On a test bed: four hosts with links of a known rate, a store without limit, eve
   that stays a pipeline (HydraServe, figure 12); and the largest gap that its reader sees.
 - up: bursts of 8, 16 and 32 calls, answered by pipelines that become several workers, against workers that each start
   alone (HydraServe, figure 14).
-- scale: from one worker to one a host, fed by peers and serving while they load, against a multicast that serves when
-  it is over, and against each from the store (λScale, figures 9 to 11). Not with --quick, unless it is asked for.
+- scale: from one worker, and two, of a synthetic Llama of 70 MB to one a host, fed by peers, serving while they load,
+  against a multicast that serves when it is over, and against each from the store (λScale, figures 9 to 11). Not with
+  --quick, unless it is asked for.
 
 Before each sample every host forgets everything; the store has its files in the page cache. `--chart` draws the first
-part's medians from a file that was written before, or from this run's; it takes matplotlib.
+part's medians from a file that was written before, or from this run's, and `--ramp` tokens a second of the last; both
+take matplotlib.
 
 Run: python -m tests.bench.coldstart [--only PART,...] [--mbit RATE] [--json FILE] [--chart PNG] [--quick] [--rounds N]
-     python -m tests.bench.coldstart --no-peer --draw FILE --chart PNG
+     python -m tests.bench.coldstart --no-peer --draw FILE [--chart PNG] [--ramp PNG]
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from tests.bench.coldstart import chart, down, scale, ttft, up
+from tests.bench.coldstart import chart, down, ramp, scale, ttft, up
 from tests.bench.coldstart.fleet import NODE, QUICK_NODE, Fleet
 from tests.bench.coldstart.models import NOISE, QUICK_NOISE, chat_example, noise
 from tests.bench.harness.caches import disk_folder
@@ -48,7 +51,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", metavar="MODEL,...", help="of the first part; default chat,noise, noise with --quick"
     )
+    parser.add_argument("--copies", type=int, nargs="+", help="workers from which the part `scale` begins; default 1 2")
     parser.add_argument("--chart", type=Path, metavar="PNG", help="where to draw the first part")
+    parser.add_argument("--ramp", type=Path, metavar="PNG", help="where to draw the part `scale`")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="only draw, what an earlier run wrote there")
 
 
@@ -56,7 +61,7 @@ def main() -> None:
     options = parse_options(__doc__, rounds=5, quick_rounds=1, more=add_options)
     extra = options.extra
     if extra["draw"] is not None:
-        return chart.draw(json.loads(extra["draw"].read_text()), extra["chart"])
+        return _draw(json.loads(extra["draw"].read_text()), extra["chart"], extra["ramp"])
     chosen = (
         extra["only"].split(",") if extra["only"] else [part for part in PARTS if part != "scale" or not options.quick]
     )
@@ -78,8 +83,8 @@ def main() -> None:
         if not options.quick and "ttft" in chosen and "noise" in names:
             models.append(noise(folder, NOISE))
         crowd = up.crowded(models[0], hosts)
-        one_to_all = scale.scaled(models[0], hosts)
-        more = [*([crowd] if "up" in chosen else []), *([one_to_all] if "scale" in chosen else [])]
+        few_to_all = [scale.scaled(noise(folder / "scaled", QUICK_NOISE), hosts)] if "scale" in chosen else []
+        more = [*([crowd] if "up" in chosen else []), *few_to_all]
         for model in [*models, *more]:
             progress(f"deploying {model.title}")
             fleet.deploy(model)
@@ -89,11 +94,19 @@ def main() -> None:
             down.run(report, options, fleet, models[0])
         if "up" in chosen:
             up.run(report, options, fleet, crowd)
-        if "scale" in chosen:
-            scale.run(report, options, fleet, one_to_all)
+        for model in few_to_all:
+            for copies in extra["copies"] or scale.COPIES:
+                scale.run(report, options, fleet, model, copies)
     report.save(options.json)
-    if extra["chart"] is not None:
-        chart.draw({"samples": report.samples, "setup": report.setup}, extra["chart"])
+    if extra["chart"] is not None or extra["ramp"] is not None:
+        _draw({"samples": report.samples, "setup": report.setup}, extra["chart"], extra["ramp"])
+
+
+def _draw(found: Any, bars: Path | None, lines: Path | None) -> None:
+    if bars is not None or lines is None:
+        chart.draw(found, bars)
+    if lines is not None:
+        ramp.draw(found, lines)
 
 
 def _end(_: int, __: FrameType | None) -> None:

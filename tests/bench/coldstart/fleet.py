@@ -115,13 +115,13 @@ class Fleet:
         wait_until(lambda: self._memory_made(nodes), CALL_S, what="memory made ahead")
         wait_until(lambda: all(map(_spare_waits, self.bed.nodes[:nodes])), CALL_S, what="spare workers")
 
-    def warm_up(self, serving: str) -> None:
+    def warm_up(self, serving: Sequence[str]) -> None:
         """Starts the hosts that do not run, and waits until all are ready to take workers."""
         for node in self.bed.nodes:
-            if node.id != serving:
+            if node.id not in serving:
                 node.start()
         self.bed.wait_ready()
-        others = [index for index, node in enumerate(self.bed.nodes) if node.id != serving]
+        others = [index for index, node in enumerate(self.bed.nodes) if node.id not in serving]
         wait_until(lambda: all(_memory_waits(self.bed.report(index)) for index in others), CALL_S, what="memory")
         wait_until(lambda: all(_spare_waits(self.bed.nodes[index]) for index in others), CALL_S, what="spare workers")
 

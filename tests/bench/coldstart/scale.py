@@ -1,10 +1,11 @@
-"""Benchmark of scaling from one worker to as many as there are hosts, under a burst: new hosts that are fed by peers
-and serve as pipelines where that is sooner, against a multicast whose receivers serve once they are whole, and against
-each from the store.
+"""Benchmark of scaling from one worker, or two, to as many as there are hosts, under a burst: new hosts that are fed by
+peers and serve as pipelines where that is sooner, against a multicast whose receivers serve once they are whole, and
+against each from the store.
 
-One host has the model in memory and serves; the store gives all hosts together what one host's link takes. The two
-other sides are ours with a controller in which that one decision is changed (`controller`). Counted are tokens from the
-burst on, and the first one that a new host's worker gives.
+One host or two have the model in memory and serve; the store gives all hosts together what one host's link takes. The
+two other sides are ours with a controller in which that one decision is changed (`controller`). Counted are tokens from
+the burst on, and the first one that a new host's worker gives. A worker computes with one thread, so that several of
+them find a core each for a while: with all cores, one worker would take what four can.
 """
 
 from __future__ import annotations
@@ -18,26 +19,31 @@ from typing import Any
 
 import httpx
 
-from tests.bench.coldstart.fleet import Fleet, Generated
+from fleetstart.runtime.contract.ids import NodeId
+from tests.bench.coldstart.fleet import CALL_S, Fleet, Generated
 from tests.bench.coldstart.models import Model
 from tests.bench.coldstart.ttft import Found
 from tests.bench.harness.samples import Options, Report, fine, median, progress
+from tests.servers import wait_until
 
 BURST, QUICK_BURST = 64, 56
 """Four times the calls that one worker takes at once, so that as many workers are wanted as there are hosts."""
-TOKENS, QUICK_TOKENS = 128, 64
+TOKENS, QUICK_TOKENS = 128, 96
+COPIES = (1, 2)
 OURS = "peers, serving while they load"
 SIDES = {OURS: "", "multicast, then serving": "multicast", "each from the store": "store"}
 WINDOW_S = 2.0
 
 
 def scaled(model: Model, hosts: int) -> Model:
-    """The same model under a name of its own, with a worker a host."""
-    return replace(model, name="scaled", options=("--name", "scaled", "--max", str(hosts)))
+    """The same model under a name of its own, with a worker of one thread a host."""
+    handler = model.handler.with_name("scaled.py")
+    handler.write_text(model.handler.read_text().replace("LLM(", "LLM(threads=1, ", 1))
+    return replace(model, name="scaled", handler=handler, options=("--name", "scaled", "--max", str(hosts)))
 
 
-def run(report: Report, options: Options, fleet: Fleet, model: Model) -> None:
-    """`model` is `scaled`. A round is one burst for each side."""
+def run(report: Report, options: Options, fleet: Fleet, model: Model, copies: int) -> None:
+    """`model` is `scaled`. A round is one burst for each side. `copies`: workers that there are before it."""
     burst, tokens = (QUICK_BURST, QUICK_TOKENS) if options.quick else (BURST, TOKENS)
     found, bed = Found(), fleet.bed
     bed.limit("store", bed.mbit)  # it is the one thing that all share
@@ -45,25 +51,40 @@ def run(report: Report, options: Options, fleet: Fleet, model: Model) -> None:
         sides = list(SIDES)
         random.Random(number).shuffle(sides)
         for side in sides:
-            progress(f"scale: {side}, round {number} of {options.rounds}")
-            found.note(side, *_sample(fleet, model, SIDES[side], burst, tokens))
+            progress(f"scale from {copies}: {side}, round {number} of {options.rounds}")
+            found.note(side, *_sample(fleet, model, SIDES[side], burst, tokens, copies))
     bed.limit("store", 0)
-    report.samples["scale"] = {"all_s": found.seconds, "details": found.details}
-    _tell(report, found, len(fleet.bed.nodes), burst, tokens)
+    report.samples[f"scale from {copies}"] = {"all_s": found.seconds, "details": found.details}
+    _tell(report, found, copies, len(fleet.bed.nodes), burst, tokens)
 
 
-def _sample(fleet: Fleet, model: Model, change: str, burst: int, tokens: int) -> tuple[float, dict[str, Any]]:
-    fleet.chill(1, change=change)
+def _serving(fleet: Fleet, model: Model, copies: int) -> list[NodeId]:
+    """The hosts of whole workers, once there are so many."""
+
+    def whole() -> list[NodeId] | None:
+        workers = fleet.workers(model)
+        good = [one.order.node for one in workers if one.status.state == "ready" and one.status.whole]
+        return good if len(good) == len(workers) == copies else None
+
+    return wait_until(whole, CALL_S, what=f"{copies} whole workers") or []
+
+
+def _sample(
+    fleet: Fleet, model: Model, change: str, burst: int, tokens: int, copies: int
+) -> tuple[float, dict[str, Any]]:
+    fleet.bed.fs("scale", model.name, "--reset")
+    fleet.chill(copies, change=change)
+    fleet.bed.fs("scale", model.name, "--min", str(copies))
     fleet.ask(model, tokens=1)
-    [first] = fleet.workers(model)
-    fleet.warm_up(first.order.node)
+    before = _serving(fleet, model, copies)
+    fleet.warm_up(before)
     with ThreadPoolExecutor(burst) as callers:
         answers = list(callers.map(partial(_call, fleet, model, tokens), range(burst)))
     good = [one for one in answers if isinstance(one, Generated)]
     if not good:
         raise RuntimeError(f"{model.name}: not one of {burst} calls was answered: {answers[0]}")
     began_ns = min(one.sent_ns for one in good)
-    elsewhere = [one.pieces_ns[0] for one in good if fleet.served_by(one) not in ("", first.order.node)]
+    elsewhere = [one.pieces_ns[0] for one in good if fleet.served_by(one) not in ("", *before)]
     last_s = max(one.pieces_ns[-1] - began_ns for one in good) / 1e9
     pieces_s = sorted((piece - began_ns) / 1e9 for one in good for piece in one.pieces_ns)
     return last_s, {
@@ -104,7 +125,7 @@ def _windows(pieces_s: Sequence[float]) -> list[int]:
     return counts
 
 
-def _tell(report: Report, found: Found, hosts: int, burst: int, tokens: int) -> None:
+def _tell(report: Report, found: Found, copies: int, hosts: int, burst: int, tokens: int) -> None:
     head = ["new hosts", "tokens/s", "last token, s", "first token on a new host, s", "calls there"]
     rows = [[*head, "from the store, MB", "from peers, MB", "failed"]]
     for side in SIDES:
@@ -120,7 +141,9 @@ def _tell(report: Report, found: Found, hosts: int, burst: int, tokens: int) -> 
             fine(median([one["fetched"].get("peer", 0) / 1e6 for one in details])),
             str(sum(len(one["failed"]) for one in details)),
         ])  # fmt: skip
-    report.tell(f"From 1 worker to {hosts} under {burst} calls for {tokens} tokens, medians of the rounds", rows)
+    report.tell(
+        f"From {copies} to {hosts} workers under {burst} calls for {tokens} tokens, medians of the rounds", rows
+    )
     told: dict[str, set[str]] = {}
     for details in found.details.values():
         for one in details:
