@@ -17,6 +17,7 @@ from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import wait_until
+from tests.stopwatch import Stopwatch
 
 
 def test_a_cold_call_orders_a_worker_and_is_answered(controller: ControllerProcess, node: HandNode) -> None:
@@ -228,10 +229,12 @@ def test_a_stream_that_breaks_says_so_and_is_billed_unless_the_platform_broke_it
 
     node.answer = fail
     controller.deploy("hello")
+    watch = Stopwatch()
     text = controller.http.get("/fn/hello/cut").text
+    waited_for_cores_ms = (watch.elapsed_s - watch.unhindered_s) * 1e3
     [row] = wait_until(lambda: controller.rows("hello"))
     assert (row["billed_ms"] >= 20, row["cost_nusd"] > 0) == (billed, billed)
-    assert row["billed_ms"] < 900, "until it broke, not until that was known"
+    assert row["billed_ms"] < 900 + waited_for_cores_ms, "until it broke, not until that was known"
     assert text.startswith("data: first\n\n")
     assert "event: error" in text
     assert "worker_lost" in text
@@ -259,7 +262,9 @@ def test_a_call_of_a_former_version_that_loses_its_only_worker_gets_another_one(
     controller.deploy("hello", retries=1, env={"NEXT": "1"})
     answer = controller.http.get("/fn/hello@1/drop?once", headers={"fs-timeout-s": "15"})
     assert answer.status_code == 200, answer.text
-    assert (answer.headers["fs-attempts"], answer.headers["fs-version"]) == ("2", "1")
+    # One more attempt, which no handler sees, if the worker's end is known late.
+    assert answer.headers["fs-attempts"] in ("2", "3")
+    assert answer.headers["fs-version"] == "1"
 
 
 @pytest.mark.parametrize(("code", "retries", "attempts"), [
@@ -287,7 +292,8 @@ def test_a_call_that_breaks_its_worker_runs_again_if_its_function_says_so(
     assert "512 MiB" in answer.json()["error"]["message"]
     calls = [call for app in node.apps.values() for call in app.calls]
     assert len(calls) == attempts
-    assert answer.headers["fs-attempts"] == str(attempts)
+    # One more for each worker whose end is known late: it refuses a call that no handler sees.
+    assert attempts <= int(answer.headers["fs-attempts"]) <= attempts + retries
     assert ("retries=2" in answer.json()["error"]["hint"]) == (not retries)
     row = wait_until(lambda: controller.rows("hello"))[0]
     assert (row["status"], row["billed_ms"], row["attempts"]) == (answer.status_code, 0, attempts)

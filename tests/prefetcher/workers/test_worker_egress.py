@@ -102,6 +102,7 @@ def test_connections_end_with_a_worker_and_a_daemon_that_are_killed(
     worker = node.order(spec)
     status = node.wait_for(worker, "ready")
     assert "200" in ask(status, abroad, "hold")
+    wait_until(lambda: abroad.held, what="a connection that is held")
     if victim == "daemon":
         node.kill()
     else:
