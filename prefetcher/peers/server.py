@@ -78,6 +78,7 @@ class PeerServer:
         self._stop = threading.Event()
         self._numbers = count(1)
         self._listener: socket.socket | None = None
+        self._acceptor: threading.Thread | None = None
         self._connections: set[ReaderConnection] = set()
         self._strangers: dict[ReaderConnection, None] = {}
         """Connections that have not proved themselves, the oldest first."""
@@ -90,7 +91,7 @@ class PeerServer:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
         self._listener = listener
-        self._start(lambda: self._accept(listener), "peer-server")
+        self._acceptor = self._start(lambda: self._accept(listener), "peer-server")
         at: tuple[str, int] = listener.getsockname()[:2]
         return at
 
@@ -109,13 +110,14 @@ class PeerServer:
     def close(self) -> None:
         """Ends all connections. Blocks for CLOSE_S at most."""
         self._stop.set()
+        until_s = time.monotonic() + CLOSE_S
+        if self._listener is not None and self._acceptor is not None:
+            ReaderConnection(self._listener).end()  # wakes the thread that accepts
+            self._acceptor.join(CLOSE_S)  # after it, there are no new connections
         with self._lock:
             connections, threads = list(self._connections), list(self._threads)
-        if self._listener is not None:
-            ReaderConnection(self._listener).end()  # wakes the thread that accepts
         for connection in connections:
             connection.end()
-        until_s = time.monotonic() + CLOSE_S
         for thread in threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
@@ -154,7 +156,7 @@ class PeerServer:
 
     # ── threads ────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, work: Callable[[], None], name: str) -> None:
+    def _start(self, work: Callable[[], None], name: str) -> threading.Thread:
         """Errors: RuntimeError if there can be no more threads."""
 
         def run() -> None:
@@ -165,14 +167,10 @@ class PeerServer:
                     self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        with self._lock:
-            self._threads.add(thread)
-        try:
+        with self._lock:  # `close` joins what it finds: only what has been started
             thread.start()
-        except RuntimeError:
-            with self._lock:
-                self._threads.discard(thread)
-            raise
+            self._threads.add(thread)
+        return thread
 
     def _accept(self, listener: socket.socket) -> None:
         with listener:

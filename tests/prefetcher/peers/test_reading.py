@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -257,3 +258,21 @@ def test_the_node_s_end_is_its_readers(holder: Holder, model: Model) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("peer-server")]
     with pytest.raises(SourceError):
         Reading(model, 1).read(peer, connections)
+
+
+def test_a_node_ends_while_a_reader_connects(holder: Holder, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of a connection that has just been accepted is ended with the others."""
+    start, starting, closed = threading.Thread.start, threading.Event(), threading.Event()
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name.startswith("peer-server-"):
+            starting.set()
+            closed.wait(0.5)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    with socket.create_connection(holder.peer(model.checkpoint).address.rsplit(":", 1)):
+        assert starting.wait(10)
+        holder.server.close()
+        closed.set()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("peer-server")]

@@ -106,8 +106,9 @@ def run(bench: Bench, scenario: Callable[[], object]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the test's own for a worker's copies, which end with its namespace elsewhere."""
+def _scratch(redis_server: RedisServer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the test's own for a worker's copies, which end with its namespace elsewhere. Servers start first:
+    the paths of their sockets would be too long in it."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
