@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fleetstart.controller.planner.multicast.topologies import chain
+from fleetstart.prefetcher.fetch.pulls import WINDOW
 from tests.bench.harness.samples import ROOT, Report, fine, median, parse_options, progress, spread
 from tests.bench.multicast import chart
 from tests.bench.multicast.ways import (
@@ -91,9 +93,8 @@ class Process:
 class Fleet:
     """A source and its receivers, the first of the bed's hosts, with gloo's ranks beside them."""
 
-    def __init__(self, network: Network, receivers: int, size_bytes: int, window: int) -> None:
+    def __init__(self, network: Network, receivers: int, size_bytes: int) -> None:
         self.network, self.receivers, self.size_bytes = network, receivers, size_bytes
-        self.window = window
         self.hosts = list(network.addresses)[: receivers + 1]
         self.nodes = [Process(network, host, "tests.bench.multicast.node") for host in self.hosts]
         source = f"{network.addresses[self.hosts[0]]}:29500"
@@ -120,7 +121,7 @@ class Fleet:
         ]  # fmt: skip
         at = [(self.network.addresses[host], found["port"]) for host, found in zip(self.hosts, held, strict=True)]
         for node, part in zip(self.nodes, parts, strict=True):
-            node.ask(do="connect", peers=[at[peer] for peer in part.peers], pulls=part.pulls, window=self.window)
+            node.ask(do="connect", peers=[at[peer] for peer in part.peers], pulls=part.pulls)
         pulling = [number for number, part in enumerate(parts) if part.pulls]
         at_s = time.monotonic() + SOON_S
         answers = []
@@ -158,16 +159,15 @@ class Fleet:
         return self.pull(parts, in_turn=way == SEQUENTIAL)
 
     def one_transfer_s(self) -> float:
-        """M/B: the whole model to one receiver."""
+        """M/B: the whole model to one receiver, in the usual blocks."""
         parts = [Pulls([], []) for _ in range(self.receivers + 1)]
-        parts[1] = Pulls([0], [(0, 0, self.size_bytes // CHUNK_BYTES)])
+        parts[1] = pulls_of(chain(range(2), range(BLOCKS_USUAL)), 1, self.size_bytes // CHUNK_BYTES // BLOCKS_USUAL)
         return self.pull(parts)[0][-1]
 
 
 def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mbit", type=float, default=200, help="rate of each link, each way")
     parser.add_argument("--mib", type=int, default=32, help="size of the model")
-    parser.add_argument("--window", type=int, default=4, help="chunks that a receiver asks for at once")
     parser.add_argument("--chart", type=Path, metavar="PNG", help="where to draw first and last blocks")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="draw what was measured before, and measure nothing")
 
@@ -181,7 +181,7 @@ def main() -> None:
     counts = RECEIVERS[:1] if options.quick else RECEIVERS
     size_bytes = (8 if options.quick else extra["mib"]) * MIB
     report.setup = {
-        "mbit": extra["mbit"], "size_bytes": size_bytes, "window": extra["window"], "blocks": BLOCKS,
+        "mbit": extra["mbit"], "size_bytes": size_bytes, "pulls_at_once": WINDOW, "blocks": BLOCKS,
         "receivers": counts, "rounds": options.rounds,
     }  # fmt: skip
     network = Network([f"node-{number}" for number in range(max(counts) + 1)], prefix="10.79.0")
@@ -189,7 +189,7 @@ def main() -> None:
         for host in network.addresses:
             network.limit(host, extra["mbit"])
         for receivers in counts:
-            report.samples[str(receivers)] = measure(network, receivers, size_bytes, options.rounds, extra["window"])
+            report.samples[str(receivers)] = measure(network, receivers, size_bytes, options.rounds)
             tell(report, receivers)
     finally:
         network.close()
@@ -198,8 +198,8 @@ def main() -> None:
         chart.draw({"samples": report.samples, "setup": report.setup}, extra["chart"])
 
 
-def measure(network: Network, receivers: int, size_bytes: int, rounds: int, window: int) -> dict[str, Any]:
-    fleet = Fleet(network, receivers, size_bytes, window)
+def measure(network: Network, receivers: int, size_bytes: int, rounds: int) -> dict[str, Any]:
+    fleet = Fleet(network, receivers, size_bytes)
     cases = [(PIPELINE, blocks) for blocks in BLOCKS]
     cases += [(way, BLOCKS_USUAL) for way in (*WAYS, GLOO, GLOO_BLOCKS) if way != PIPELINE]
     one_s: list[float] = []
@@ -223,7 +223,7 @@ def thinned(arrivals: list[float]) -> list[float]:
 
 
 def tell(report: Report, receivers: int) -> None:
-    found, window = report.samples[str(receivers)], report.setup["window"]
+    found = report.samples[str(receivers)]
     chunks = report.setup["size_bytes"] // CHUNK_BYTES
     one_s = median(found["one_transfer_s"])
     times = {case: [max(map(max, run)) for run in runs] for case, runs in found["arrivals_s"].items()}
@@ -234,7 +234,7 @@ def tell(report: Report, receivers: int) -> None:
     for case, seconds in times.items():
         way, _, count = case.rpartition(", ")
         blocks, middle_s = int(count), median(seconds)
-        predicted = fine(predicted_s(way, receivers, blocks, chunks, window)) if way in WAYS else ""
+        predicted = fine(predicted_s(way, receivers, blocks, chunks)) if way in WAYS else ""
         over_bound = fine(middle_s / bound_s(one_s, receivers, blocks)) if way in (PIPELINE, CHAIN) else ""
         rows.append([case, spread(seconds), fine(middle_s / one_s), predicted, over_bound, fine(middle_s / ours_s)])
     report.tell(f"{receivers} receivers; the planner takes: {taken}, {BLOCKS_USUAL}", rows)

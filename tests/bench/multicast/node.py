@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from fleetstart.native import ControlBlock, Region, SlabPool, TcpReader, TcpServer, xxh3
+from fleetstart.prefetcher.fetch.pulls import WINDOW
 
 WAIT_S = 300.0
 """How long holders wait for blocks: longer than any transfer takes."""
@@ -71,13 +72,15 @@ class Holder:
 
 
 class Puller:
-    """The execution of one node's pulls: chunk by chunk in order, a few of them asked for ahead."""
+    """The execution of one node's pulls in order, as a start executes them: so many are asked for at once."""
 
-    def __init__(
-        self, holder: Holder, peers: list[tuple[str, int]], pulls: list[tuple[int, int, int]], window: int
-    ) -> None:
-        self._holder, self._window = holder, window
-        self._wanted = [(peer, chunk) for peer, first, end in pulls for chunk in range(first, end)]
+    def __init__(self, holder: Holder, peers: list[tuple[str, int]], pulls: list[tuple[int, int, int]]) -> None:
+        self._holder = holder
+        self._wanted = [(peer, chunk, n) for n, (peer, first, end) in enumerate(pulls) for chunk in range(first, end)]
+        self._pull_of = {chunk: pull for _, chunk, pull in self._wanted}
+        self._missing = [end - first for _, first, end in pulls]
+        self._over = 0
+        """Pulls that are over, and so are all before them."""
         self._lock = threading.Condition()
         self._asked = self._done = 0
         self.arrivals: list[tuple[int, float, int]] = []
@@ -104,8 +107,10 @@ class Puller:
         return bool(self.failed) or self._done == len(self._wanted)
 
     def _ask(self) -> None:
-        while self._asked < min(len(self._wanted), self._done + self._window):
-            peer, chunk = self._wanted[self._asked]
+        while self._over < len(self._missing) and not self._missing[self._over]:
+            self._over += 1
+        while self._asked < len(self._wanted) and self._wanted[self._asked][2] < self._over + WINDOW:
+            peer, chunk, _ = self._wanted[self._asked]
             size = self._holder.chunk_bytes
             self._readers[peer].submit(chunk, chunk * size, size, WAIT_S)
             self._outstanding[peer] += 1
@@ -129,6 +134,7 @@ class Puller:
                     self._holder.control.mark_ready(one.request)
                     self.arrivals.append((one.request, now_s, one.checksum))
                     self._done += 1
+                    self._missing[self._pull_of[one.request]] -= 1
                 self._outstanding[peer] -= len(found)
                 self._ask()
 
@@ -144,9 +150,7 @@ def main() -> None:
             answer = {"port": holder.port, "checksums": holder.checksums() if command["whole"] else []}
         elif command["do"] == "connect" and holder is not None:
             peers = [(host, port) for host, port in command["peers"]]
-            puller = Puller(
-                holder, peers, [(peer, first, end) for peer, first, end in command["pulls"]], command["window"]
-            )
+            puller = Puller(holder, peers, [(peer, first, end) for peer, first, end in command["pulls"]])
         elif command["do"] == "pull" and puller is not None:
             time.sleep(max(0.0, command["at_s"] - time.monotonic()))
             puller.run()

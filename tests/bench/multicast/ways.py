@@ -11,6 +11,7 @@ from fleetstart.controller.planner.multicast.binomial import binomial_pipeline
 from fleetstart.controller.planner.multicast.prediction import Links, predict_arrivals
 from fleetstart.controller.planner.multicast.schedule import Schedule, Transfer
 from fleetstart.controller.planner.multicast.topologies import binary_tree, chain, sequential
+from fleetstart.prefetcher.fetch.pulls import WINDOW
 from fleetstart.runtime.contract.ids import NodeId
 
 PIPELINE = "binomial pipeline"
@@ -60,7 +61,7 @@ def bound_s(one_s: float, receivers: int, blocks: int) -> float:
     return one_s * (1 + (math.ceil(math.log2(receivers + 1)) - 1) / blocks)
 
 
-def predicted_s(way: str, receivers: int, blocks: int, chunks: int, window: int) -> float:
+def predicted_s(way: str, receivers: int, blocks: int, chunks: int) -> float:
     """The planner's prediction over M/B, for equal links, chunk by chunk as the nodes pull. One after another is no
     plan's way: receivers do not wait for each other."""
     if way == SEQUENTIAL:
@@ -73,7 +74,7 @@ def predicted_s(way: str, receivers: int, blocks: int, chunks: int, window: int)
         for place in range(size)
     ]
     rates = [1.0] * (receivers + 1)
-    links = Links(up=rates, down=rates, at_once=True, ahead=window - 1)
+    links = Links(up=rates, down=rates, at_once=True, ahead=WINDOW * size - 1)
     held = [(1 << chunks) - 1] + [0] * receivers
     arrivals = predict_arrivals(steps, held, [1 / chunks] * chunks, links)
     return max(max(arrived.values()) for arrived in arrivals[1:])
