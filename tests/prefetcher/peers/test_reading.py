@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.peers import reader, session
+from fleetstart.prefetcher.peers import reader, server, session
 from fleetstart.prefetcher.peers.connections import PeerConnections
 from fleetstart.prefetcher.sources.errors import ReadCancelled, SourceError, SourceLost
 from fleetstart.runtime.contract.identity import client_context, node_host, server_context
@@ -271,8 +271,10 @@ def test_a_node_ends_while_a_reader_connects(holder: Holder, model: Model, monke
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_late)
-    with socket.create_connection(holder.peer(model.checkpoint).address.rsplit(":", 1)):
+    monkeypatch.setattr(server, "CLOSE_S", 0.1)
+    host, _, port = holder.peer(model.checkpoint).address.rpartition(":")
+    with socket.create_connection((host, int(port))):
         assert starting.wait(10)
         holder.server.close()
         closed.set()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("peer-server")]
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("peer-server")])
