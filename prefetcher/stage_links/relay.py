@@ -39,6 +39,7 @@ class Relays:
         self._bucket = bucket
         self._prefix = prefix
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._made = threading.Lock()
         self._objects: RelayStore | None = None
         self._threads: list[threading.Thread] = []
@@ -59,6 +60,7 @@ class Relays:
     def close(self) -> None:
         """Waits until the links have ended. Called once the workers have ended."""
         ends_s = time.monotonic() + CLOSE_S
+        self._closing.set()
         with self._lock:
             threads, outgoing = list(self._threads), list(self._outgoing)
         for one in outgoing:
@@ -79,7 +81,7 @@ class Relays:
 
     def _send(self, link: RelayLink, source: socket.socket, failed: Failed) -> None:
         try:
-            outgoing = RelaySender(link, self._store(), source, failed)
+            outgoing = RelaySender(link, self._store(), source, failed, self._closing)
         except BaseException as error:
             source.close()
             failed(f"no object store: {error}")
@@ -95,7 +97,7 @@ class Relays:
     def _receive(
         self, link: RelayLink, connect: Callable[[], socket.socket], failed: Failed, stopped: threading.Event
     ) -> None:
-        RelayReceiver(link, self._store(), connect, failed, stopped).run()
+        RelayReceiver(link, self._store(), connect, failed, stopped, self._closing).run()
 
     def _store(self) -> RelayStore:
         """The store's client, made late: it takes a third of a second, and most nodes never need it."""

@@ -50,13 +50,15 @@ class RelayReceiver:
         connect: Callable[[], socket.socket],
         failed: Callable[[str], object],
         stopped: threading.Event,
+        closing: threading.Event,
     ) -> None:
-        """`stopped` is set when the worker has ended."""
+        """`stopped` is set when the worker has ended, `closing` when the daemon shuts down."""
         self._link = link
         self._objects = objects
         self._connect = connect
         self._failed = failed
         self._stopped = stopped
+        self._closing = closing
         self._worker: socket.socket | None = None
         self._read: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         """Keys of objects that the worker has received."""
@@ -80,7 +82,7 @@ class RelayReceiver:
                 self._worker.close()
             self._read.put(None)
             remover.join()
-            remove(self._objects, self._link)
+            remove(self._objects, self._link, self._closing)
 
     def _follow(self) -> None:
         """Reads and delivers objects until the last. Errors: those of the store, InvalidRelayObject, OSError if the

@@ -36,7 +36,10 @@ CLOSING_ACK_S = 1.0
 WRITE_TIMEOUT_S = 2.0
 """Timeout for one object to be written: the receiver is without data for as long, and gives up soon after."""
 RETRY_S = 0.05
-LATE_S = 1.0
+REMOVE_S = 10.0
+"""Longest time for which removing a link's objects is tried again, at a store that does not answer in time."""
+REMOVE_RETRY_S = 0.5
+LATE_S = 3.0
 """A store that did not answer in time may still carry out a write, after its repetition was read and deleted."""
 
 
@@ -45,9 +48,16 @@ class RelaySender:
     ended the link."""
 
     def __init__(
-        self, link: RelayLink, objects: RelayStore, source: socket.socket, failed: Callable[[str], object]
+        self,
+        link: RelayLink,
+        objects: RelayStore,
+        source: socket.socket,
+        failed: Callable[[str], object],
+        closing: threading.Event,
     ) -> None:
+        """`closing` is set when the daemon shuts down."""
         self._link = link
+        self._shutdown = closing
         self._objects = objects
         self._source = source
         self._failed = failed
@@ -84,7 +94,7 @@ class RelaySender:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, LATE_S)
         if self._acknowledged < self._next or self._repeated:
-            remove(self._objects, self._link)
+            remove(self._objects, self._link, self._shutdown)
 
     def expedite(self) -> None:
         """Shortens the timeout for the receiver to read: the daemon is shutting down."""
@@ -203,10 +213,17 @@ class RelaySender:
             return False
 
 
-def remove(objects: RelayStore, link: RelayLink) -> None:
+def remove(objects: RelayStore, link: RelayLink, closing: threading.Event) -> None:
     """Removes the link's objects. What a store keeps nevertheless is swept by the controller once it is old."""
-    try:
-        for key in objects.keys(link.folder):
-            objects.delete(key)
-    except (SourceError, StoreRejection) as error:
-        log.warning("objects of a link are left in the store", extra={"folder": link.folder, "error": str(error)})
+    until_s = time.monotonic() + REMOVE_S
+    while True:
+        try:
+            for key in objects.keys(link.folder):
+                objects.delete(key)
+            return
+        except (SourceError, StoreRejection) as error:
+            if isinstance(error, StoreRejection) or time.monotonic() > until_s or closing.wait(REMOVE_RETRY_S):
+                log.warning(
+                    "objects of a link are left in the store", extra={"folder": link.folder, "error": str(error)}
+                )
+                return

@@ -6,9 +6,11 @@ import signal
 
 import pytest
 
+from fleetstart.prefetcher.sources.errors import SourceError
 from fleetstart.prefetcher.stage_links import relay_sender
 from fleetstart.prefetcher.stage_links.relay import Relays
 from fleetstart.prefetcher.stage_links.relay_messages import OBJECT_BYTES, RelayLink
+from fleetstart.prefetcher.stage_links.relay_store import RelayStore
 from fleetstart.runtime.contract.ids import PipelineId
 from fleetstart.runtime.contract.object_keys import RELAY
 from tests.prefetcher.nodes import S3Server, Store
@@ -45,6 +47,28 @@ def test_what_a_store_carries_out_when_all_is_over_goes_too(
         wait_until(lambda: not at_work("relay-in"))
         store.put(LINK.key(0), LINK.seal(0, b"late"))
         wait_empty(store)
+
+
+def test_objects_are_removed_from_a_store_that_is_slow_to_answer(
+    relays: Relays, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first requests to delete something have no answer in time: what stages said would lie there for hours."""
+    delete, late = RelayStore.delete, iter(range(3))
+
+    def slow(objects: RelayStore, key: str) -> None:
+        if next(late, None) is not None:
+            raise SourceError(f"{key}: no answer in 0.5 s")
+        delete(objects, key)
+
+    monkeypatch.setattr(RelayStore, "delete", slow)
+    monkeypatch.setattr(relay_sender, "REMOVE_RETRY_S", 0.01)
+    with joined(relays) as ends:
+        ends.sender.sendall(b"hello")
+        assert ends.read(5) == b"hello"
+        ends.receiver.close()
+        wait_until(lambda: not at_work("relay-in"), what="the receiver's end")
+    wait_empty(store)
+    assert next(late, None) is None
 
 
 def test_a_store_that_stays_away_ends_both_ends_and_says_so(relays: Relays, s3_server: S3Server, store: Store) -> None:
