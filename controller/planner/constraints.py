@@ -84,7 +84,7 @@ def constraints_of(spec: FunctionSpec, packages_for: str = "", short_bytes: int 
 
 
 def device_need(spec: FunctionSpec, short_bytes: int = 0) -> DeviceNeed | None:
-    """What a worker needs of devices. `short_bytes`: device memory that was found to be too little."""
+    """Devices that a worker needs. `short_bytes`: device memory that was found to be too little."""
     return None if spec.gpu is None else DeviceNeed(spec.gpu, needs_gpu(spec), short_bytes)
 
 

@@ -26,7 +26,7 @@ NODES_NAMED = 6
 
 
 class DeviceNeed(NamedTuple):
-    """What one worker of a version needs of devices."""
+    """Need of devices of one worker of a version."""
 
     request: DeviceRequest
     cuda: bool = False
@@ -189,7 +189,7 @@ class DeviceOwner(Protocol):
 
 
 def free_in_words(need: DeviceNeed, nodes: Iterable[DeviceOwner]) -> str:
-    """What is free of the devices that would do: "12 of 80 GiB of cuda:0 on a"."""
+    """Free memory of the devices that would do, in words: "12 of 80 GiB of cuda:0 on a"."""
     found = [
         (
             device.free_bytes,

@@ -104,7 +104,7 @@ def missing_bytes(held: HeldLayers | None, layers: int, size_bytes: int, layout:
 
 
 class NodeNeed(NamedTuple):
-    """What a worker needs of a node."""
+    """Needs of a worker that its node has to meet."""
 
     bytes: int
     """Host memory, its weights included."""

@@ -171,7 +171,7 @@ class PlanRequest:
     wanted: PlacementConstraints = NO_CONSTRAINTS
     """Constraints on its nodes."""
     on_device: bool = False
-    """Whether all of its weights and its KV cache lie in device memory, if it asks for devices: a model that the
+    """True if all of its weights and its KV cache lie in device memory, if it asks for devices: a model that the
     platform runs."""
 
     @property

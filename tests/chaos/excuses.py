@@ -36,7 +36,7 @@ class Excuses:
         )
 
     def two_may_answer(self, from_s: float, to_s: float) -> bool:
-        """Whether a gateway was silent for so long that another one went on with its keyed call: each names its own
+        """True if a gateway was silent for so long that another one went on with its keyed call: each names its own
         measure of the cost."""
         return any(
             _silences(fault, KEPT_SILENT_S) and fault.at_s <= to_s and fault.healed_s + AFTER_S >= from_s

@@ -77,7 +77,7 @@ class DeviceShare(msgspec.Struct, frozen=True):
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each worker of a function needs: whole devices, or a share of one."""
+    """Devices that each worker of a function needs: whole devices, or a share of one."""
 
     count: int = 1
     type: str = ""

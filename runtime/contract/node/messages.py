@@ -94,7 +94,7 @@ class Pooled(msgspec.Struct, frozen=True, tag="pooled"):
 
 
 class DeviceBinding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's process is bound to, on a node that has devices; without any of them, it computes on the host."""
+    """Devices and cores of a worker's process, on a node that has devices; without any, it computes on the host."""
 
     devices: tuple[DeviceId, ...] = ()
     visible: str = ""

@@ -59,9 +59,9 @@ class DecoderConfig:
     ffn_bias: bool
     query_key_norms: bool
     output_norms: bool
-    """Whether norms follow attention and feed-forward, before their results are added."""
+    """True if norms follow attention and feed-forward, before their results are added."""
     zero_centred_norms: bool
-    """Whether norms multiply by one more than their weight."""
+    """True if norms multiply by one more than their weight."""
     fused_projections: bool
     attention_scale: float
     """Factor of queries' products with keys."""

@@ -25,15 +25,15 @@ class ModelFamily:
     biases: frozenset[str] = frozenset()
     """Fields that say whether projections have biases; if another family's is set, the model is refused."""
     always_biased: bool = False
-    """Whether queries, keys and values always have biases."""
+    """True if queries, keys and values have biases in each of its models."""
     query_key_norms: bool = False
     fused_projections: bool = False
-    """Whether queries, keys and values are one matrix, and gate and up another."""
+    """True if queries, keys and values are one matrix, and gate and up another."""
     gemma: bool = False
-    """Whether norms are zero-centred and also follow attention and feed-forward, embeddings are scaled by the square
+    """True if norms are zero-centred and also follow attention and feed-forward, embeddings are scaled by the square
     root of their width, and layers with a window have rotary settings of their own."""
     multipliers: bool = False
-    """Whether embeddings, residuals, attention and logits have factors of their own."""
+    """True if embeddings, residuals, attention and logits have factors of their own."""
 
 
 FAMILIES: dict[str, ModelFamily] = {

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmModel:
-    """What the engine needs to know of a model, beside vLLM's own engine."""
+    """Facts of a model that the engine needs, beside vLLM's own engine."""
 
     tokenizer: Vocabulary
     eos_ids: frozenset[int]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.bench.coldstart.ttft import FLOOR, SERIAL, SIZES, title
+from tests.bench.harness.plotting import load_pyplot
 from tests.bench.harness.samples import median
 
 ROWS = (SERIAL, *map(title, SIZES))
@@ -23,12 +23,7 @@ def draw(found: Any, path: Path | None) -> None:
     groups = {name.removeprefix(PREFIX): part for name, part in found["samples"].items() if name.startswith(PREFIX)}
     if not groups:
         sys.exit("there are no first tokens to draw: run the part `ttft`")
-    try:
-        matplotlib: Any = importlib.import_module("matplotlib")
-    except ModuleNotFoundError:
-        sys.exit("no matplotlib to draw with: pip install 'matplotlib>=3.8'")
-    matplotlib.use("agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(7.2, 3.6), dpi=110)
     for place, part in enumerate(groups.values()):
         _group(axes, place, part["seconds"])

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.bench.coldstart.scale import OURS, SIDES, WINDOW_S
+from tests.bench.harness.plotting import load_pyplot
 from tests.bench.harness.samples import median
 
 COLOURS = dict(zip(SIDES, ("#2171b5", "#6baed6", "#9a9a9a"), strict=True))
@@ -24,12 +24,7 @@ def draw(found: Any, path: Path | None) -> None:
     parts = {name: part for name, part in found["samples"].items() if name.startswith(PREFIX)}
     if not parts:
         sys.exit("there is no ramp to draw: run the part `scale`")
-    try:
-        matplotlib: Any = importlib.import_module("matplotlib")
-    except ModuleNotFoundError:
-        sys.exit("no matplotlib to draw with: pip install 'matplotlib>=3.8'")
-    matplotlib.use("agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    pyplot = load_pyplot()
     figure, panels = pyplot.subplots(
         1, len(parts), figsize=(3.8 * len(parts), 3.2), dpi=110, sharey=True, squeeze=False
     )

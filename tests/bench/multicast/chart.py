@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.bench.harness.plotting import load_pyplot
 from tests.bench.multicast.ways import CHAIN, GLOO, GLOO_BLOCKS, PIPELINE, TREE
 
 DRAWN = {PIPELINE: "#2171b5", CHAIN: "#6baed6", TREE: "#fd8d3c", GLOO_BLOCKS: "#969696", GLOO: "#d62728"}
@@ -16,12 +16,7 @@ def draw(found: Any, path: Path | None) -> None:
     """`found` as `multicast` writes it. Ends the process with a word where there is nothing to draw with or to."""
     if path is None:
         sys.exit("--draw needs --chart PNG")
-    try:
-        matplotlib: Any = importlib.import_module("matplotlib")
-    except ModuleNotFoundError:
-        sys.exit("no matplotlib to draw with: pip install 'matplotlib>=3.8'")
-    matplotlib.use("agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    pyplot = load_pyplot()
     count = len(found["samples"])
     figure, places = pyplot.subplots(1, count, figsize=(9, 3.4), dpi=110, sharey=True, squeeze=False)
     places = places[0]

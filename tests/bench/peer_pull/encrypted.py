@@ -29,7 +29,7 @@ from fleetstart.runtime.contract.identity import Identity, client_context, node_
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.peers import Grant, Peer
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES, ChunkRange
-from tests.bench.peer_pull.ends import Memory, content_of, cpu_s, say
+from tests.bench.peer_pull.ends import Memory, cpu_s, run_end, say
 from tests.identities import JOIN, authority, node_identity
 
 CHECKPOINT = CheckpointId("0" * 64)
@@ -142,13 +142,5 @@ def pulling(memory: Memory, kind: str) -> None:
         say(ready_s=ready_s, cpu_s=used_s, verified=found, checksums=memory.checksums() if question["check"] else [])
 
 
-def main() -> None:
-    role, kind, size_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    if role == "serve":
-        serving(Memory(size_bytes, content_of), kind)
-    else:
-        pulling(Memory(size_bytes, lambda _: b"\xff" * CHUNK_BYTES), kind)
-
-
 if __name__ == "__main__":
-    main()
+    run_end(serving, pulling)

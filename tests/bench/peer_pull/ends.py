@@ -130,7 +130,8 @@ def say(**answer: Any) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def main() -> None:
+def run_end(serving: Callable[[Memory, str], None], pulling: Callable[[Memory, str], None]) -> None:
+    """Runs the end that the process's arguments name: role, kind, size in bytes."""
     role, kind, size_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if role == "serve":
         serving(Memory(size_bytes, content_of), kind)
@@ -139,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_end(serving, pulling)

@@ -141,9 +141,13 @@ def _shows(system: System, name: str, labels: dict[str, str], count: int) -> boo
     return value(system, name, **labels) == count
 
 
+def _has_lines(system: System, name: str) -> bool:
+    return len(lines(system, "chatty", name)) >= 2
+
+
 def test_calls_that_share_a_worker_have_their_own_lines(seen: System) -> None:
     for name in ("call-0", "call-1", "call-2"):
-        wait_until(lambda name=name: len(lines(seen, "chatty", name)) >= 2, what=f"the lines of {name}")  # type: ignore[misc]
+        wait_until(partial(_has_lines, seen, name), what=f"the lines of {name}")
         found = [(line.stream, line.text) for line in lines(seen, "chatty", name)]
         assert found == [("stdout", f"begin {name}"), ("stderr", f"end {name}")]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,10 @@ def check_after(fleet: Fleet, function: Function) -> None:
     assert left() == []
 
 
+def shows(shown: Callable[[], str], text: str) -> bool:
+    return text in shown()
+
+
 def relays(fleet: Fleet, order: WorkerOrder, others: tuple[int, ...]) -> bool:
     """Checks whether the stage has reported that it reaches these through the store."""
     status = fleet.status_of(order)
@@ -86,7 +90,7 @@ def test_a_pipeline_of_four_serves_through_the_store_and_becomes_one_worker(flee
         (partial(said, fleet, "trace", function), "stages 1, 2, 3 reached through the object store"),
         (partial(said, fleet, "explain", function), "could not connect to stages 1, 2, 3"),
     ):
-        wait_until(lambda shown=shown, text=text: text in shown(), what=text)  # type: ignore[misc]
+        wait_until(partial(shows, shown, text), what=text)
     check_after(fleet, function)
 
 

@@ -67,7 +67,7 @@ def refusal(sock: socket.socket) -> str:
 
 
 def speaks(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
-    """Whether native code moves the bytes, or Python does, as inside TLS."""
+    """True for the server whose bytes native code moves; False for the one in Python, as inside TLS."""
     if not native:
         monkeypatch.setattr(PlainLink, "native_fd", lambda _: None)
 

@@ -1,4 +1,4 @@
-"""What every engine does behind the seam: the same requests to each, over the same weights.
+"""Behaviour of every engine behind the seam: the same requests to each, over the same weights.
 
 `ENGINES` lists them. vLLM has an environment of its own: `make vllm-test`.
 """
