@@ -131,9 +131,10 @@ def node_state(
     now_s: float,
     now_unix_ns: int,
     uploads: Sequence[PendingFetch] = (),
+    copies: Iterable[CheckpointId] = (),
 ) -> NodeState:
     """Derives a node's state. `layouts`: layouts of the deployed checkpoints; others are ignored. `uploads`: what other
-    nodes fetch from it."""
+    nodes fetch from it. `copies`: checkpoints that it is to hold whether a worker uses them or not."""
     alive = [ordered for ordered in orders if ordered.status is None or ordered.status.state not in FINAL]
     store = measures.store_bytes_per_s
     disk = measures.disk_bytes_per_s
@@ -146,7 +147,7 @@ def node_state(
         node=report.node,
         epoch=report.epoch,
         memory_bytes=report.memory_bytes,
-        free_bytes=report.memory_bytes - report.memory_used_bytes - _promised_bytes(alive, segments),
+        free_bytes=report.memory_bytes - report.memory_used_bytes - _promised_bytes(alive, segments, copies, layouts),
         workers=len(alive),
         link=Link(
             bytes_per_s=bytes_per_s,
@@ -250,8 +251,14 @@ def _deadline_s(stage: StagePlan, now_s: float) -> float:
     return NEVER if stage.fetch_within_s is None else now_s + stage.fetch_within_s
 
 
-def _promised_bytes(alive: Sequence[OrderState], segments: Mapping[CheckpointId, SegmentReport]) -> int:
-    """Memory reserved for unanswered orders: the workers' own, and that of segments not opened yet."""
+def _promised_bytes(
+    alive: Sequence[OrderState],
+    segments: Mapping[CheckpointId, SegmentReport],
+    copies: Iterable[CheckpointId],
+    layouts: Mapping[CheckpointId, CheckpointLayout],
+) -> int:
+    """Memory reserved for unanswered orders: the workers' own, and that of segments not opened yet, of which a worker
+    and a copy of the same checkpoint share one."""
     fetched: dict[CheckpointId, int] = {}
     own_bytes = 0
     for ordered in alive:
@@ -261,7 +268,19 @@ def _promised_bytes(alive: Sequence[OrderState], segments: Mapping[CheckpointId,
         checkpoint = ordered.order.spec.weights
         if checkpoint is not None and checkpoint not in segments:
             fetched[checkpoint] = max(fetched.get(checkpoint, 0), ordered.size_bytes)
+    for checkpoint in copies:
+        if checkpoint in layouts:
+            missing_bytes = _unopened_bytes(layouts[checkpoint], segments.get(checkpoint))
+            fetched[checkpoint] = max(fetched.get(checkpoint, 0), missing_bytes)
     return own_bytes + sum(fetched.values())
+
+
+def _unopened_bytes(layout: CheckpointLayout, segment: SegmentReport | None) -> int:
+    """Memory that a copy takes beyond what the node counts. A segment that is filled for it has all of it from the
+    beginning; one that has a stage's chunks gets the rest."""
+    if segment is None:
+        return layout.total_bytes
+    return max(0, layout.total_bytes - segment.ready_bytes) if segment.state == "partial" else 0
 
 
 def _fetches(

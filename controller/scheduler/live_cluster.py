@@ -116,6 +116,7 @@ class LiveCluster:
             now_s=now_ns / 1e9,
             now_unix_ns=now_unix_ns,
             uploads=self._uploads_of(node) if node in self._uploads else (),
+            copies=[copy.checkpoint for copy in view.copies_on(node).values() if copy.epoch == seen.report.epoch],
         )
         self._cluster.put(state)
         if node in self._reads or any(ordered.order.sources for ordered in orders):
@@ -156,6 +157,8 @@ class LiveCluster:
         for node, seen in self.view.nodes.items():
             for checkpoint in (*(segment.checkpoint for segment in seen.report.segments), *seen.report.disk):
                 holders[checkpoint].add(node)
+        for node, checkpoint in self.view.copies:
+            holders[checkpoint].add(node)
         return stale.union(*(holders.get(checkpoint, set()) for checkpoint in new))
 
 

@@ -61,13 +61,18 @@ def status(name: str, state: WorkerState) -> WorkerStatus:
 
 
 def state_of(
-    orders: list[WorkerOrder], states: dict[str, WorkerState], *, now_s: float = 0.0, known: NodeReport | None = None
+    orders: list[WorkerOrder],
+    states: dict[str, WorkerState],
+    *,
+    now_s: float = 0.0,
+    known: NodeReport | None = None,
+    copies: tuple[CheckpointId, ...] = (),
 ) -> NodeState:
     statuses = {name: status(name, state) for name, state in states.items()}
     seen = [OrderState(order=order, status=statuses.get(order.worker), layout=SHAPE) for order in orders]
     return node_state(
         known or report(), seen, NodeMeasures(),
-        layouts={CHAT: SHAPE}, now_s=1000 + now_s, now_unix_ns=round(now_s * SECOND),
+        layouts={CHAT: SHAPE}, now_s=1000 + now_s, now_unix_ns=round(now_s * SECOND), copies=copies,
     )  # fmt: skip
 
 
@@ -112,6 +117,29 @@ def test_an_order_that_is_not_answered_takes_memory_and_fetches_all() -> None:
     (fetch,) = state.link.fetches
     assert fetch.pending_bytes == 400 * MB
     assert fetch.deadline_s == pytest.approx(1000 + 6 - 0.1)
+
+
+def test_a_copy_that_was_promised_takes_memory_until_the_node_counts_it() -> None:
+    assert state_of([], {}, copies=(CHAT,)).free_bytes == 600 * MB
+    assert state_of([order()], {}, copies=(CHAT,)).free_bytes == 500 * MB, "the worker attaches the copy"
+    part = report(segments=[segment("partial", 100 * MB, [(0, 20)])], memory_used_bytes=100 * MB)
+    assert state_of([], {}, copies=(CHAT,), known=part).free_bytes == 600 * MB, "the rest of a stage's segment"
+    for state in ("filling", "ready"):
+        counted = report(segments=[segment(state, 400 * MB)], memory_used_bytes=400 * MB)
+        assert state_of([], {}, copies=(CHAT,), known=counted).free_bytes == 600 * MB
+    assert state_of([], {}, copies=(CheckpointId("?"),)).free_bytes == 1000 * MB, "of no deployed version"
+
+
+def test_no_start_is_placed_on_memory_that_a_copy_was_promised() -> None:
+    other = CheckpointId("other" * 8)
+    seen = node_state(
+        report(memory_bytes=600 * MB), [], NodeMeasures(),
+        layouts={CHAT: SHAPE, other: SHAPE}, now_s=0, now_unix_ns=0, copies=(other,),
+    )  # fmt: skip
+    wanted = request(layout=SHAPE, slo=CHATTING.slo)
+    assert make_plan(wanted, Cluster([seen]), 0.0).error is not None
+    free = state_of([], {}, known=report(memory_bytes=600 * MB))
+    assert make_plan(wanted, Cluster([free]), 0.0).error is None
 
 
 def test_what_came_is_pending_no_more_and_the_promise_stays_what_it_was() -> None:

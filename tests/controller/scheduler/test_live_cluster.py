@@ -18,7 +18,7 @@ from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
-from fleetstart.runtime.contract.node.peers import Grant, Peer
+from fleetstart.runtime.contract.node.peers import CopyOrder, Grant, Peer
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.sizes import MIB
@@ -27,7 +27,9 @@ from tests.controller.scheduler.test_autoscaler import spec
 from tests.controller.scheduler.test_reconcile import Cluster
 
 MOVES = st.tuples(
-    st.sampled_from(["report", "segment", "order", "status", "drop", "version", "measure", "drain", "absent", "gone"]),
+    st.sampled_from(
+        ["report", "segment", "order", "status", "drop", "version", "measure", "drain", "absent", "copy", "gone"]
+    ),
     st.integers(0, 3),
     st.integers(0, 2),
 )
@@ -75,6 +77,11 @@ def play(cluster: Cluster, move: str, node_index: int, index: int) -> None:
         view.node_measures[node] = NodeMeasures(store_bytes_per_s=MovingAverage(1e6 * (index + 1), 1))
     elif move == "drain":
         view.draining = view.draining ^ {node}
+    elif move == "copy" and index:
+        checkpoint = CheckpointId(f"{index}" * 64)
+        view.copies[node, checkpoint] = CopyOrder(node=node, epoch="e", checkpoint=checkpoint, ordered_unix_ns=1)
+    elif move == "copy":
+        view.copies.pop((node, CheckpointId("1" * 64)), None)
     elif move == "gone":
         view.nodes.pop(node, None)
     elif seen is not None and move == "absent":
@@ -135,6 +142,19 @@ def test_an_uplink_has_what_other_nodes_are_ordered_to_fetch_from_it() -> None:
     assert pending == {"n0": [], "n1": [1.5 * MIB], "n2": [1.5 * MIB]}, "three of four layers, from two nodes"
     cluster.view.drop_order(WorkerId("w02"))
     assert not any(state.up.fetches for state in live.refreshed(0, 0) if state.up is not None)
+
+
+def test_memory_that_a_copy_was_promised_is_not_free() -> None:
+    cluster = Cluster(nodes=1)
+    live = LiveCluster(cluster.view)
+    (before,) = live.refreshed(0, 0)
+    play(cluster, "copy", 0, 1)
+    play(cluster, "version", 0, 1)
+    (promised,) = live.refreshed(0, 0)
+    assert promised.free_bytes == before.free_bytes - 4 * MIB
+    play(cluster, "copy", 0, 0)
+    (again,) = live.refreshed(0, 0)
+    assert again.free_bytes == before.free_bytes
 
 
 def test_the_peers_of_a_plan_are_those_of_its_orders() -> None:
