@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Collection
 
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import BundleId, WorkerId
+from fleetstart.runtime.contract.node.messages import READERS_SOCKET
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import end_tasks
@@ -54,6 +55,7 @@ from .processes.epoch import new_epoch
 from .processes.prefork_pool import PreforkPool
 from .processes.worker_logs import LogBuffer
 from .processes.worker_uids import WorkerUids
+from .segments.local_readers import LocalReaders
 from .segments.store import SegmentStore
 from .sources.base import Source
 from .stage_links.relay import open_relays
@@ -132,6 +134,7 @@ class Daemon:
             reject=self._reject,
             open_peer=self._peers.chunks,
         )
+        self._readers = LocalReaders(config.home / READERS_SOCKET, self._segments)
         self._relays = open_relays(config.store, config.http)
         self._io_thread = IoThread()
         self._certificate: NodeCertificate | None = None
@@ -187,6 +190,7 @@ class Daemon:
             encrypted = self._config.needs_certificate
             self._peers.open(self._config.address, certificate, self._segments, encrypted=encrypted)
             await take_name(self._state, self._config.node, stop)
+            self._readers.open()
             self._keeper.start()
             loops = [
                 *([self._certificate.run()] if self._certificate is not None else []),
@@ -219,6 +223,7 @@ class Daemon:
                 await asyncio.to_thread(self._relays.close)
             await asyncio.to_thread(self._io_thread.close)
             await self._peers.close()
+            await self._readers.close()
             await self._layer_spares.close()
             await self._prefork_pool.close()
             await self._segments.close()

@@ -35,7 +35,7 @@ from .memory_budget import MemoryBudget
 from .opener import SegmentOpener
 from .segment import Layers, Segment
 
-__all__ = ["Layers", "Segment", "SegmentStore"]
+__all__ = ["Layers", "Segment", "SegmentStore", "verified"]
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class SegmentStore:
                 self.feed(segment, feed)
                 self._want(segment, segment.needed(stage))
                 if checkpoint in self._distrusted:
-                    await _verified(segment)
+                    await verified(segment)
         except BaseException:
             self.release(segment, worker)
             raise
@@ -384,7 +384,7 @@ class SegmentStore:
         self.budget.close()
 
 
-async def _verified(segment: Segment) -> None:
+async def verified(segment: Segment) -> None:
     """Waits for the check of a segment's digests. Errors: the segment's own."""
     await segment.filled.wait()
     if segment.error is None and segment.manifest is not None and segment.manifest.digests:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -104,3 +106,14 @@ class Channel(Generic[Received]):
 
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+@contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """The address of a unix socket at this path, which may be longer than the 107 bytes of an address. Errors:
+    OSError if its folder is not there."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

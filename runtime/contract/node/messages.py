@@ -19,6 +19,11 @@ of their modules it has (`Imported`): when it is ready, and when it was drained.
 A stage of a pipeline is given its connections to the others (`Peers`) and may be ordered to become a whole worker
 (`Consolidate`, answered by `Consolidated`): see `orders`. Inside gVisor a listening socket would be of no use: there a
 worker gets its bundle in its place, as a tar, and each connection by itself (`ClientConnection`).
+
+*Daemon and reader of a segment*, a process of the daemon's own user that it has not started, such as `vllm serve`: over
+a connection to `READERS_SOCKET` the reader says `ReadSegment`, is answered by `SegmentLent` (descriptors: control block
+and slabs) and says `SegmentRead` when it has copied what it needs, which `SegmentVerified` answers. `ReadRefused` may
+answer either. The segment stays until the connection ends.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from ..errors import ErrorInfo
 from ..function.spec import FunctionSpec
 from ..function.volume import MountedVolume
 from ..identity import Identity
-from ..ids import Version, WorkerId
+from ..ids import CheckpointId, Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
 from .devices import DeviceId
@@ -233,3 +238,34 @@ WorkerMessage = (
     Pooled | Prepared | Imported | EgressListener | WantChunks | Ready | StartError | Usage | Consolidated | Drained
 )
 DaemonMessage = Assign | Prepare | ClientConnection | Peers | Consolidate | Drain
+
+# ── daemon and reader of a segment ─────────────────────────────────────────────────────────────────
+
+READERS_SOCKET = "node/segments.sock"
+"""Path of the daemon's socket below its FS_HOME."""
+
+
+class ReadSegment(msgspec.Struct, frozen=True, tag="read"):
+    """Asks for the segment of a checkpoint, which is fetched if it is not there."""
+
+    checkpoint: CheckpointId
+
+
+class SegmentLent(msgspec.Struct, frozen=True, tag="lent"):
+    """Hands over a segment, possibly still filling. Descriptors: control block and slabs."""
+
+
+class SegmentRead(msgspec.Struct, frozen=True, tag="read_end"):
+    """Asks that what was read is what was published, before it is used."""
+
+
+class SegmentVerified(msgspec.Struct, frozen=True, tag="verified"):
+    pass
+
+
+class ReadRefused(msgspec.Struct, frozen=True, tag="read_refused"):
+    error: ErrorInfo
+
+
+ReaderMessage = ReadSegment | SegmentRead
+LenderMessage = SegmentLent | SegmentVerified | ReadRefused

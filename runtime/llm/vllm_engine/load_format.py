@@ -2,8 +2,9 @@
 
 `register` is a plugin of vLLM (entry point `vllm.general_plugins`), which each of its processes runs. In a worker the
 tensors come from the segment that is offered around the building of the engine (`offering`). A plain
-`vllm serve FOLDER --load-format fleetstart --model-loader-extra-config '{"checkpoint": "STORE/checkpoints/ID"}'` reads
-the parts of a published checkpoint; FOLDER has the small files. vLLM copies each tensor into the layout of its kernels.
+`vllm serve FOLDER --load-format fleetstart --model-loader-extra-config '{"checkpoint": "ID"}'` gets them from the
+segment of the node on its machine (`node_segment`), and with `STORE/checkpoints/ID` in place of ID from the parts of
+that folder; FOLDER has the small files. vLLM copies each tensor into the layout of its kernels.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ...contract.ids import CheckpointId
+from ...contract.object_keys import is_digest
 
 if TYPE_CHECKING:
     import torch
 
 LOAD_FORMAT = "fleetstart"
 CHECKPOINT = "checkpoint"
-"""Key of `--model-loader-extra-config`: folder with a checkpoint's manifest and parts."""
+"""Key of `--model-loader-extra-config`: id of a checkpoint, or folder with its manifest and parts."""
+HOME = "home"
+"""Key of `--model-loader-extra-config`: FS_HOME of the node that has the segment, instead of the variable's."""
 _offered: ContextVar[Mapping[str, torch.Tensor] | None] = ContextVar("offered weights", default=None)
 
 
@@ -47,24 +54,37 @@ def register() -> None:
             """Does nothing: the node fetches weights."""
 
         def load_weights(self, model: Any, model_config: Any) -> None:
-            model.load_weights(source(self.load_config.model_loader_extra_config).items())
+            with source(self.load_config.model_loader_extra_config) as weights:
+                model.load_weights(weights.items())
 
     model_loader.register_model_loader(LOAD_FORMAT)(FleetstartLoader)
 
 
-def source(extra: Mapping[str, Any] | None) -> Mapping[str, torch.Tensor]:
+@contextlib.contextmanager
+def source(extra: Mapping[str, Any] | None) -> Iterator[Mapping[str, torch.Tensor]]:
     """The tensors to load. `extra`: vLLM's `model_loader_extra_config`.
 
-    Errors: ValueError where neither a worker offers weights nor a checkpoint is named; CheckpointInvalid.
+    Errors: ValueError where neither a worker offers weights nor a checkpoint is named; CheckpointInvalid; those of
+    `segment_weights`.
     """
     if (weights := _offered.get()) is not None:
-        return weights
-    folder = dict(extra or {}).get(CHECKPOINT)
-    if not folder:
+        yield weights
+        return
+    settings = dict(extra or {})
+    checkpoint = settings.get(CHECKPOINT)
+    if not checkpoint:
         raise ValueError(
-            f"load format {LOAD_FORMAT!r} outside a worker needs the folder of a published checkpoint: "
-            f"""--model-loader-extra-config '{{"{CHECKPOINT}": "STORE/checkpoints/ID"}}'"""
+            f"load format {LOAD_FORMAT!r} outside a worker needs a checkpoint of `fs weights ls`: "
+            f"""--model-loader-extra-config '{{"{CHECKPOINT}": "ID"}}', with a node in FS_HOME, """
+            "or the folder STORE/checkpoints/ID in place of ID"
         )
+    if is_digest(checkpoint):
+        from .node_segment import segment_weights
+
+        home = Path(settings.get(HOME) or os.environ.get("FS_HOME") or "~/.fleetstart").expanduser()
+        with segment_weights(home, CheckpointId(checkpoint)) as mapped:
+            yield mapped
+        return
     from .checkpoint_folder import CheckpointFolder
 
-    return CheckpointFolder(os.path.expanduser(folder))
+    yield CheckpointFolder(os.path.expanduser(checkpoint))

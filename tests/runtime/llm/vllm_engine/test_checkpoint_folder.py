@@ -76,8 +76,9 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_worker_s_weights_come_before_a_folder_s(checkpoint: Path) -> None:
     offered = {"a": torch.ones(1)}
-    with offering(offered):
-        assert source({"checkpoint": str(checkpoint)}) is offered
-    assert set(source({"checkpoint": str(checkpoint)})) == set(TENSORS)
-    with pytest.raises(ValueError, match="needs the folder of a published checkpoint"):
-        source({})
+    with offering(offered), source({"checkpoint": str(checkpoint)}) as found:
+        assert found is offered
+    with source({"checkpoint": str(checkpoint)}) as found:
+        assert set(found) == set(TENSORS)
+    with pytest.raises(ValueError, match="needs a checkpoint of `fs weights ls`"), source({}):
+        pass
