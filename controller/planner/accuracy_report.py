@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fleetstart.runtime.contract.node.speed import ModeSwitch
 from fleetstart.runtime.contract.sizes import MIB
 
 from .estimates import relative_error
@@ -72,6 +73,8 @@ def _format(explanation: Explanation, left_out: tuple[str, ...]) -> str:
     hidden_s = plan.sequential_ttft_s - plan.ttft_s
     if hidden_s > 0:
         head += f"\noverlapping the parts of the start hides {hidden_s:.2f} s"
+    if plan.switch is not None:
+        head += f"\n{_switched(plan.switch)}"
     compared = [one for one in explanation.compared if one.what not in left_out]
     layers = () if any(stage.end > 1 for stage in plan.stages) else ("layers",)  # without any, it is 0 to 1
     peers = () if any(stage.peers for stage in plan.stages) else ("from peers",)
@@ -88,6 +91,19 @@ def _counted(plan: Plan) -> str:
     if not plan.together:
         return f"{stages} whole workers"
     return "a single worker" if stages == 1 else f"a pipeline of {stages}"
+
+
+def _switched(switch: ModeSwitch) -> str:
+    """How the requests of a pipeline went on at one worker."""
+    tokens = switch.copied_tokens + switch.recomputed_tokens
+    if not tokens:
+        return "no request ran when it became one worker"
+    ways = (("copied", switch.copied_tokens), ("computed again", switch.recomputed_tokens))
+    how = " and ".join(f"those of {count} tokens were {way}" for way, count in ways if count)
+    return (
+        f"when it became one worker, running requests took their keys and values along: {how}, in "
+        f"{switch.took_s:.3f} s; predicted {switch.copy_s:.3f} s to copy all, {switch.recompute_s:.3f} s to compute all"
+    )
 
 
 def _stages(stages: list[StagePlan]) -> list[list[str]]:

@@ -15,6 +15,7 @@ from fleetstart.runtime.contract.function.spec import MEMORY_MIN_BYTES, SLO, Iso
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, LayerId, NodeId
 from fleetstart.runtime.contract.node.devices import DeviceShare
 from fleetstart.runtime.contract.node.peers import Pull
+from fleetstart.runtime.contract.node.speed import ModeSwitch
 
 from .checkpoint_layout import CheckpointLayout, Cut
 from .constraints import NO_CONSTRAINTS, PlacementConstraints
@@ -128,6 +129,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     whole_unix_ms: int = 0
     """Time at which its pipeline had become whole workers, written when observed; 0 until then, and for a single
     worker."""
+    switch: ModeSwitch | None = None
+    """How the first stage took running requests over then; None before, and without any."""
     wait_s: float = 0.0
     """Time to postpone the start by, if it could then keep its SLO."""
     error: ErrorInfo | None = None

@@ -151,7 +151,7 @@ class Calibrator:
             return
         if order.stage is not None and status.whole:  # its start was learned from when it was ready
             if _stands_for_its_start(order):
-                await self.note_whole(order, plan, status.changed_unix_ns // 1_000_000)
+                await self.note_whole(order, plan, status)
             return
         shared_by = sharers(self._view, order)
         self._note_ready(order, ready_s(status, version), shared_by)
@@ -187,11 +187,13 @@ class Calibrator:
         if len(self._readied) > STARTS_HELD:
             self._readied.popitem(last=False)
 
-    async def note_whole(self, order: WorkerOrder, plan: Plan, whole_unix_ms: int) -> None:
-        """Writes the time of consolidation into the plan of each worker of the start, so that its cost is known."""
+    async def note_whole(self, order: WorkerOrder, plan: Plan, status: WorkerStatus) -> None:
+        """Writes the time of consolidation into the plan of each worker of the start, so that its cost is known, and
+        how running requests were taken over. `status`: the first one in which it is whole."""
         if plan.whole_unix_ms:
             return
-        raw = msgspec.json.encode(msgspec.structs.replace(plan, whole_unix_ms=whole_unix_ms))
+        whole_unix_ms = status.changed_unix_ns // 1_000_000
+        raw = msgspec.json.encode(msgspec.structs.replace(plan, whole_unix_ms=whole_unix_ms, switch=status.switch))
         async with self._state.client.pipeline(transaction=False) as pipe:
             for other in self._view.orders.values():
                 if _start(other) == _start(order):

@@ -31,6 +31,7 @@ from fleetstart.runtime.contract.node.messages import (
     WantChunks,
 )
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerState, WorkerStatus
+from fleetstart.runtime.contract.node.speed import ModeSwitch
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
@@ -77,6 +78,7 @@ class Worker:
         self._ending = False
         self._imports_learned = 0
         self._fetched: dict[str, int] = {}
+        self._switch: ModeSwitch | None = None
         self._close_egress: Callable[[], None] = lambda: None
 
     # ── commands ───────────────────────────────────────────────────────────────────────────────────
@@ -165,8 +167,9 @@ class Worker:
                     self._open_egress()
                 case WantChunks(first=first, last=last):
                     self.resources.prioritize(first, last)
-                case Consolidated():
+                case Consolidated(switch=switch):
                     self._membership.whole = True
+                    self._switch = switch
                 case Ready(timeline=timeline, loaded=loaded):
                     self._services.devices.loaded(self.order.worker, loaded)
                     self._became_ready(timeline)
@@ -208,10 +211,11 @@ class Worker:
         if self.state == "ready":
             self.resources.grow()
 
-    def _became_whole(self) -> None:
+    def _became_whole(self, switch: ModeSwitch | None) -> None:
         if self._membership.whole:
             return  # sent by user code
         self._membership.whole = True
+        self._switch = switch
         self.record.became_whole()
         self._publish(self.state)
 
@@ -234,8 +238,8 @@ class Worker:
                     self.record.on_usage(usage)
                 case WantChunks(first=first, last=last):
                     self.resources.prioritize(first, last)
-                case Consolidated():
-                    self._became_whole()
+                case Consolidated(switch=switch):
+                    self._became_whole(switch)
                 case Imported(modules=modules):
                     self._learn_imports(modules)
                 case ChannelEnded():
@@ -325,6 +329,7 @@ class Worker:
                 token=self.resources.token if called else "",
                 link=self._membership.link,
                 whole=self._membership.whole,
+                switch=self._switch if self._switch is not None and self._switch.possible else None,
                 relayed=self._membership.relayed,
                 fetched=self._fetched,
                 device_type=device_type,

@@ -16,7 +16,7 @@ from typing import Any
 from ..contract.errors import FleetError
 from ..contract.function.spec import FunctionSpec
 from ..contract.node.speed import Speed
-from ..pipeline.first_stage import FirstStageLifecycle
+from ..pipeline.first_stage import FirstStageLifecycle, OnEnd
 from ..pipeline.later_stage import LaterStageLifecycle
 from ..pipeline.links import StageLinks
 from ..pipeline.stage_context import StageContext
@@ -108,10 +108,10 @@ class LayeredFirstStage:
     def close(self) -> None:
         self.links.close()
 
-    def _start_consolidation(self, on_end: Callable[[FleetError | None], None]) -> None:
+    def _start_consolidation(self, on_end: OnEnd) -> None:
         threading.Thread(target=self._consolidate, args=(on_end,), name="layered-consolidation", daemon=True).start()
 
-    def _consolidate(self, on_end: Callable[[FleetError | None], None]) -> None:
+    def _consolidate(self, on_end: OnEnd) -> None:
         parts = self._parts
         try:
             rest = build(parts.model, parts.weights, self._stage.end, parts.layers)

@@ -10,12 +10,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from ..contract.errors import FleetError, StartFailed
+from ..contract.node.speed import ModeSwitch
 from .peer_stages import PeerStages
 from .stage_context import StageContext
 
 log = logging.getLogger(__name__)
+
+
+class OnEnd(Protocol):
+    """Handler of a consolidation's end: its error or None, and how running requests were taken over, if any can be."""
+
+    def __call__(self, error: FleetError | None, switch: ModeSwitch | None = None, /) -> None: ...
 
 
 class FirstStageLifecycle:
@@ -24,13 +32,13 @@ class FirstStageLifecycle:
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._begin: Callable[[Callable[[FleetError | None], None]], object] | None = None
+        self._begin: Callable[[OnEnd], object] | None = None
         self._peers: PeerStages | None = None
         self._consolidating = False
         self._ended = threading.Event()
         self._failure: FleetError | None = None
 
-    def loaded(self, peers: PeerStages, begin: Callable[[Callable[[FleetError | None], None]], object]) -> None:
+    def loaded(self, peers: PeerStages, begin: Callable[[OnEnd], object]) -> None:
         """Marks this stage's own layers as loaded. `begin` starts consolidation and reports its error or None, once."""
         self._peers, self._begin = peers, begin
 
@@ -65,10 +73,10 @@ class FirstStageLifecycle:
         self._context.prioritise_weights()
         self.consolidate()
 
-    def _on_end(self, error: FleetError | None) -> None:
+    def _on_end(self, error: FleetError | None, switch: ModeSwitch | None = None, /) -> None:
         self._failure = error
         if error is None:
-            self._context.on_consolidated()
+            self._context.on_consolidated(switch)
         else:
             log.error("consolidation failed", extra={"error": error.message})
             with self._lock:

@@ -118,5 +118,5 @@ class LaterStageLifecycle(ABC, Generic[App]):
                 self._context.on_end(f"consolidation failed: {error}")
             return
         self.whole_app = app
-        self._context.on_consolidated()
+        self._context.on_consolidated(None)
         self._on_consolidated(app)

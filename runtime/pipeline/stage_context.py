@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..contract.identity import Identity
+from ..contract.node.speed import ModeSwitch
 from ..contract.weights.stage import Stage
 from .node_messages import NodeMessages
 
@@ -21,8 +22,8 @@ class StageContext:
     """Monotonic time by which the stage must be ready."""
     prioritise_weights: Callable[[], object]
     """Asks the node to fetch the rest of the checkpoint now."""
-    on_consolidated: Callable[[], object]
-    """Reports that the worker has the whole model."""
+    on_consolidated: Callable[[ModeSwitch | None], object]
+    """Reports that the worker has the whole model, and how the first stage took running requests over."""
     on_end: Callable[[str], object]
     """Reports the end of the stage; the reason is empty if it was dismissed."""
     identity: Identity | None = None

@@ -28,7 +28,7 @@ from ..contract.errors import (
     error_from,
 )
 from ..contract.node.messages import Assign, DeviceLoaded
-from ..contract.node.speed import Speed
+from ..contract.node.speed import ModeSwitch, Speed
 from ..contract.timeline import Timeline
 from ..handlers.app import handler_app, is_asgi
 from ..handlers.hooks import close_hook, run_start_hooks
@@ -85,7 +85,7 @@ class StartContext:
     """Over which the function calls others; None if it calls none."""
     node_messages: NodeMessages | None = None
     """Set for a pipeline stage, like the two callbacks below (see `StageContext`)."""
-    on_consolidated: Callable[[], object] = lambda: None
+    on_consolidated: Callable[[ModeSwitch | None], object] = lambda switch: None
     on_end: Callable[[str], object] = lambda why: None
 
 

@@ -161,7 +161,7 @@ class AssignedWorker:
                 want=lambda chunks: self._send(WantChunks(chunks[0], chunks[-1])),
                 links=self._links,
                 node_messages=self._node_messages,
-                on_consolidated=lambda: self._send(Consolidated()),
+                on_consolidated=lambda switch: self._send(Consolidated(switch)),
                 on_end=lambda why: self._loop.call_soon_threadsafe(self._stage_ended, why),
             )
             started = start(starting, self._timeline)

@@ -38,7 +38,7 @@ from ..ids import CheckpointId, Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
 from .devices import DeviceId
-from .speed import Speed
+from .speed import ModeSwitch, Speed
 
 # ── daemon and fork server ─────────────────────────────────────────────────────────────────────────
 
@@ -224,6 +224,9 @@ class Consolidate(msgspec.Struct, frozen=True, tag="grow"):
 
 class Consolidated(msgspec.Struct, frozen=True, tag="whole"):
     """The stage is a whole worker: it has all layers, and the KV cache that its running requests need."""
+
+    switch: ModeSwitch | None = None
+    """How it got this cache; None if it had no requests of others to go on with."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

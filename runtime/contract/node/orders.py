@@ -29,6 +29,7 @@ from .devices import DeviceShare
 from .entered_calls import EnteredCalls
 from .peers import Peer, Pull
 from .sealed_secrets import Sealed
+from .speed import ModeSwitch
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +107,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """host:port where the other stages of its pipeline reach it."""
     whole: bool = True
     """Whether it needs no other worker; true of a consolidated stage."""
+    switch: ModeSwitch | None = None
+    """How it took running requests over when it became a whole worker."""
     relayed: tuple[int, ...] = ()
     """Stages of its pipeline that its node could not connect to: what it sends them goes through the object store."""
     fetched: dict[str, int] = {}

@@ -1,6 +1,9 @@
-"""Mean call latencies of a version: measured by workers, gathered by nodes, used by the planner."""
+"""Mean call latencies of a version: measured by workers, gathered by nodes, used by the planner; and what it cost a
+pipeline's first stage to go on as a whole worker."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -41,4 +44,37 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
             prefill_s=fold(mean.prefill_s, self.prefill_s, mean.calls),
             decode_s=decode_s,
             stages=self.stages,
+        )
+
+
+class ModeSwitch(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys and values of the requests that ran when a pipeline's first stage became a whole worker: how they came."""
+
+    copied_tokens: int = 0
+    """Tokens whose keys and values were copied from the other stages."""
+    recomputed_tokens: int = 0
+    """Tokens of which they were computed again."""
+    copy_s: float = 0.0
+    """Predicted time of copying all."""
+    recompute_s: float = 0.0
+    """Predicted time of computing all again."""
+    took_s: float = 0.0
+    """Time that it took. The requests went on meanwhile, but for the last tokens."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether a worker can have measured this: user code may have written it."""
+        figures = (self.copied_tokens, self.recomputed_tokens, self.copy_s, self.recompute_s, self.took_s)
+        return all(figure >= 0 and math.isfinite(figure) for figure in figures)
+
+    def with_round(
+        self, *, copied: int, recomputed: int, copy_s: float, recompute_s: float, took_s: float
+    ) -> ModeSwitch:
+        """The sums with one more round, of the tokens that had come since the one before."""
+        return ModeSwitch(
+            copied_tokens=self.copied_tokens + copied,
+            recomputed_tokens=self.recomputed_tokens + recomputed,
+            copy_s=self.copy_s + copy_s,
+            recompute_s=self.recompute_s + (recompute_s if math.isfinite(recompute_s) else 0.0),
+            took_s=self.took_s + took_s,
         )

@@ -1,27 +1,33 @@
 """Consolidation at the first stage: it loads the rest of the model and takes over the running requests (scale down).
 
-While the pipeline serves, a thread waits for the other layers, then copies keys and values of running requests from the
-other stages in rounds. When few tokens are left, the engine completes the steps in flight, the rest is copied, and the
-stage continues alone with the same tokens (HydraServe section 6.2 stops all requests for the whole copy). If the
-pipeline breaks, the requests are recomputed from their tokens as soon as the layers are loaded.
+While the pipeline serves, a thread waits for the other layers, then gets the keys and values of running requests in
+rounds: it copies them from the other stages or computes them again from the tokens, whichever is predicted to be sooner
+(`mode_switch`). When few tokens are left, the engine completes the steps in flight, the rest is brought, and the stage
+continues alone with the same tokens (HydraServe section 6.2 stops all requests for the whole copy). If the pipeline
+breaks, the requests are recomputed from their tokens as soon as the layers are loaded.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ...contract.errors import FleetError
+from ...contract.node.speed import ModeSwitch
+from ...pipeline.first_stage import OnEnd
 from ...pipeline.frames import LinkBroken
 from ..engine.engine import Engine
 from ..engine.generation import TokenDelta
-from ..engine.runner import Decoder, LocalRunner
+from ..engine.runner import Batch, Decoder, LocalRunner
 from ..server.engine_service import EngineService
 from .kv_copy import ComputedSequence, KvCopyPlan, KvSpan
+from .mode_switch import LinearCost, batches, choose, missing_tokens, tokens_of
 from .pipeline_runner import PipelineRunner
 
 log = logging.getLogger(__name__)
@@ -58,10 +64,18 @@ class ConsolidationPlan:
 class Consolidation:
     """One consolidation, in its own thread; `on_end` is called once there, with the error or None."""
 
-    def __init__(self, parts: ConsolidationPlan, on_end: Callable[[FleetError | None], None]) -> None:
+    def __init__(self, parts: ConsolidationPlan, on_end: OnEnd) -> None:
         self._parts = parts
         self._on_end = on_end
         self._copy = KvCopyPlan(parts.block_tokens)
+        layers, own = parts.cuts[-1][1], parts.cuts[0][1]
+        self._layers_elsewhere = layers - own
+        self._factor = layers / own
+        self._copy_cost = LinearCost()
+        """Time of a piece by its bytes."""
+        self._compute_cost = LinearCost()
+        """Time of a step by its tokens."""
+        self._switch = ModeSwitch()
         self._thread = threading.Thread(target=self._run, name="llm-consolidation", daemon=True)
 
     def start(self) -> None:
@@ -71,7 +85,8 @@ class Consolidation:
         try:
             whole = self._parts.load()
             if not self._parts.pipeline.broken:
-                self._copy_in_rounds(whole)
+                self._compute_cost = self._parts.pipeline.front_cost.scaled(self._factor)
+                self._bring_in_rounds(whole)
             self._in_engine(lambda engine: self._take_over(engine, whole))
             self._parts.pipeline.dismiss()
         except FleetError as error:
@@ -80,19 +95,77 @@ class Consolidation:
             log.exception("consolidation failed")
             self._on_end(FleetError(f"{type(error).__name__}: {error}"))
         else:
-            self._on_end(None)
+            self._on_end(None, self._switch)
 
-    def _copy_in_rounds(self, whole: WholeDecoder) -> None:
+    def _bring_in_rounds(self, whole: WholeDecoder) -> None:
         for _ in range(ROUNDS_MOST):
             running = self._computed_sequences()
-            spans = self._copy.missing(running)
             try:
-                for span in spans:
-                    self._fetch(span, whole)
+                brought = self._bring(running, whole)
             except _CopyFailed:
                 return
-            if sum(span.end - span.begin for span in spans) <= FEW_TOKENS * len(running):
+            if brought <= FEW_TOKENS * len(running):
                 return
+
+    def _bring(self, running: Sequence[ComputedSequence], whole: WholeDecoder) -> int:
+        """Copies or computes the missing keys and values of running requests; number of tokens. Errors:
+        _CopyFailed."""
+        spans = self._copy.missing(running)
+        if not spans:
+            return 0
+        missing = missing_tokens(spans)
+        begun_s = time.monotonic()
+        copied = 0
+        if self._copy_cost.predict_s(1) is None:  # the first piece tells what others would cost
+            first = spans.pop(0)
+            self._fetch(first, whole)
+            copied = first.end - first.begin
+        choice = choose(missing_tokens(spans), self._copy_s, self._recompute_s)
+        for span in spans:
+            if span.id in choice.copied:
+                self._fetch(span, whole)
+                copied += span.end - span.begin
+        tokens = tokens_of(running)
+        for batch in batches(span for span in spans if span.id not in choice.copied):
+            self._recompute(batch, tokens, whole)
+        total = sum(missing.values())
+        self._switch = self._switch.with_round(
+            copied=copied,
+            recomputed=total - copied,
+            copy_s=choice.copy_s,
+            recompute_s=choice.recompute_s,
+            took_s=time.monotonic() - begun_s,
+        )
+        return total
+
+    def _copy_s(self, tokens: int) -> float:
+        """Predicted time of a piece: of its latency, and of its bytes at the rate of the links."""
+        return self._copy_cost.predict_s(self._bytes(tokens)) or 0.0
+
+    def _recompute_s(self, tokens: int) -> float:
+        """Predicted time of a step. No step measured, no prediction: then copying it is."""
+        predicted_s = self._compute_cost.predict_s(tokens)
+        return math.inf if predicted_s is None else predicted_s
+
+    def _bytes(self, tokens: int) -> int:
+        """Keys and values that other stages have of so many tokens."""
+        return tokens * self._parts.kv_bytes * self._layers_elsewhere
+
+    def _recompute(self, spans: Sequence[KvSpan], tokens: Mapping[int, tuple[int, ...]], whole: WholeDecoder) -> None:
+        """Computes spans of several requests in one step."""
+        begun_s = time.monotonic()
+        batch = Batch(
+            tokens=[token for span in spans for token in tokens[span.id][span.begin : span.end]],
+            positions=[position for span in spans for position in range(span.begin, span.end)],
+            starts=[0, *itertools.accumulate(span.end - span.begin for span in spans)],
+            tables=[list(span.table) for span in spans],
+            logits_rows=[],
+        )
+        hidden = whole.hidden(batch)
+        float(hidden[-1, 0])  # waits for a device
+        self._compute_cost.observe(len(batch.tokens), time.monotonic() - begun_s)
+        for span in spans:
+            self._copy.done(span)
 
     def _computed_sequences(self) -> list[ComputedSequence]:
         found: list[ComputedSequence] = []
@@ -105,14 +178,14 @@ class Consolidation:
         return found
 
     def _take_over(self, engine: Engine, whole: WholeDecoder) -> list[TokenDelta]:
-        """Switches the engine to the whole model, in its thread; keys and values are copied or recomputed."""
+        """Switches the engine to the whole model, in its thread; keys and values are copied or computed again."""
         pipeline = self._parts.pipeline
         deltas = engine.settle()
         try:
-            for span in self._copy.missing(computed_sequences(engine)):
-                if pipeline.broken:  # without a step in flight, the engine has not noticed
-                    raise _CopyFailed(pipeline.broken)
-                self._fetch(span, whole)
+            running = computed_sequences(engine)
+            if pipeline.broken and self._copy.missing(running):  # without a step in flight, the engine has not noticed
+                raise _CopyFailed(pipeline.broken)
+            self._bring(running, whole)
         except _CopyFailed as error:
             log.warning("running requests are recomputed", extra={"error": str(error)})
             engine.scheduler.restart()
@@ -123,6 +196,7 @@ class Consolidation:
         """Copies one span from all stages in parallel. Errors: _CopyFailed."""
         pipeline, table = self._parts.pipeline, list(span.table)
         arrived = threading.Semaphore(0)
+        begun_s = time.monotonic()
         asked = 0
         try:
             for stage in range(1, pipeline.stages):
@@ -137,6 +211,7 @@ class Consolidation:
             while not arrived.acquire(timeout=0.1):
                 if pipeline.broken or time.monotonic() > ends_s:
                     raise _CopyFailed(pipeline.broken or f"a stage did not answer in {PIECE_S:g} s")
+        self._copy_cost.observe(self._bytes(span.end - span.begin), time.monotonic() - begun_s)
         self._copy.done(span)
 
     def _writer(
@@ -182,7 +257,9 @@ class _CopyFailed(Exception):
 def computed_sequences(engine: Engine) -> list[ComputedSequence]:
     """Running sequences that have keys and values."""
     return [
-        ComputedSequence(sequence.id, tuple(sequence.table), sequence.computed)
+        ComputedSequence(
+            sequence.id, tuple(sequence.table), sequence.computed, tuple(sequence.tokens[: sequence.computed])
+        )
         for sequence in engine.scheduler.running
         if sequence.computed
     ]

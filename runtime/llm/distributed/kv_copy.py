@@ -21,6 +21,8 @@ class ComputedSequence:
     id: int
     table: tuple[int, ...]
     computed: int
+    tokens: tuple[int, ...] = ()
+    """At least the computed ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -31,6 +32,7 @@ from ...pipeline.frames import (
 from ...pipeline.links import StageLinks
 from ...pipeline.peer_stages import PeerStages
 from ..engine.runner import Batch, RunnerLost, StepOutput
+from .mode_switch import LinearCost
 from .stage_worker import bytes_of, rows_of
 
 RESULT_S = 60.0
@@ -68,6 +70,8 @@ class PipelineRunner(PeerStages):
         self._kv: dict[int, Callable[[bytearray], None]] = {}
         self.on_migration: Callable[[int, MigrationMessage | None], None] = lambda stage, message: None
         """Receives messages about requests that stages compute, and None when a stage is lost."""
+        self.front_cost = LinearCost()
+        """Time of the first stage's layers by the number of tokens of a step, measured in the engine's thread."""
 
     # ── as a runner ────────────────────────────────────────────────────────────────────────────────
 
@@ -82,7 +86,9 @@ class PipelineRunner(PeerStages):
     def submit(self, batch: Batch) -> None:
         number = next(self._numbers)
         self._under_way.append((number, batch))
-        hidden = self.front.forward(batch)
+        begun_s = time.perf_counter()
+        hidden = bytes_of(self.front.forward(batch))  # a device has finished
+        self.front_cost.observe(len(batch.tokens), time.perf_counter() - begun_s)
         step = StageStep(
             number=number,
             positions=batch.positions,
@@ -91,7 +97,7 @@ class PipelineRunner(PeerStages):
             logits_rows=batch.logits_rows + batch.embedding_rows,
         )
         try:
-            self.send(1, step, bytes_of(hidden))
+            self.send(1, step, hidden)
         except LinkBroken as error:
             raise self._lost() from error
 

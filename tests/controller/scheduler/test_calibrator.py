@@ -230,8 +230,8 @@ def test_when_a_pipeline_was_one_worker_is_noted_in_its_plan_once(redis_url: str
             assert await noted() == [expected] * 2
         assert 0 < await state.client.ttl(keys.plan(orders[0].worker)) <= 100, "it is kept no longer for it"
         await state.client.delete(keys.plan(orders[1].worker))
-        await calibrator.note_whole(orders[0], plan, 9)
-        assert await noted() == [9], "a plan that nobody keeps any more is not written again"
+        await calibrator.note_whole(orders[0], plan, ready(True, 9))
+        assert await noted() == [9000], "a plan that nobody keeps any more is not written again"
 
     _with_learner(redis_url, act, 7)
 

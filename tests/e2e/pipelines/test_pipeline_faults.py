@@ -6,6 +6,8 @@ Whoever calls gets the right tokens, or the right error, in time; and afterwards
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.e2e.pipelines.fleet import LAYERS, LONG, MBIT, ONE, SHORT, Fleet, Function
@@ -32,6 +34,8 @@ def test_streams_are_right_while_a_pipeline_becomes_one_worker(fleet: Fleet, fun
         assert call.start == "cold"
     worker = fleet.settled(function)
     assert worker.worker == orders[0].worker
+    explained = partial(fleet.bed.fs, "explain", function.name)
+    wait_until(lambda: "when it became one worker" in explained().out, what="how the running requests were taken over")
     fleet.check_after(function)
 
 

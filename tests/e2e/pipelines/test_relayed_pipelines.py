@@ -89,6 +89,7 @@ def test_a_pipeline_of_four_serves_through_the_store_and_becomes_one_worker(flee
         (partial(said, fleet, "logs", function), "stage 1 cannot be reached directly"),
         (partial(said, fleet, "trace", function), "stages 1, 2, 3 reached through the object store"),
         (partial(said, fleet, "explain", function), "could not connect to stages 1, 2, 3"),
+        (partial(said, fleet, "explain", function), "when it became one worker"),
     ):
         wait_until(partial(shows, shown, text), what=text)
     check_after(fleet, function)

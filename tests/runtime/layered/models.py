@@ -156,7 +156,7 @@ def pipeline(
             node_messages=NodeMessages(listeners[index]),
             deadline_ns=time.monotonic_ns() + int(START_S * 1e9),
             prioritise_weights=prioritise_weights,
-            on_consolidated=lambda: whole.add(index),
+            on_consolidated=lambda switch: whole.add(index),
             on_end=lambda why: ended.__setitem__(index, why),
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.ids import PipelineId
+from fleetstart.runtime.contract.node.speed import ModeSwitch
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import Stage
 from fleetstart.runtime.llm.distributed.stages import LLMFirstStage, LLMLaterStage
@@ -56,6 +57,8 @@ class Stages:
     """Of the first stage."""
     grown: set[int] = field(default_factory=set)
     ended: dict[int, str] = field(default_factory=dict)
+    switches: list[ModeSwitch] = field(default_factory=list)
+    """How the first stage took running requests over."""
 
     def consolidate(self) -> None:
         """The rest of the first stage's weights comes, and it takes over."""
@@ -86,14 +89,16 @@ def pipeline(
     arriving = [Arriving(weights, first, end) for first, end in cuts]
     hurried, whole, ended = threading.Event(), threading.Event(), dict[int, str]()
     grown: set[int] = set()
+    switches: list[ModeSwitch] = []
 
     def prioritise_weights() -> None:
         hurried.set()
         arriving[0].rest.set()
 
-    def became_whole(index: int) -> None:
+    def became_whole(index: int, switch: ModeSwitch | None) -> None:
         grown.add(index)
         if index == 0:
+            switches.extend([switch] if switch is not None else [])
             whole.set()
 
     def of(index: int) -> StageContext:
@@ -103,7 +108,7 @@ def pipeline(
             node_messages=NodeMessages(listeners[index]),
             deadline_ns=time.monotonic_ns() + int(START_S * 1e9),
             prioritise_weights=prioritise_weights,
-            on_consolidated=lambda: became_whole(index),
+            on_consolidated=lambda switch: became_whole(index, switch),
             on_end=lambda why: ended.__setitem__(index, why),
         )
 
@@ -118,7 +123,7 @@ def pipeline(
     first = LLMFirstStage(arriving[0], settings, of(0), name="tiny", threads=1)
     for thread in threads:
         thread.join()
-    stages = Stages(first, [made[index] for index in range(1, count)], arriving, hurried, whole, grown, ended)
+    stages = Stages(first, [made[index] for index in range(1, count)], arriving, hurried, whole, grown, ended, switches)
     try:
         all_links = [first.links, *(stage.links for stage in stages.later)]
         for index, links in enumerate(all_links):

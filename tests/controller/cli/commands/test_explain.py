@@ -15,6 +15,7 @@ from fleetstart.controller.schemas.planning import InvocationPlan
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
+from fleetstart.runtime.contract.node.speed import ModeSwitch
 from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.planner.worlds import measured, node, request
@@ -127,3 +128,11 @@ def test_the_cost_is_what_was_held_until_there_was_one_whole_worker() -> None:
     assert cost.observed == pytest.approx(held_bytes * 6.0 / GIB)
     assert cost.predicted == pytest.approx(held_bytes * 4.0 / GIB), "2 s of fetching, and as long for the other half"
     assert "cost, GiB·s" in render_plan(told(by=whole))
+
+
+def test_how_running_requests_were_taken_over_is_told_with_what_was_predicted() -> None:
+    switch = ModeSwitch(copied_tokens=64, recomputed_tokens=500, copy_s=2.5, recompute_s=0.75, took_s=1.0)
+    shown = render_plan(told(by=planned(100, whole_unix_ms=ACCEPTED_MS + 6000, switch=switch)))
+    assert "those of 64 tokens were copied and those of 500 tokens were computed again, in 1.000 s" in shown
+    assert "predicted 2.500 s to copy all, 0.750 s to compute all" in shown
+    assert "no request ran" in render_plan(told(by=planned(100, switch=ModeSwitch())))
