@@ -8,6 +8,7 @@
 #   make chaos    SECONDS=600 SEED=...: calls while everything is killed, stopped, cut off and starved; then the verdict
 #   make soak     HOURS=2: load at a bounded rate, and what of memory, descriptors, keys and files grows
 #   make sanitize the native module's tests with address and undefined-behaviour sanitizers; needs gcc
+#   make engine   a Docker engine of its own for tests, until Ctrl-C; `make test` starts one by itself
 #   make rdma-bed the two virtual machines whose kernel has RDMA; `make test` makes them where it can
 #   make docs     the documentation as a site, in site/
 #   make vllm-test  what needs vLLM, in an environment of its own (`make vllm`)
@@ -35,7 +36,7 @@ CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: vllm vllm-test
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
+.PHONY: engine rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -58,6 +59,9 @@ timed = @began=$$(date +%s); $(2); code=$$?; printf '%5d s  %s\n' $$(($$(date +%
 # be, it says why, and so do the tests that are skipped for it: in CI they fail.
 rdma-bed:
 	@tests/rdma/image.sh build/rdma-bed || true
+
+engine: dev
+	@$(BIN)/python -m tests.engine
 
 lint: style import-rules types
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.public_addresses import Network
-from fleetstart.runtime.contract.function.spec import check_region, pool_name
+from fleetstart.runtime.contract.function.spec import Isolation, check_region, pool_name
 from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.devices import parse_declared
@@ -42,7 +42,8 @@ PRELOADS = (("torch", "transformers"), ("torch", "vllm"))
 PRELOADED = tuple(f"{profile}:{library}" for profile, library in PRELOADS)
 RUNSC = "runsc"
 """Name of gVisor's program."""
-POOLS = (*PROFILES, *(pool_name(profile, "gvisor") for profile in PROFILES))
+SANDBOXES: tuple[Isolation, ...] = ("gvisor", "container")
+POOLS = (*PROFILES, *(pool_name(profile, isolation) for isolation in SANDBOXES for profile in PROFILES))
 ISOLATIONS = ("required", "best-effort")
 WORKER_UIDS = "2000000000-2000065535"
 """Default range of FS_ISOLATION_UIDS: above those of systemd (to 1,879,048,191), as many as a node has functions."""
@@ -100,6 +101,8 @@ class Config:
     """Run workers as plain processes where the kernel refuses namespaces (FS_ISOLATION=best-effort)."""
     worker_uids: range = range(0)
     """User ids for functions, one each, where the daemon may give them; empty: workers keep the daemon's."""
+    container_engine: str = ""
+    """Address of the API of a container engine (FS_CONTAINER_ENGINE); empty: the node makes no containers."""
     egress_deny: tuple[Network, ...] = ()
     """Ranges that no function reaches through the egress proxy, beside those that none ever does."""
     egress_allow: tuple[Network, ...] = ()
@@ -164,7 +167,8 @@ def read_config(env: Mapping[str, str]) -> Config:
         layer_cache_bytes=read_size(env, "FS_LAYER_CACHE", LAYER_CACHE_BYTES),
         volume_cache_bytes=read_size(env, "FS_VOLUME_CACHE", VOLUME_CACHE_BYTES),
         pool_size=read_int(env, "FS_POOL_SIZE", 1, most=64),
-        profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS)),
+        profiles=_profiles(env.get("FS_PROFILES") or ",".join(POOLS), env.get("FS_CONTAINER_ENGINE") or ""),
+        container_engine=_container_engine(env.get("FS_CONTAINER_ENGINE") or ""),
         preloaded=_preloaded(env.get("FS_PROFILES") or ""),
         cpus=cpus,
         http=http_settings(env),
@@ -246,9 +250,22 @@ def default_fetch_threads(cpus: int) -> int:
     return min(FETCH_THREADS_MOST, max(FETCH_THREADS, 4 * cpus))
 
 
-def _profiles(text: str) -> tuple[str, ...]:
+def _container_engine(address: str) -> str:
+    if address and not address.startswith(("unix:///", "http+unix://")):
+        raise ConfigError(
+            f"FS_CONTAINER_ENGINE is {address!r}: write the engine's unix socket, for example "
+            "unix:///var/run/docker.sock; an engine on another machine cannot run this node's workers"
+        )
+    return address
+
+
+def _profiles(text: str, container_engine: str) -> tuple[str, ...]:
     """The requested profiles that this installation can serve."""
-    return tuple(name for name in _named(text) if name in POOLS and _installed(*name.split("+")))
+    offers = {"": True, "gvisor": shutil.which(RUNSC) is not None, "container": bool(container_engine)}
+    pools = [name.partition("+") for name in _named(text) if name in POOLS]
+    return tuple(
+        profile + plus + isolation for profile, plus, isolation in pools if _installed(profile) and offers[isolation]
+    )
 
 
 def _preloaded(text: str) -> tuple[str, ...]:
@@ -264,8 +281,6 @@ def _named(text: str) -> list[str]:
     return asked
 
 
-def _installed(profile: str, isolation: str = "") -> bool:
+def _installed(profile: str) -> bool:
     module = PROFILES[profile]
-    return (module is None or importlib.util.find_spec(module) is not None) and (
-        not isolation or shutil.which(RUNSC) is not None
-    )
+    return module is None or importlib.util.find_spec(module) is not None

@@ -36,6 +36,7 @@ from .control.status_publisher import StatusPublisher
 from .daemon_parts import (
     descriptor_limit,
     fork_servers,
+    function_uids,
     open_disk_cache,
     open_egress,
     open_layers,
@@ -105,7 +106,7 @@ class Daemon:
         self._prefork_pool = PreforkPool(
             servers=self._fork_servers,
             cgroups=self._cgroups,
-            uids=WorkerUids(config.worker_uids),
+            uids=WorkerUids(function_uids(config)),
             size=config.pool_size,
             starts_under_way=self._starts_under_way,
         )

@@ -33,6 +33,8 @@ from .sources.base import Source
 
 log = logging.getLogger(__name__)
 
+CONTAINER_UIDS_PART = 4
+"""Containers get one part in so many of FS_ISOLATION_UIDS, one id each; functions in namespaces have the rest."""
 SHARED = ("bundles", "layers", "volumes")
 """Folders of the node's state that have what functions see of it."""
 
@@ -110,8 +112,8 @@ def open_node_cgroups(epoch: str) -> Cgroups | None:
 
 
 def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[str, ForkServer]:
-    """The fork servers by worker pool: a warm parent for each profile, one launcher for all gVisor sandboxes, and those
-    that are launched once a function needs their library."""
+    """The fork servers by worker pool: a warm parent for each profile, one launcher for all gVisor sandboxes, one for
+    all containers, and those that are launched once a function needs their library."""
     hide = [argument for path in hidden_paths(config) for argument in ("--hide", path)]
 
     reads = ReadBudget()
@@ -139,10 +141,27 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
             pool = f"{profile}:{library}"
             servers[pool] = server("forkserver", *arguments, on_demand=pool not in config.preloaded)
     # A sandbox's memory belongs to no single process: without control groups its limit could not be enforced.
-    if groups and len(light) < len(config.profiles):
-        sandboxes = server("gvisor", "--state", str(config.state_dir / "gvisor"))
-        servers |= {pool: sandboxes for pool in config.profiles if not is_unsandboxed(pool)}
+    own: dict[str, list[str]] = {
+        "gvisor": [],
+        "container": ["--engine", config.container_engine, *_container_users(config)],
+    }
+    for sandbox, options in own.items() if groups else ():
+        if pools := [pool for pool in config.profiles if pool.partition("+")[2] == sandbox]:
+            launcher = server(sandbox, "--state", str(config.state_dir / sandbox), *options)
+            servers |= dict.fromkeys(pools, launcher)
     return servers
+
+
+def function_uids(config: Config) -> range:
+    """The user ids of functions in namespaces: those of containers are left out, if the node makes any."""
+    uids = config.worker_uids
+    return uids[: len(uids) - len(uids) // CONTAINER_UIDS_PART] if config.container_engine else uids
+
+
+def _container_users(config: Config) -> list[str]:
+    """The user ids of containers, as arguments of their launcher: the end of the range, if there is one."""
+    uids = config.worker_uids[len(function_uids(config)) :]
+    return ["--users", str(uids.start), str(uids.stop)] if uids else []
 
 
 def worker_root(config: Config) -> Path:

@@ -40,7 +40,7 @@ function one(node, workers, users, draining, kept) {
     h("div", { class: "columns" },
       h("div", null, h("h2", null, "Storage tiers"), tiers(node)),
       h("div", null, h("h2", null, "Configuration"), facts([
-        ["isolation", { none: "refused: it takes no functions without gvisor", plain: "none: plain processes, as allowed" }[node.confines] || node.isolation || "not known yet"], ["memory limits", node.limits || "none"],
+        ["isolation", { none: "refused: it takes no functions but those in sandboxes", plain: "none: plain processes, as allowed" }[node.confines] || node.isolation || "not known yet"], ["memory limits", node.limits || "none"],
         ["preloaded profiles", node.profiles.join(", ") || "none yet"],
         ["weights memory", `${{ hugetlb: "reserved huge", thp: "transparent huge", small: "small" }[memory.pages]} pages, slabs of ${bytes(memory.slab_bytes)}`],
         ...(node.isolation_refused ? [["the kernel refused", node.isolation_refused]] : []),

@@ -18,6 +18,12 @@ from fleetstart.runtime.contract.sizes import MIB
 
 from .devices import DeviceNeed, could_hold, inventory, wanted_in_words
 
+_SANDBOX_ADVICE = {
+    "gvisor": "install gVisor there (Debian: apt install runsc)",
+    "container": "start a container engine there, name its socket (FS_CONTAINER_ENGINE=unix:///var/run/docker.sock)",
+}
+"""How a node comes to have an isolation."""
+
 
 class PlacementConstraints(NamedTuple):
     """A function's requirements on its nodes."""
@@ -134,7 +140,7 @@ def unmet_constraint(wanted: PlacementConstraints, nodes: Iterable[NodeTraits]) 
     if not isolated:
         return (
             f"it asks for isolation {isolation}, which {count}",
-            "install gVisor there (Debian: apt install runsc) and restart the node, whose log has the reason; "
+            f"{_SANDBOX_ADVICE[isolation]} and restart the node, whose log has the reason; "
             "or deploy without `isolation`",
         )
     with_pool = [node for node in isolated if not pool or not node.pools or pool in node.pools]

@@ -95,7 +95,8 @@ class PreforkPool:
         if server is None:
             raise Unavailable(
                 f"this node starts no workers of {pool}; it has {', '.join(self._servers) or 'none'}",
-                hint="install what these workers need on the node (torch; for gvisor, runsc and control groups)",
+                hint="install what these workers need on the node (torch; for gvisor, runsc and control groups; for "
+                "containers, an engine that FS_CONTAINER_ENGINE names)",
             )
         self._requested.add(pool)
         worker = new_worker_id()

@@ -149,7 +149,7 @@ class BundleCache:
 
 
 def pack_tar(folder: Path) -> int:
-    """A descriptor of an in-memory tar of the folder, for workers in gVisor, which cannot see the folder itself.
+    """A descriptor of an in-memory tar of the folder, for workers in sandboxes, which cannot see the folder itself.
 
     Blocks. Errors: OSError.
     """

@@ -36,8 +36,8 @@ from ..stage_links.stage_links import PipelineMembership
 from ..volumes.session import VolumeSession
 from .entered_calls import EnteredCallRing
 from .exit_reasons import out_of_memory
-from .gvisor import SANDBOX_BYTES, GVisorSandbox
 from .node_services import NodeServices
+from .sandboxes import Sandbox, sandbox_for
 from .worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class WorkerResources:
         self.assigned_ns = 0
         self.entered_calls: EnteredCallRing | None = None
         """Calls that its process has entered; None before it is assigned."""
-        self._sandbox: GVisorSandbox | None = None
+        self._sandbox: Sandbox | None = None
         self._requests: ChunkRequests | None = None
         """What it may ask for ahead of its turn, once it asks."""
         self._close_ingress: Callable[[], None] = lambda: None
@@ -90,7 +90,7 @@ class WorkerResources:
     async def prepare(self, order: WorkerOrder) -> str:
         """Acquires bundle, segments and process; returns the bundle's folder. Errors: FleetError, OSError."""
         spec, services = order.spec, self._services
-        self._sandbox = GVisorSandbox(services, self._process) if spec.isolation == "gvisor" else None
+        self._sandbox = sandbox_for(spec.isolation, services, self._process)
         spare = await services.layer_spares.take(order)  # before its memory is asked for
         if spare is not None:
             self._process.attach(spare)
@@ -226,7 +226,7 @@ class WorkerResources:
         ring = self.entered_calls = EnteredCallRing()
         if process.group is not None:
             try:
-                process.group.limit(self.limit_bytes + (SANDBOX_BYTES if self._sandbox is not None else 0))
+                process.group.limit(self.limit_bytes + (self._sandbox.extra_bytes if self._sandbox is not None else 0))
             except OSError as error:
                 raise out_of_memory(self.limit_bytes) from error
         with self._listen() as listener:

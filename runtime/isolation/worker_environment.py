@@ -1,4 +1,4 @@
-"""Environment of a worker (the node's kernel or gVisor), and how it is confined before user code runs."""
+"""Environment of a worker (the node's kernel, gVisor, a container), and how it is confined before user code runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class WorkerEnvironment(Protocol):
     def clock_shift_ns(self) -> int:
         """Nanoseconds to add to the worker's monotonic clock to get the node's."""
 
-    def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
-        """Confines the process; takes over `first`, the first descriptor of the assignment.
+    def confine(self, assign: Assign, descriptors: list[int]) -> tuple[str, socket | None]:
+        """Confines the process; takes the first descriptors of the assignment from the list, one or more.
 
         Returns the bundle's folder and the listening socket, None if the node accepts connections.
         Errors: OSError.
@@ -45,8 +45,8 @@ class NodeEnvironment:
     confined: bool
     clock_shift_ns: int = 0
 
-    def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
-        return self._confine(assign, terminals=assign.shell), socket(fileno=first)
+    def confine(self, assign: Assign, descriptors: list[int]) -> tuple[str, socket | None]:
+        return self._confine(assign, terminals=assign.shell), socket(fileno=descriptors.pop(0))
 
     def prepare(self, message: Prepare) -> str:
         return self._confine(message, terminals=False)

@@ -30,10 +30,10 @@ class GVisorEnvironment:
 
     clock_shift_ns: int
 
-    def confine(self, assign: Assign, first: int) -> tuple[str, socket | None]:
+    def confine(self, assign: Assign, descriptors: list[int]) -> tuple[str, socket | None]:
         import tarfile  # late: waiting workers need none
 
-        with os.fdopen(first, "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
+        with os.fdopen(descriptors.pop(0), "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
             bundle.extractall(FUNCTION_DIR, filter="data")
         os.chdir(FUNCTION_DIR)
         return FUNCTION_DIR, None

@@ -114,7 +114,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         max_body: Largest request body, for example `"1MiB"`. Default: the gateway's limit.
         cors: Origins that may call from a browser, or `"*"`. Default: none.
         network: False for no network, the default; True for the node's; or a list of hosts that may be reached.
-        isolation: `"namespaces"`, the default, or `"gvisor"`.
+        isolation: `"namespaces"`, the default, `"gvisor"` or `"container"`.
         region: Regions in which workers may run. Default: any.
         env: Environment variables of the workers.
         secrets: Names of the project's secrets, set as environment variables.

@@ -142,7 +142,7 @@ class AssignedWorker:
         try:
             bind_devices(self._assign.binding)
             self._layer_dir = environment.layer_folder(self._assign.layer_dir)
-            bundle_dir, listening = self._confine(environment, descriptors.pop(0))
+            bundle_dir, listening = self._confine(environment, descriptors)
             self._entered = EnteredCallWriter(descriptors.pop(0))
             self._provide_volumes(environment, descriptors)
             watchdog.watch(self._channel.fileno(), self._meter)
@@ -201,16 +201,16 @@ class AssignedWorker:
             print(f"the stage ends: {why}", file=sys.stderr, flush=True)
             watchdog.end_process(exit_codes.ORPHANED)
 
-    def _confine(self, environment: WorkerEnvironment, first: int) -> tuple[str, socket | None]:
+    def _confine(self, environment: WorkerEnvironment, descriptors: list[int]) -> tuple[str, socket | None]:
         """Confines the process before user code runs; returns the bundle's folder and the listening socket."""
         spec = self._assign.spec
         with self._timeline.span("start"):
             listening: socket | None
             try:
                 if self._prepared_dir:
-                    bundle_dir, listening = self._prepared_dir, socket(fileno=first)
+                    bundle_dir, listening = self._prepared_dir, socket(fileno=descriptors.pop(0))
                 else:
-                    bundle_dir, listening = environment.confine(self._assign, first)
+                    bundle_dir, listening = environment.confine(self._assign, descriptors)
                 if spec.egress:
                     os.environ.update(open_egress_socket(self._channel.send))
             except OSError as error:

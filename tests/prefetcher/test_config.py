@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetstart.prefetcher.config import _gpus, read_config
+from fleetstart.prefetcher.daemon_parts import function_uids
 from fleetstart.runtime.contract.process.environment import ConfigError
 
 LEAST = {"FS_HOME": "/h", "FS_REDIS_URL": "unix:///r.sock", "FS_STORE": "/s"}
@@ -68,6 +69,7 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_LIMITS", "cgroups"),
         ("FS_KEEP_WEIGHTS", "no"),
         ("FS_ISOLATION", "none"),
+        ("FS_CONTAINER_ENGINE", "tcp://10.0.0.9:2375"),
         *(("FS_ISOLATION_UIDS", text) for text in ("1000", "0-9", "9-8", "1-4294967295", "a-b", "1-2-3")),
         ("FS_EGRESS_DENY", "redis.internal"),
         ("FS_EGRESS_ALLOW", "10.0.0.1/8"),
@@ -88,6 +90,15 @@ def test_each_function_has_a_user_id_unless_that_is_turned_off() -> None:
     assert read_config(LEAST).worker_uids == range(2_000_000_000, 2_000_065_536)
     assert read_config({**LEAST, "FS_ISOLATION_UIDS": "5000-5001"}).worker_uids == range(5000, 5002)
     assert not read_config({**LEAST, "FS_ISOLATION_UIDS": "none"}).worker_uids
+
+
+def test_containers_are_offered_where_an_engine_is_named_and_have_user_ids_of_their_own() -> None:
+    assert not [pool for pool in read_config(LEAST).profiles if "container" in pool]
+    plain = read_config({**LEAST, "FS_ISOLATION_UIDS": "5000-5007"})
+    named = read_config({**LEAST, "FS_ISOLATION_UIDS": "5000-5007", "FS_CONTAINER_ENGINE": "unix:///run/docker.sock"})
+    assert "python+container" in named.profiles
+    assert function_uids(plain) == range(5000, 5008)
+    assert function_uids(named) == range(5000, 5006)
 
 
 def test_cpu_devices_are_declared() -> None:

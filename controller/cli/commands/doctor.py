@@ -31,7 +31,13 @@ def command(
     """Check this machine, and advise on what is missing or slow. Exit code 1 if something cannot work."""
     if store and not is_s3(store):
         store = str(Path(store).expanduser().absolute())
-    findings = run_checks(home, port, store, best_effort=os.environ.get("FS_ISOLATION") == "best-effort")
+    findings = run_checks(
+        home,
+        port,
+        store,
+        best_effort=os.environ.get("FS_ISOLATION") == "best-effort",
+        engine=os.environ.get("FS_CONTAINER_ENGINE") or "",
+    )
     if measure:
         output.message("measuring disk, memory and store for a few seconds; without: --no-measure")
         findings += throughput.check_throughput(home, store or throughput.store_location(home), measure_bytes)

@@ -85,7 +85,7 @@ def node_lines(node: NodeReport, copies: Iterable[CopyInfo] = ()) -> str:
     if node.isolation_refused:
         line += f"\n         the kernel refused: {node.isolation_refused}"
     if node.confines == "none":
-        line += f"\n         it takes no functions but those with gvisor: {ISOLATION_ADVICE}"
+        line += f"\n         it takes no functions but those with gvisor or in containers: {ISOLATION_ADVICE}"
     for device in node.devices:
         line += f"\n         {device_text(device)}"
     line += f"\n         {_weights(node)}"
@@ -119,10 +119,12 @@ def device_text(device: DeviceReport) -> str:
 
 
 def isolation_text(node: NodeReport) -> str:
-    """What a node's workers are confined in: "mnt,pid,ipc,uts,net", or what stands in its place."""
+    """What a node's workers are confined in: "mnt,pid,ipc,uts,net", or what stands in its place; and its
+    sandboxes."""
+    text = node.isolation or ("refused" if node.confines == "none" else "not known yet")
     if node.confines == "plain":
-        return "none (plain processes, as FS_ISOLATION=best-effort allows)"
-    return node.isolation or ("refused" if node.confines == "none" else "not known yet")
+        text = "none (plain processes, as FS_ISOLATION=best-effort allows)"
+    return f"{text}, besides: {' and '.join(node.isolations)}" if node.isolations else text
 
 
 def _weights(node: NodeReport) -> str:

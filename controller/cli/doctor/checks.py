@@ -93,7 +93,7 @@ def check_namespaces(*, best_effort: bool = False) -> Finding:
     outcome = (
         "workers run as plain processes, as FS_ISOLATION=best-effort allows, but those with a list in `network`"
         if best_effort
-        else 'a node here takes no functions but those with isolation="gvisor"'
+        else 'a node here takes no functions but those with isolation="gvisor" or "container"'
     )
     return Finding(
         check="namespaces",
@@ -115,6 +115,40 @@ def check_sandboxes() -> Finding:
         )
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PROBE_S, check=True)
     return Finding(check="sandboxes", verdict="ok", found=f"{said.stdout.splitlines()[0]} (gVisor), {program}")
+
+
+def check_container_engine(address: str) -> Finding:
+    """Checks whether the container engine that FS_CONTAINER_ENGINE names answers. A node tries a container at its
+    start; `fs nodes` shows the result."""
+    check = "containers"
+    if not address:
+        return Finding(
+            check=check,
+            verdict="ok",
+            found='no FS_CONTAINER_ENGINE: functions with isolation="container" cannot run',
+            advice="name the socket of Docker or Podman, such as unix:///var/run/docker.sock, if they should",
+        )
+    import httpx  # late: no other check needs it
+
+    try:
+        transport = httpx.HTTPTransport(uds=address.removeprefix("unix://"))
+        with httpx.Client(transport=transport, timeout=PROBE_S) as client:
+            version = client.get("http://engine/version").raise_for_status().json()["Version"]
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        return Finding(
+            check=check,
+            verdict="bad",
+            found=f"no container engine answers at {address}: {error}",
+            advice="start it (systemctl start docker), let this user open its socket, or leave FS_CONTAINER_ENGINE out",
+        )
+    if not _installed("docker"):
+        return Finding(
+            check=check,
+            verdict="bad",
+            found=f"an engine of version {version} is at {address}, and the node has no client for it",
+            advice="pip install 'fleetstart[container]'",
+        )
+    return Finding(check=check, verdict="ok", found=f"version {version} at {address}")
 
 
 def check_rdma(sysfs: Path = Path("/sys/class/infiniband")) -> Finding:
@@ -266,8 +300,10 @@ def check_port(home: Path, number: int) -> Finding:
     return Finding(check="port", verdict="ok", found=f"{number} is free")
 
 
-def run_checks(home: Path, port_number: int, store: str = "", *, best_effort: bool = False) -> list[Finding]:
-    """Runs all checks; one that fails to run is a finding, too."""
+def run_checks(
+    home: Path, port_number: int, store: str = "", *, best_effort: bool = False, engine: str = ""
+) -> list[Finding]:
+    """Runs all checks; `engine` is the address of a container engine. A check that fails to run is a finding, too."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", check_python),
         ("server parts", check_server_parts),
@@ -275,6 +311,7 @@ def run_checks(home: Path, port_number: int, store: str = "", *, best_effort: bo
         ("torch", check_torch),
         ("namespaces", lambda: check_namespaces(best_effort=best_effort)),
         ("sandboxes", check_sandboxes),
+        ("containers", lambda: check_container_engine(engine)),
         ("rdma", check_rdma),
         ("limits", check_limits),
         ("memory", check_memory),

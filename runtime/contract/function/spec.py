@@ -107,7 +107,7 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 Keep = Literal["", "host"]
-Isolation = Literal["namespaces", "gvisor"]
+Isolation = Literal["namespaces", "gvisor", "container"]
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,7 +124,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A library that takes seconds to import: a node that has started the function once forks its further workers from
     a process that has imported it."""
     isolation: Isolation = "namespaces"
-    """Isolation of a worker: namespaces on the node's kernel, or gVisor, a kernel of its own in user space."""
+    """Isolation of a worker: namespaces on the node's kernel, gVisor, a kernel of its own in user space, or a container
+    of an engine that the node has."""
     layer: LayerId | None = None
     """Installed packages that its workers import from; None: only those of the node."""
     weights: CheckpointId | None = None
@@ -198,14 +199,15 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.calls:
             self._check_calls()
         check_volumes(self.volumes, has_code=self.llm is None)
-        if self.isolation == "gvisor" and self.gpu is not None:
+        if self.isolation != "namespaces" and self.gpu is not None:
             raise InvalidSpec(
-                f"function {self.name}: devices need namespaces, and isolation is gvisor",
+                f"function {self.name}: devices need namespaces, and isolation is {self.isolation}",
                 hint="leave out gpu, or isolation",
             )
         if self.isolation == "gvisor" and self.egress:
             raise InvalidSpec(
-                f"function {self.name}: a list of what it may reach needs namespaces, and isolation is gvisor",
+                f"function {self.name}: a list of what it may reach needs namespaces or a container, and isolation is "
+                "gvisor",
                 hint="leave out the list (no network at all), or isolation",
             )
 
@@ -297,8 +299,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def in_layers(self) -> bool:
-        """True if its model can be cut into stages: by the native engine, and not inside gVisor, where a worker has no
-        sockets that others can reach."""
+        """True if its model can be cut into stages: by the native engine, and in namespaces, where stages get their
+        links."""
         native = self.llm is not None and self.llm.engine == "native"
         return (native or self.layered) and self.isolation == "namespaces"
 
@@ -309,7 +311,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def preloaded_pool(self) -> str:
-        """The pool with its `preload`: "torch:transformers". The pool itself without one, and inside gVisor."""
+        """The pool with its `preload`: "torch:transformers". The pool itself without one, and outside namespaces."""
         return f"{self.pool}:{self.preload}" if self.preload and self.isolation == "namespaces" else self.pool
 
 

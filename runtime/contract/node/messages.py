@@ -17,7 +17,8 @@ version imported before, says `Prepared` and waits for the `Assign` of that vers
 of their modules it has (`Imported`): when it is ready, and when it was drained.
 
 A stage of a pipeline is given its connections to the others (`Peers`) and may be ordered to become a whole worker
-(`Consolidate`, answered by `Consolidated`): see `orders`. Inside gVisor a listening socket would be of no use: there a
+(`Consolidate`, answered by `Consolidated`): see `orders`. A container gets its bundle as a tar after its listening
+socket. Inside gVisor a listening socket would be of no use: there a
 worker gets its bundle in its place, as a tar, and each connection by itself (`ClientConnection`).
 
 *Daemon and reader of a segment*, a process of the daemon's own user that it has not started, such as `vllm serve`: over
@@ -119,7 +120,8 @@ class DeviceLoaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
-    """Assigns a function to a pooled worker. Descriptors: the listening socket (inside gVisor, the bundle), the ring of
+    """Assigns a function to a pooled worker. Descriptors: the listening socket (inside gVisor the
+    bundle; in a container followed by the bundle), the ring of
     entered calls, the stream for commits if it may write a volume, a stage's socket for its links, and each segment's
     control block and slabs."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ REGIONS = st.sampled_from(["", "eu", "us", "asia"])
 WANTED = st.builds(
     PlacementConstraints,
     st.lists(st.sampled_from(["eu", "us", "asia", "moon"]), max_size=3, unique=True).map(tuple),
-    st.sampled_from(["namespaces", "gvisor"]),
+    st.sampled_from(["namespaces", "gvisor", "container"]),
     st.sampled_from(["", "python", "torch"]),
     st.booleans(),
     listed=st.booleans(),
@@ -36,7 +37,11 @@ WANTED = st.builds(
 POOLS = st.sampled_from([frozenset[str](), frozenset({"python"}), frozenset({"python", "torch"})])
 CONFINES: st.SearchStrategy[Confinement] = st.sampled_from(["namespaces", "plain", "none"])
 OFFERS = st.tuples(
-    REGIONS, st.sampled_from([frozenset[str](), frozenset({"gvisor"})]), POOLS, st.integers(0, 2), CONFINES
+    REGIONS,
+    st.sampled_from([frozenset[str](), frozenset({"gvisor"}), frozenset({"gvisor", "container"})]),
+    POOLS,
+    st.integers(0, 2),
+    CONFINES,
 )
 Offer = tuple[str, frozenset[str], frozenset[str], int, Confinement]
 GVISOR: Isolation = "gvisor"
@@ -151,6 +156,16 @@ def test_a_node_that_cannot_confine_gets_nothing_and_a_plain_process_no_list() -
 def test_what_is_lacking_is_said(regions: tuple[str, ...], nodes: list[NodeState], words: str) -> None:
     why, _ = unmet_constraint(PlacementConstraints(regions, GVISOR), nodes)
     assert words in why
+
+
+def test_each_sandbox_has_its_own_advice() -> None:
+    hints = {
+        isolation: unmet_constraint(PlacementConstraints((), isolation), [offer("")])[1]
+        for isolation in get_args(Isolation)
+        if isolation != "namespaces"
+    }
+    assert "runsc" in hints["gvisor"]
+    assert "FS_CONTAINER_ENGINE" in hints["container"]
 
 
 def test_a_node_without_torch_gets_no_model_and_one_that_does_not_say_may() -> None:

@@ -171,7 +171,11 @@ def test_flags_win_over_the_file_setting_by_setting() -> None:
         ({"network": "api.example.com"}, "network"),
         ({"network": ["https://api.example.com/v1"]}, "is a URL"),
         ({"isolation": "chroot"}, "isolation"),
-        ({"isolation": "gvisor", "network": ["api.example.com"]}, "needs namespaces, and isolation is gvisor"),
+        (
+            {"isolation": "gvisor", "network": ["api.example.com"]},
+            "needs namespaces or a container, and isolation is gvisor",
+        ),
+        ({"isolation": "container", "gpu": 1}, "devices need namespaces, and isolation is container"),
         ({"env": {"A": 1}}, "env"),
         ({"name": "Not Allowed"}, "'Not Allowed' is not allowed"),
         ({"scale": 3}, "scale"),

@@ -1,0 +1,163 @@
+"""Hands bundle, segments and connections to workers in sandboxes that were made before their function was known.
+
+Folders cannot be mounted into a running sandbox, so the bundle is sent as a tar in memory. To a worker inside gVisor
+writable memory is useless, so segments are sent as read-only descriptors; its sockets are its own, so the node listens
+for it (`network.ingress_proxy`). A container shares the node's kernel, and gets memory and its listening socket as a
+worker in namespaces does; its /tmp and /dev/shm are given their size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fleetstart.runtime.contract.errors import StartFailed
+from fleetstart.runtime.contract.function.spec import Isolation
+from fleetstart.runtime.contract.node.channel import ChannelClosed
+from fleetstart.runtime.contract.node.messages import Assign, ClientConnection
+from fleetstart.runtime.contract.sizes import MIB
+
+from ..concurrency.threads import in_thread
+from ..processes.forked_process import ForkedProcess
+from ..processes.tmpfs_limit import limit_tmpfs
+from ..segments.store import Segment
+from .bundles import pack_tar
+from .node_services import NodeServices
+from .worker_process import WorkerProcess
+
+GVISOR_BYTES = 128 * MIB
+"""Memory of gVisor's kernel and file server, beside what the function asked for."""
+
+
+class Sandbox(Protocol):
+    """The resources of one worker in a sandbox."""
+
+    extra_bytes: int
+    """Memory of the sandbox itself, beside what the function asked for."""
+
+    async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
+        """Packs the bundle. Errors: StartFailed if the worker could not map the node's memory, OSError."""
+
+    def send(
+        self,
+        process: ForkedProcess,
+        assign: Assign,
+        listener: socket.socket,
+        streams: Iterable[int],
+        memory: Iterable[int],
+    ) -> None:
+        """Sends the assignment with bundle, streams and segments. Errors: ChannelClosed, OSError."""
+
+    def close(self) -> None: ...
+
+
+def sandbox_for(isolation: Isolation, services: NodeServices, process: WorkerProcess) -> Sandbox | None:
+    """The sandbox of a worker; None if it is in namespaces."""
+    match isolation:
+        case "namespaces":
+            return None
+        case "gvisor":
+            return GVisorSandbox(services, process)
+        case "container":
+            return ContainerSandbox()
+
+
+class _PackedBundle:
+    """A bundle as a tar in memory, until it was sent."""
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+
+    async def pack(self, bundle: Path) -> None:
+        self.descriptor = await in_thread(lambda: pack_tar(bundle), f"bundle-{bundle.name[:8]}")
+
+    def rewound(self) -> int:
+        os.lseek(self.descriptor, 0, os.SEEK_SET)
+        return self.descriptor
+
+    def close(self) -> None:
+        """Closes our descriptor of the packed bundle, which may be large and is in memory."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class ContainerSandbox:
+    """The resources of one worker in a container of the node's engine."""
+
+    extra_bytes = 0
+
+    def __init__(self) -> None:
+        self._bundle = _PackedBundle()
+
+    async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
+        await self._bundle.pack(bundle)
+
+    def send(
+        self,
+        process: ForkedProcess,
+        assign: Assign,
+        listener: socket.socket,
+        streams: Iterable[int],
+        memory: Iterable[int],
+    ) -> None:
+        for folder in ("/tmp", "/dev/shm"):  # a half of its memory together, as in namespaces
+            limit_tmpfs(process.pid, folder, assign.spec.memory_bytes // 4)
+        process.send(assign, (listener.fileno(), self._bundle.rewound(), *streams, *memory))
+        self._bundle.close()
+
+    def close(self) -> None:
+        self._bundle.close()
+
+
+class GVisorSandbox:
+    """The resources of one worker inside gVisor."""
+
+    extra_bytes = GVISOR_BYTES
+
+    def __init__(self, services: NodeServices, process: WorkerProcess) -> None:
+        self._services = services
+        self._process = process
+        self._bundle = _PackedBundle()
+        self._close_ingress: Callable[[], None] = lambda: None
+
+    async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
+        if segments and self._services.segments.budget.memory.report().pages == "hugetlb":
+            raise StartFailed(
+                "this node keeps weights in reserved huge pages, which gVisor cannot map",
+                hint="free them there (sysctl vm.nr_hugepages=0) and restart the node, or leave out isolation",
+            )
+        await self._bundle.pack(bundle)
+
+    def send(
+        self,
+        process: ForkedProcess,
+        assign: Assign,
+        listener: socket.socket,
+        streams: Iterable[int],
+        memory: Iterable[int],
+    ) -> None:
+        """Also starts to accept connections."""
+        with contextlib.ExitStack() as opened:
+            descriptors = [self._bundle.rewound(), *streams]
+            for descriptor in memory:
+                # gVisor maps with the rights of the descriptor when it copies (weights written to a socket), and the
+                # seals of the memory forbid a writable mapping.
+                descriptors.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC))
+                opened.callback(os.close, descriptors[-1])
+            process.send(assign, tuple(descriptors))
+        self._bundle.close()
+        self._close_ingress = self._services.ingress.open(listener.dup(), assign.spec.concurrency, self._forward)
+
+    def _forward(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(ChannelClosed):
+            if self._process.forked is not None:
+                self._process.forked.send(ClientConnection(), (connection.fileno(),))
+
+    def close(self) -> None:
+        self._close_ingress()
+        self._bundle.close()

@@ -1,0 +1,157 @@
+"""Container launcher: starts each worker as a container of an engine that the machine has (Docker, Podman).
+
+It speaks the fork server's protocol (`launcher`) with the daemon and the Docker API with the engine. Containers are
+generic and made ahead (`containers`): one is given its worker's descriptors over its control socket, serves one
+function, and is removed. The engine confines it; the daemon's control groups hold its memory, as they do for all.
+
+Containers outlive their launcher. The control socket ends their workers with it, and the next launcher of the same node
+removes what is left, by its label.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..contract.node.messages import Fork, LauncherReady
+from ..isolation.root import plan_for_this_python
+from .base_image import base_image, shown_mounts
+from .launcher import LaunchedWorker, begin, refuse, serve
+from .profiles import worker_environment
+
+if TYPE_CHECKING:
+    from .containers import Container, ContainerStock
+
+NAME = "container"
+KILLED = -9
+"""Exit status of a worker whose engine cannot tell: it was killed with it."""
+RETRY_S = 3.0
+"""Pause between looks for an engine that was not there at the start."""
+
+
+class ContainerLauncher:
+    """Launcher of containers from a stock of them."""
+
+    def __init__(self, stock: ContainerStock) -> None:
+        self._stock = stock
+        self._running: dict[str, Container] = {}
+
+    def describe(self, *, network: bool) -> str:
+        return NAME if network else f"{NAME},net"
+
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
+        generic = not (fork.network or fork.folders)
+        if generic:
+            container = self._stock.take(fork.profile)
+        else:
+            container = self._stock.fresh(fork.profile, network=fork.network, folders=fork.folders)
+        try:
+            for path in fork.cgroup_procs:
+                Path(path).write_text(str(container.pid))
+            assert container.connection is not None
+            container.connection.settimeout(None)
+            # Kept open until the end: closed with an answer unread, it would take what was sent with it.
+            socket.send_fds(container.connection, [b"worker"], [control_fd, log_fd])
+        except BaseException:
+            self._stock.discard(container)
+            raise
+        self._running[fork.worker] = container
+        return container.pid
+
+    def reap(self, child: LaunchedWorker) -> int:
+        """Has a container removed whose worker has ended. The engine reports signals as 128 + number."""
+        container = self._running.pop(child.worker)
+        try:
+            code = self._stock.engine.exit_code(container.id)
+        except OSError as error:
+            sys.stderr.write(f"how worker {child.worker} ended is not known: {error}\n")
+            return KILLED
+        finally:
+            self._stock.discard(container)
+        return 128 - code if code > 128 else code
+
+
+def open_stock(address: str, state: Path, hide: Iterable[str], users: range) -> ContainerStock:
+    """A stock whose engine has been tried: one container was started and ended. Errors: OSError."""
+    try:
+        from .container_engine import ContainerEngine  # late: the Docker client is an extra
+        from .containers import ContainerFactory, ContainerKind, ContainerStock
+    except ImportError as error:
+        raise OSError(f"the client of container engines is not installed (pip install docker): {error}") from error
+    engine = ContainerEngine(address)
+    engine.version()
+    node = str(state.absolute())
+    if left := engine.remove_all(node):
+        sys.stderr.write(f"removed {left} containers that this node had left when it was killed\n")
+    shutil.rmtree(state, ignore_errors=True)
+    state.mkdir(mode=0o700, parents=True)
+    plan = plan_for_this_python(hide, os.environ.get("LD_LIBRARY_PATH", ""))
+    image, data = base_image(plan)
+    engine.ensure_image(image, data)
+    kind = ContainerKind(
+        node=node,
+        image=image,
+        shown=shown_mounts(plan),
+        environment=worker_environment(os.environ),
+        python=os.path.join(os.path.realpath(sys.prefix), "bin", os.path.basename(sys.executable)),
+        folder=state,
+        users=users,
+    )
+    stock = ContainerStock(ContainerFactory(engine, kind))
+    stock.discard(stock.fresh("python"))
+    return stock
+
+
+def await_engine(address: str) -> None:
+    """Ends this process once an engine answers that did not at the start: the daemon starts another launcher."""
+    try:
+        from .container_engine import ContainerEngine
+    except ImportError:
+        return
+    while True:
+        time.sleep(RETRY_S)
+        with contextlib.suppress(OSError):
+            ContainerEngine(address).version()
+            os._exit(0)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="fleetstart.runtime.launch.container", description="Starts workers as containers."
+    )
+    parser.add_argument("--fd", type=int, required=True, help="this side of the socketpair with the daemon")
+    parser.add_argument("--engine", required=True, metavar="URL", help="its API: unix:///run/docker.sock")
+    parser.add_argument("--state", type=Path, required=True, help="folder of its own, emptied at the start")
+    parser.add_argument("--hide", action="append", default=[], metavar="DIR", help="folder that no worker may see")
+    parser.add_argument("--users", type=int, nargs=2, default=(0, 0), metavar=("FIRST", "END"), help="their user ids")
+    options = parser.parse_args(arguments)
+    sock = begin(options.fd)
+    try:
+        stock = open_stock(options.engine, options.state, options.hide, range(*options.users))
+    except OSError as error:
+        threading.Thread(target=await_engine, args=(options.engine,), daemon=True).start()
+        refuse(sock, str(error))
+        return
+    refill = threading.Thread(target=stock.run)
+    refill.start()
+    try:
+        serve(sock, ContainerLauncher(stock), LauncherReady(NAME, NAME))
+    finally:
+        stock.close()
+        refill.join()
+        with contextlib.suppress(OSError):
+            stock.engine.remove_all(str(options.state.absolute()))
+        shutil.rmtree(options.state, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Sizes of the launcher's pools of containers, by demand. Pure.
+
+A container goes through three states before it has a worker: *created* (a folder and a record of the engine, no
+process), *paused* (its Python has imported a profile, and its processes are frozen), and handed out. From the first a
+worker takes some 300 ms, from the second some 30. A paused one holds the memory of its imports, so as many are kept as
+were taken in the busiest moment of the last minutes; a created one costs the disk some kilobytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+REMEMBERED_S = 300.0
+"""Demand that is older is forgotten, and the containers kept for it are removed."""
+REFILL_S = 2.0
+"""Time in which one that was taken is replaced, on a busy machine: those taken within it must be there already."""
+PAUSED_MOST = 4
+"""Most paused containers of one profile: with torch each holds some 150 MB."""
+CREATED_LEAST, CREATED_MOST = 1, 8
+SETTLE_S = 0.5
+"""Pause after the last launch before pools are refilled: it would take a core from the start that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTargets:
+    """How many containers the launcher keeps ready."""
+
+    created: int
+    paused: Mapping[str, int]
+    """By profile."""
+
+
+def busiest(launches_s: Sequence[float], now_s: float) -> int:
+    """The most launches within REFILL_S of each other that are remembered."""
+    recent = sorted(at for at in launches_s if now_s - at <= REMEMBERED_S)
+    most = first = 0
+    for index, at in enumerate(recent):
+        while at - recent[first] > REFILL_S:
+            first += 1
+        most = max(most, index - first + 1)
+    return most
+
+
+def targets(launches_s: Mapping[str, Sequence[float]], now_s: float) -> PoolTargets:
+    """What to keep ready, by the times of the launches of each profile."""
+    peaks = {profile: busiest(times, now_s) for profile, times in launches_s.items()}
+    paused = {profile: min(PAUSED_MOST, peak) for profile, peak in peaks.items() if peak}
+    return PoolTargets(min(CREATED_MOST, max(CREATED_LEAST, sum(peaks.values()))), paused)
+
+
+def may_refill(launches_s: Mapping[str, Sequence[float]], now_s: float) -> bool:
+    """True once no launch is so recent that its worker still starts."""
+    return all(now_s - max(times, default=-SETTLE_S) >= SETTLE_S for times in launches_s.values())

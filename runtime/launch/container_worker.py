@@ -1,0 +1,88 @@
+"""First process of a container of the node's engine: a worker that waits for its launcher.
+
+Its launcher is at a unix socket that is mounted into the container. It says which profile to import, and, when the
+container is taken, sends the worker's control socket and the pipe for its log. The engine has confined the process from
+its start; what depends on the function (limits of files, the filter of system calls) is added with the assignment.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+from ..contract.function.volume import MountedVolume, volume_path
+from ..contract.node import exit_codes
+from ..contract.node.messages import Assign, Prepare
+from ..isolation import linux, seccomp
+from ..isolation.namespaces import FUNCTION_DIR
+from .base_image import OWN_DIR
+from .launcher import CONTROL_FD, arrange_descriptors
+from .profiles import warm_up
+
+CONTROL_PATH = f"{OWN_DIR}/control"
+WARM = b"warm"
+"""Answer of a worker that has imported its profile."""
+MESSAGE_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEnvironment:
+    """A container of the node's engine, on the node's kernel."""
+
+    clock_shift_ns: int = 0
+
+    def confine(self, assign: Assign, descriptors: list[int]) -> tuple[str, socket.socket | None]:
+        import tarfile  # late: waiting workers need none
+
+        listening = socket.socket(fileno=descriptors.pop(0))
+        with os.fdopen(descriptors.pop(0), "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
+            bundle.extractall(FUNCTION_DIR, filter="data")
+        os.chdir(FUNCTION_DIR)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (assign.spec.memory_bytes, assign.spec.memory_bytes))
+        linux.forbid_new_privileges()
+        local_sockets = assign.spec.network is not True or linux.scope_abstract_sockets()
+        if seccomp.supported():
+            seccomp.install(local_sockets=local_sockets)
+        return FUNCTION_DIR, listening
+
+    def prepare(self, message: Prepare) -> str:
+        raise OSError("a container gets its bundle with its assignment, and cannot be prepared")
+
+    def volume_folder(self, volume: MountedVolume) -> str:
+        return volume_path(volume)
+
+    def layer_folder(self, folder: str) -> str:
+        return folder
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
+    if seccomp.supported():
+        seccomp.forbid_rings()
+        seccomp.prepare()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as launcher:
+        launcher.connect(CONTROL_PATH)
+        profile = launcher.recv(MESSAGE_MAX).decode()
+        if not profile:
+            os._exit(exit_codes.ORPHANED)
+        warm_up(profile)
+        gc.collect()
+        gc.freeze()
+        launcher.send(WARM)
+        _, descriptors, _, _ = socket.recv_fds(launcher, MESSAGE_MAX, 2)
+    if len(descriptors) != 2:
+        os._exit(exit_codes.ORPHANED)  # the launcher has ended, and this container was not taken
+    arrange_descriptors(*descriptors)
+    from ..worker import lifecycle  # late, as in the fork server: the profile imports it
+
+    lifecycle.run(socket.socket(fileno=CONTROL_FD), ContainerEnvironment())
+
+
+if __name__ == "__main__":
+    main()

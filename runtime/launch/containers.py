@@ -1,0 +1,317 @@
+"""Containers of one node, from their making to their removal: created, started, paused, taken, ended.
+
+`ContainerStock` keeps those that are ready ahead of launches, as `container_pool` decides, in a thread of its own:
+the engine takes a third of a second for one. A container that was taken is never put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..isolation.root import Mount, name_files
+from .base_image import OWN_DIR
+from .container_engine import ContainerEngine, ContainerPlan
+from .container_pool import PAUSED_MOST, may_refill, targets
+from .container_worker import CONTROL_PATH, MESSAGE_MAX, WARM
+from .launcher import has_ended
+
+CONNECT_TIMEOUT_S = 20.0
+"""Limit from the start of a container until its Python has connected, generous for a busy machine."""
+WARM_TIMEOUT_S = 60.0
+"""Limit for the imports of a profile."""
+TICK_S = 0.5
+FAILURE_PAUSE_S = 2.0
+"""Pause after the engine failed: it may be starting again."""
+REMEMBERED_LAUNCHES = 64
+
+
+@dataclass(slots=True)
+class Container:
+    """One container, by the engine's id. `folder` is mounted into it, with its control socket."""
+
+    id: str
+    name: str
+    user: int
+    folder: Path
+    listener: socket.socket
+    pid: int = 0
+    pidfd: int = -1
+    connection: socket.socket | None = None
+
+    def close(self) -> None:
+        self.listener.close()
+        if self.connection is not None:
+            self.connection.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerKind:
+    """What all containers of a node have in common."""
+
+    node: str
+    image: str
+    shown: tuple[Mount, ...]
+    environment: Mapping[str, str]
+    python: str
+    folder: Path
+    """Folder of the containers' own folders; no other user of the machine may enter it."""
+    users: range
+    """User ids, one for each container that lives; empty: all are the system's nobody."""
+
+
+NOBODY = 65534
+
+
+class ContainerFactory:
+    """Makes containers of one kind. Used by the launcher's loop and by the thread that refills its pools."""
+
+    def __init__(self, engine: ContainerEngine, kind: ContainerKind) -> None:
+        self.engine = engine
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._users = deque(kind.users)
+        self._made = 0
+
+    def create(self, *, network: bool = False, folders: Mapping[str, str] | None = None) -> Container:
+        """Creates a container that has not been started. Errors: OSError."""
+        with self._lock:
+            self._made += 1
+            name = f"fs-{os.getpid()}-{self._made}-{os.urandom(3).hex()}"
+            if self._kind.users and not self._users:
+                raise OSError(f"all {len(self._kind.users):,} user ids for containers are in use (FS_ISOLATION_UIDS)")
+            user = self._users.popleft() if self._kind.users else NOBODY
+        folder = self._kind.folder / name
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            folder.mkdir(mode=0o755)
+            for file, text in name_files(name, user).items():
+                if file in ("passwd", "group"):
+                    (folder / file).write_text(text)
+            # By the descriptor of the folder: a socket's path has 107 characters at most.
+            with _opened(folder) as place:
+                listener.bind(f"/proc/self/fd/{place}/{os.path.basename(CONTROL_PATH)}")
+            os.chmod(folder / os.path.basename(CONTROL_PATH), 0o666)
+            listener.listen(1)
+            plan = ContainerPlan(
+                name=name,
+                image=self._kind.image,
+                command=(self._kind.python, "-m", "fleetstart.runtime.launch.container_worker"),
+                environment=self._kind.environment,
+                user=user,
+                shown=(
+                    *self._kind.shown,
+                    Mount(OWN_DIR, str(folder)),
+                    *(Mount(path, source) for path, source in (folders or {}).items()),
+                ),
+                node=self._kind.node,
+                network=network,
+            )
+            return Container(self.engine.create(plan), name, user, folder, listener)
+        except BaseException:
+            listener.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            self._give_back(user)
+            raise
+
+    def start(self, container: Container, profile: str) -> None:
+        """Starts a container and lets its Python import a profile. Errors: OSError."""
+        container.pid = self.engine.start(container.id)
+        try:
+            container.pidfd = os.pidfd_open(container.pid)
+            container.connection = self._accept(container)
+            container.connection.send(profile.encode())
+        except OSError as error:
+            said = ""
+            with contextlib.suppress(OSError):
+                said = self.engine.last_words(container.id)
+            raise OSError(f"a container did not begin to work: {said or error}") from error
+
+    def remove(self, container: Container) -> None:
+        """Ends and removes a container. Errors: OSError, and then it is to be tried again."""
+        self.engine.remove(container.id)
+        container.close()
+        self._give_back(container.user)
+
+    def _give_back(self, user: int) -> None:
+        with self._lock:
+            if self._kind.users:
+                self._users.append(user)
+
+    def _accept(self, container: Container) -> socket.socket:
+        """The connection of the container's own first process."""
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        container.listener.settimeout(TICK_S)
+        while True:
+            try:
+                connection, _ = container.listener.accept()
+                break
+            except TimeoutError:
+                if has_ended(container.pidfd) or time.monotonic() > deadline:
+                    raise OSError("its first process has ended, or did not connect") from None
+        container.listener.close()
+        os.unlink(container.folder / os.path.basename(CONTROL_PATH))
+        return connection
+
+
+def await_warm(container: Container) -> None:
+    """Waits until a started container has imported its profile. Errors: OSError."""
+    assert container.connection is not None
+    container.connection.settimeout(WARM_TIMEOUT_S)
+    if container.connection.recv(MESSAGE_MAX) != WARM:
+        raise OSError("a container ended while it imported its profile")
+
+
+@dataclass(slots=True)
+class _Stocked:
+    created: deque[Container] = field(default_factory=deque)
+    paused: dict[str, deque[Container]] = field(default_factory=dict)
+    ended: deque[Container] = field(default_factory=deque)
+    """To be removed."""
+
+
+class ContainerStock:
+    """Containers ready for launches. `run` keeps it filled, in a thread."""
+
+    def __init__(self, factory: ContainerFactory) -> None:
+        self.engine = factory.engine
+        self._factory = factory
+        self._stocked = _Stocked()
+        self._launches: dict[str, deque[float]] = {}
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._ending = False
+
+    def take(self, profile: str) -> Container:
+        """A started container that has the profile, or imports it; the soonest there is. Errors: OSError."""
+        with self._lock:
+            self._launches.setdefault(profile, deque(maxlen=REMEMBERED_LAUNCHES)).append(time.monotonic())
+        while (container := self._pop(lambda stocked: stocked.paused.get(profile))) is not None:
+            try:
+                self.engine.unpause(container.id)
+                if not has_ended(container.pidfd):
+                    return container
+            except OSError as error:  # the engine was killed meanwhile, and what it had with it
+                sys.stderr.write(f"a container that waited is of no use: {error}\n")
+            self.discard(container)
+        container = self._pop(lambda stocked: stocked.created)
+        if container is not None:
+            try:
+                self._factory.start(container, profile)
+                return container
+            except OSError as error:
+                sys.stderr.write(f"a container that was created does not start, making another: {error}\n")
+                self.discard(container)
+        return self.fresh(profile)
+
+    def fresh(self, profile: str, *, network: bool = False, folders: Mapping[str, str] | None = None) -> Container:
+        """A container that is made for this launch. Errors: OSError."""
+        container = self._factory.create(network=network, folders=folders)
+        try:
+            self._factory.start(container, profile)
+        except BaseException:
+            self.discard(container)
+            raise
+        return container
+
+    def discard(self, container: Container) -> None:
+        """Has a container removed, soon."""
+        with self._lock:
+            self._stocked.ended.append(container)
+        self._woken.set()
+
+    def run(self) -> None:
+        """Removes containers that have ended and refills the pools, until `close`."""
+        while not self._ending:
+            try:
+                idle = not self._step(time.monotonic())
+                pause_s = TICK_S if idle else 0.0
+            except OSError as error:
+                sys.stderr.write(f"the pools of containers are not refilled for now: {error}\n")
+                pause_s = FAILURE_PAUSE_S
+            if pause_s:
+                self._woken.wait(pause_s)
+                self._woken.clear()
+
+    def close(self) -> None:
+        """Ends the thread at its next look."""
+        self._ending = True
+        self._woken.set()
+
+    def _pop(self, of: Callable[[_Stocked], deque[Container] | None]) -> Container | None:
+        with self._lock:
+            found = of(self._stocked)
+            return found.popleft() if found else None
+
+    def _step(self, now_s: float) -> bool:
+        """Does one thing, if there is one to do. Errors: OSError."""
+        with self._lock:
+            ended = self._stocked.ended[0] if self._stocked.ended else None
+            wanted = targets(self._launches, now_s)
+            refill = may_refill(self._launches, now_s)
+            created = len(self._stocked.created)
+            short = next((one for one, least in wanted.paused.items() if self._paused(one) < least), None)
+            surplus = next((one for one in self._stocked.paused if self._paused(one) > wanted.paused.get(one, 0)), None)
+        self._drop_dead()
+        if ended is not None:
+            self._factory.remove(ended)
+            with self._lock:
+                self._stocked.ended.popleft()
+        elif surplus is not None:
+            if (container := self._pop(lambda stocked: stocked.paused.get(surplus))) is not None:
+                self.discard(container)
+        elif refill and short is not None:
+            self._stock(short)
+        elif refill and created < wanted.created:
+            made = self._factory.create()
+            with self._lock:
+                self._stocked.created.append(made)
+        else:
+            return False
+        return True
+
+    def _paused(self, profile: str) -> int:
+        return len(self._stocked.paused.get(profile, ()))
+
+    def _stock(self, profile: str) -> None:
+        """Makes one more paused container."""
+        container = self._pop(lambda stocked: stocked.created) or self._factory.create()
+        try:
+            self._factory.start(container, profile)
+            await_warm(container)
+            self.engine.pause(container.id)
+        except BaseException:
+            self.discard(container)
+            raise
+        with self._lock:
+            self._stocked.paused.setdefault(profile, deque(maxlen=2 * PAUSED_MOST)).append(container)
+
+    def _drop_dead(self) -> None:
+        """Drops paused containers that have ended: the engine was started again, or its operator removed them."""
+        with self._lock:
+            for waiting in self._stocked.paused.values():
+                for container in [one for one in waiting if has_ended(one.pidfd)]:
+                    waiting.remove(container)
+                    self._stocked.ended.append(container)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

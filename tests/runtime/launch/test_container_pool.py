@@ -1,0 +1,61 @@
+"""How many containers are kept ready: as many as were taken at once, for a while, and never too many."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetstart.runtime.launch.container_pool import (
+    CREATED_LEAST,
+    CREATED_MOST,
+    PAUSED_MOST,
+    REFILL_S,
+    REMEMBERED_S,
+    SETTLE_S,
+    busiest,
+    may_refill,
+    targets,
+)
+
+TIMES = st.lists(st.floats(0, 1000), max_size=30)
+LAUNCHES = st.dictionaries(st.sampled_from(["python", "torch"]), TIMES)
+
+
+def test_without_demand_a_container_is_created_and_none_runs() -> None:
+    assert targets({}, 5.0).created == CREATED_LEAST
+    assert targets({"python": []}, 5.0).paused == {}
+
+
+def test_as_many_wait_as_were_taken_at_once() -> None:
+    burst = [100.0, 100.1, 100.2]
+    found = targets({"python": [*burst, 150.0], "torch": [120.0]}, 160.0)
+    assert found.paused == {"python": 3, "torch": 1}
+    assert found.created == 4
+
+
+def test_demand_is_forgotten() -> None:
+    assert targets({"python": [100.0, 100.1]}, 100.1 + REMEMBERED_S).paused == {"python": 1}
+    assert targets({"python": [100.0, 100.1]}, 101.0 + REMEMBERED_S).paused == {}
+
+
+def test_a_start_under_way_is_left_alone() -> None:
+    assert may_refill({}, 0.0)
+    assert not may_refill({"python": [1.0], "torch": [9.8]}, 9.8 + SETTLE_S / 2)
+    assert may_refill({"python": [1.0], "torch": [9.8]}, 9.9 + SETTLE_S)
+
+
+@given(LAUNCHES, st.floats(0, 2000))
+def test_pools_stay_within_their_bounds(launches: dict[str, list[float]], now_s: float) -> None:
+    found = targets(launches, now_s)
+    assert CREATED_LEAST <= found.created <= CREATED_MOST
+    assert all(1 <= count <= PAUSED_MOST for count in found.paused.values())
+    assert set(found.paused) <= set(launches)
+
+
+@given(TIMES, st.floats(1000, 1100))
+def test_the_busiest_moment_is_that_of_one_of_the_launches(times: list[float], now_s: float) -> None:
+    recent = [at for at in times if now_s - at <= REMEMBERED_S]
+    within = [sum(first <= at <= first + REFILL_S for at in recent) for first in recent]
+    # At the edge of the window, rounding decides on which side of it a launch is.
+    outside = [sum(first <= at < first + REFILL_S - 1e-6 for at in recent) for first in recent]
+    assert max(outside, default=0) <= busiest(times, now_s) <= max(within, default=0) + 1

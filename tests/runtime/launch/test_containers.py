@@ -1,0 +1,88 @@
+"""What containers are made of, decided from plain values; and what is said where there is no engine."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.node.channel import Channel, pair
+from fleetstart.runtime.contract.node.messages import Fork, ForkFailed, ForkServerMessage, LauncherUnavailable
+from fleetstart.runtime.isolation.root import Mount, Root
+from fleetstart.runtime.launch.base_image import OWN_DIR, base_image, shown_mounts
+from fleetstart.runtime.launch.container_engine import ContainerPlan, host_settings
+from tests.runtime.workers import receive
+
+PLAN = Root(
+    (Mount("/usr", "/usr"), Mount("/dev/null", "/dev/null"), Mount("/sys/devices/system/cpu", "x"), Mount("/opt/a/b")),
+    (("/bin", "usr/bin"), ("/etc/passwd", "/run/passwd"), ("/tmp/link", "/usr"), ("/dev/fd", "/proc/self/fd")),
+)
+
+
+def container(*, network: bool = False) -> ContainerPlan:
+    return ContainerPlan(
+        name="fs-1", image="i", command=("python",), environment={}, user=2000, shown=shown_mounts(PLAN), node="/n",
+        network=network,
+    )  # fmt: skip
+
+
+def test_the_image_has_folders_links_and_one_file_and_the_places_of_all_mounts() -> None:
+    tag, data = base_image(PLAN)
+    assert base_image(PLAN)[0] == tag, "its name is that of its content"
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        members = {"/" + member.name: member for member in tar}
+    assert {"/tmp", "/opt/a", OWN_DIR, "/layer"} <= set(members)
+    links = {path: member.linkname for path, member in members.items() if member.issym()}
+    assert links == {
+        "/bin": "usr/bin", "/etc/passwd": f"{OWN_DIR}/passwd", "/etc/group": f"{OWN_DIR}/group", "/var/tmp": "/tmp",
+    }  # fmt: skip
+    assert [path for path, member in members.items() if member.isfile()] == ["/etc/nsswitch.conf"]
+
+
+def test_a_container_has_no_rights_and_no_network() -> None:
+    settings = host_settings(container())
+    assert settings["cap_drop"] == ["ALL"]
+    assert settings["read_only"]
+    assert "no-new-privileges" in settings["security_opt"]
+    assert settings["network_mode"] == "none"
+    assert settings["binds"] == ["/usr:/usr:ro"], "devices and /sys are the engine's own"
+    assert "nr_inodes=" in settings["tmpfs"]["/tmp"]
+    assert settings["tmpfs"]["/opt/a/b"].startswith("ro,")
+    assert settings["pids_limit"] > 0
+    assert host_settings(container(network=True))["network_mode"] == "host"
+
+
+def test_a_node_without_its_engine_says_so_to_whoever_asks(tmp_path: Path) -> None:
+    ours, its = pair()
+    engine = f"unix://{tmp_path}/none.sock"
+    argv = [sys.executable, "-m", "fleetstart.runtime.launch.container", "--fd", str(its.fileno()), "--engine", engine]
+    argv += ["--state", str(tmp_path / "state")]
+    process = subprocess.Popen(argv, pass_fds=(its.fileno(),), env={"PATH": os.defpath}, stderr=subprocess.DEVNULL)
+    its.close()
+    channel = Channel[ForkServerMessage](ours, ForkServerMessage)
+    try:
+        refused = receive(channel)
+        assert isinstance(refused, LauncherUnavailable)
+        assert engine in refused.reason
+        with open(os.devnull, "rb") as nothing:
+            channel.send(Fork(worker=WorkerId("w-1"), profile="python"), (nothing.fileno(), nothing.fileno()))
+        said = receive(channel)
+        assert isinstance(said, ForkFailed)
+        assert engine in said.reason
+    finally:
+        channel.close()
+        assert process.wait(20) == 0
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("module", ["container", "containers", "container_worker"])
+def test_workers_and_launchers_of_others_do_not_load_the_client_of_engines(module: str) -> None:
+    code = f"import sys, fleetstart.runtime.launch.{module}; sys.exit('docker' in sys.modules)"
+    loads = subprocess.run([sys.executable, "-c", code]).returncode
+    assert loads == (module == "containers")
