@@ -53,6 +53,7 @@ from .registry.layers import LayerCollector
 from .registry.registry import Registry
 from .registry.rollouts import RolloutController
 from .registry.store_accounts import AccountedStore, StoreAccounts
+from .registry.uploads import Uploads
 from .registry.volumes import Volumes
 from .schemas.functions import BudgetInfo
 from .shell.service import ShellService
@@ -83,7 +84,8 @@ def build_management(
     accounts = StoreAccounts(core.client)
     store = AccountedStore(open_store(config.store), accounts)
     registry = Registry(core.state, store)
-    checkpoints = Checkpoints(store, registry)
+    uploads = Uploads(core.client, store, accounts)
+    checkpoints = Checkpoints(store, registry, uploads)
     volumes = Volumes(core.state, store)
     archive = LedgerArchive(store)
     reader = LedgerReader(core.client, archive)
@@ -114,7 +116,7 @@ def build_management(
         functions,
         VersionsApi(core.view, registry),
         shells,
-        ObjectsApi(store, checkpoints, accounts, core.view),
+        ObjectsApi(store, checkpoints, uploads, accounts, core.view),
         TracesApi(core.view, history, invocations.api),
         invocations.api,
         billing,

@@ -47,6 +47,7 @@ from ..schemas.functions import (
     Share,
     SystemStatus,
     Traffic,
+    UploadInfo,
     Usage,
     VersionInfo,
     VersionRef,
@@ -78,6 +79,7 @@ from .volumes import VolumesApi
 NDJSON = "application/x-ndjson"
 OBJECT = "/api/v1/objects/{key:path}"
 CHECKPOINT = "/api/v1/checkpoints/{id}"
+UPLOADS = "/api/v1/uploads"
 FUNCTION = "/api/v1/functions/{name}"
 ALIAS = f"{FUNCTION}/aliases/{{alias}}"
 INVOCATION = "/api/v1/invocations/{id}"
@@ -144,6 +146,14 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
         Endpoint("DELETE", f"{CHECKPOINT}/parts/{{object}}", "admin", ObjectsApi.delete_part,
                  "Remove a damaged part, so that a push of the same weights sends it again",
                  audit="checkpoint.part.rm", kind="checkpoint", unlimited=True, answer=dict),
+        Endpoint("GET", UPLOADS, "read", ObjectsApi.list_uploads, "List open uploads of checkpoints, newest first",
+                 answer=list[UploadInfo]),
+        Endpoint("POST", UPLOADS, "deploy", ObjectsApi.begin_upload,
+                 "Begin the upload of a checkpoint, or go on with it; the body is its manifest", audit="upload.begin",
+                 kind="upload", answer=UploadInfo, status=201),
+        Endpoint("DELETE", f"{UPLOADS}/{{id}}", "deploy", ObjectsApi.abort_upload,
+                 "Abort an upload, and delete its parts unless something else names them", audit="upload.abort",
+                 kind="upload", answer=UploadInfo),
     ),
     FunctionsApi: (
         Endpoint("GET", "/api/v1/functions", "read", FunctionsApi.functions, "List functions",

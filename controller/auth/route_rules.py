@@ -20,6 +20,7 @@ Kind = Literal[
     "function",
     "object",
     "checkpoint",
+    "upload",
     "budget",
     "price",
     "key",

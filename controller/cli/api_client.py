@@ -26,6 +26,7 @@ from fleetstart.runtime.contract.errors import (
     ErrorBody,
     ErrorInfo,
     FleetError,
+    Forbidden,
     NotFound,
     StoreFailed,
     TooLarge,
@@ -191,6 +192,17 @@ class ApiClient:
             response = self.http.put(f"/api/v1/objects/{key}", content=content, headers=headers, timeout=300.0)
         if response.is_error:
             raise error_of(response.status_code, response.content)
+
+    def begin_upload(self, manifest: bytes) -> None:
+        headers = {"content-type": "application/json"}
+        response = self.request_with_retry("POST", "/api/v1/uploads", content=manifest, headers=headers, timeout=300.0)
+        if not response.is_error:
+            return
+        error = error_of(response.status_code, response.content)
+        if not isinstance(error, NotFound | Forbidden):
+            raise error
+        # Controllers of earlier releases have no such route, and say so, or that it is not for this key. They take
+        # parts that were not announced; a key without the right is refused with the first one.
 
     def read_object(self, key: str, limit_bytes: int) -> bytes | None:
         """Reads a small object; None if it does not exist."""

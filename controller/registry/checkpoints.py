@@ -1,8 +1,9 @@
 """Checkpoints in the store: listing, verification before publishing, removal, and the sweep of abandoned uploads.
 
-A checkpoint is published by its manifest. Parts without one are an upload, or an abandoned one; those are swept when
-nothing was added for a day. A removal deletes the manifest first, so that no read begins on a half-deleted checkpoint,
-and is rejected while a deployed function needs it (`deletion_guard` covers concurrent deploys).
+A checkpoint is published by its manifest. Parts without one belong to an upload (`uploads`); what none announced, as
+older releases of `fs` do not, is swept when nothing was added for a day. A removal deletes the manifest first, so that
+no read begins on a half-deleted checkpoint, and is rejected while a deployed function needs it (`deletion_guard` covers
+concurrent deploys).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused
+from fleetstart.runtime.contract.errors import CheckpointInvalid, FleetError, NotFound, Refused, Unavailable
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.object_keys import CHECKPOINTS, LAYERS, checkpoint_key, is_digest
 from fleetstart.runtime.contract.weights.lora import is_adapter
@@ -28,9 +29,11 @@ from fleetstart.runtime.contract.weights.manifest import (
 
 from ..peers.report import nodes_with, reported_copies
 from ..schemas.functions import CheckpointInfo
+from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
-from ..storage.object_store import ObjectStore, StoredObject
+from ..storage.object_store import ObjectStore, StoredObject, Upload
 from .registry import Registry
+from .uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +59,10 @@ class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
 class Checkpoints:
     """Lists, verifies, removes and sweeps checkpoints."""
 
-    def __init__(self, store: ObjectStore, registry: Registry) -> None:
+    def __init__(self, store: ObjectStore, registry: Registry, uploads: Uploads) -> None:
         self._store = store
         self._registry = registry
+        self._uploads = uploads
         self._summaries: dict[CheckpointId, ManifestSummary] = {}
         """Cache. The id is the manifest's digest, so an entry never changes."""
 
@@ -84,7 +88,25 @@ class Checkpoints:
             raise _unknown(checkpoint)
         return data
 
-    async def check_parts(self, checkpoint: CheckpointId, data: bytes) -> None:
+    async def publish(self, checkpoint: CheckpointId, data: bytes, now_unix_ms: int) -> bool:
+        """Publishes a manifest whose parts are all in the store; False if it was published already.
+
+        Errors: CheckpointInvalid; Unavailable, if parts were being removed meanwhile: then it is not published.
+        """
+        guard, key = self._registry.deletion_guard, checkpoint_key(checkpoint, MANIFEST_OBJECT)
+        marks = await guard.marks([checkpoint], now_unix_ms)
+        await self._check_parts(checkpoint, data)
+        created = await self._store.put(key, Upload(key, _once(data)))
+        try:
+            same = await guard.marks([checkpoint], now_unix_ms) == marks
+        except Unavailable:
+            same = False
+        if created and not same:
+            await self._store.delete(key)
+            raise Unavailable(f"parts of {checkpoint[:12]} were removed while it was published", retry_after_s=1)
+        return created
+
+    async def _check_parts(self, checkpoint: CheckpointId, data: bytes) -> None:
         """Verifies that all parts of a manifest are in the store before it is. Errors: CheckpointInvalid."""
         if checkpoint_id(data) != checkpoint:
             return  # the store refuses it: it is not what its key says
@@ -112,6 +134,7 @@ class Checkpoints:
                 raise _unknown(checkpoint)
             info = await self._info(checkpoint, objects, [])
             await self._delete(objects)
+            await self._uploads.forget(checkpoint)
         finally:
             await self._registry.deletion_guard.end(checkpoint, token)
         self._summaries.pop(checkpoint, None)
@@ -122,20 +145,32 @@ class Checkpoints:
         while True:
             try:
                 await self.sweep(time.time_ns() // 1_000_000)
-            except FleetError as error:
-                log.warning("the store was not swept", extra={"error": error.message})
+            except (FleetError, *REDIS_ERRORS) as error:
+                log.warning("the store was not swept", extra={"error": str(error)})
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def sweep(self, now_unix_ms: int) -> int:
         """Deletes the objects of abandoned uploads, of layers too; returns their number."""
-        swept = await self._store.sweep(INCOMING_S)
+        swept = await self._store.sweep(INCOMING_S) + await self._uploads.sweep(now_unix_ms)
         for folder in (CHECKPOINTS, LAYERS):
             groups = group_by_checkpoint(await self._store.list(folder), folder)
             for upload in orphaned_uploads(groups, now_unix_ms):
-                log.info("an abandoned upload is swept", extra={"upload": f"{folder}{upload[:12]}"})
-                await self._delete(groups[upload])
-                swept += len(groups[upload])
+                swept += await self._sweep_folder(folder, upload, now_unix_ms)
         return swept
+
+    async def _sweep_folder(self, folder: str, upload: CheckpointId, now_unix_ms: int) -> int:
+        """Deletes what an abandoned upload has left, unless somebody goes on with it: it looks again under a mark."""
+        token = await self._registry.deletion_guard.begin(upload, now_unix_ms)
+        try:
+            objects = await self._store.list(f"{folder}{upload}/")
+            going_on = upload in await self._uploads.open_checkpoints(now_unix_ms)
+            if going_on or not orphaned_uploads({upload: objects}, now_unix_ms):
+                return 0
+            log.info("an abandoned upload is swept", extra={"upload": f"{folder}{upload[:12]}"})
+            await self._delete(objects)
+            return len(objects)
+        finally:
+            await self._registry.deletion_guard.end(upload, token)
 
     async def _delete(self, objects: Collection[StoredObject]) -> None:
         for stored in sorted(objects, key=lambda stored: not stored.key.endswith("/" + MANIFEST_OBJECT)):
@@ -209,7 +244,9 @@ def orphaned_uploads(groups: dict[CheckpointId, list[StoredObject]], now_unix_ms
     return [
         checkpoint
         for checkpoint, objects in groups.items()
-        if _manifest_of(objects) is None and max(stored.modified_unix_ms for stored in objects) < oldest_unix_ms
+        if objects
+        and _manifest_of(objects) is None
+        and max(stored.modified_unix_ms for stored in objects) < oldest_unix_ms
     ]
 
 
@@ -233,6 +270,10 @@ def first_missing_part(expected: dict[str, int], objects: Iterable[StoredObject]
         if found[name] != size_bytes:
             return f"{name} has {found[name]:,} bytes, its manifest says {size_bytes:,}"
     return ""
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 def _manifest_of(objects: Iterable[StoredObject]) -> StoredObject | None:

@@ -8,7 +8,7 @@ What nodes write, versions of volumes that functions commit, is not counted.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import redis.asyncio as redis
@@ -37,27 +37,36 @@ class StoreAccounts:
         Errors: QuotaExceeded; InvalidInput if its size is not known and there is a quota; Unavailable while Redis does
         not answer and there is one.
         """
-        limits = (quotas.store_bytes, quotas.objects)
-        limited = limits != (None, None)
+        limited = (quotas.store_bytes, quotas.objects) != (None, None)
         if size_bytes is None:
             if limited:
                 raise InvalidInput(f"{key}: its size is not declared", hint="send it with Content-Length")
             return False
+        return await self.reserve_all({key: size_bytes}, project, quotas)
+
+    async def reserve_all(self, objects: Mapping[str, int], project: str, quotas: Quotas) -> bool:
+        """Counts objects that are about to come, by their sizes, all or none; False if all are counted already.
+
+        Errors: QuotaExceeded; Unavailable while Redis does not answer and there is a quota.
+        """
+        limits = (quotas.store_bytes, quotas.objects)
         shown = ["" if limit is None else limit for limit in limits]
+        each = [part for item in objects.items() for part in item]
         try:
-            answer: Any = await self._reserve([keys.STORED, keys.STORED_SUMS], [key, project, size_bytes, *shown])
+            answer: Any = await self._reserve([keys.STORED, keys.STORED_SUMS], [project, *shown, *each])
         except REDIS_ERRORS as error:
-            if limited:
+            if limits != (None, None):
                 raise Unavailable("Redis does not answer, so quotas are not known", retry_after_s=1) from error
             return False
         if answer[0] < 0:
-            raise _exceeded(project, quotas, size_bytes, int(answer[1]), int(answer[2]))
+            raise _exceeded(project, quotas, objects, int(answer[1]), int(answer[2]))
         return bool(answer[0])
 
-    async def forget(self, key: str) -> None:
-        """Takes an object off its project's account. Without Redis it stays there until it is deleted again."""
+    async def forget(self, *objects: str, project: str = "") -> None:
+        """Takes objects off the account that they are counted to; with `project`, only off that of this project.
+        Without Redis they stay there until they are deleted again."""
         with contextlib.suppress(*REDIS_ERRORS):
-            await self._forget([keys.STORED, keys.STORED_SUMS], [key])
+            await self._forget([keys.STORED, keys.STORED_SUMS], [project, *objects])
 
     async def used(self, project: str) -> tuple[int, int]:
         """Bytes and objects of a project. Errors: REDIS_ERRORS."""
@@ -66,12 +75,14 @@ class StoreAccounts:
         return int(answer[0] or 0), int(answer[1] or 0)
 
 
-def _exceeded(project: str, quotas: Quotas, size_bytes: int, used_bytes: int, objects: int) -> QuotaExceeded:
-    if quotas.objects is not None and objects + 1 > quotas.objects:
+def _exceeded(project: str, quotas: Quotas, coming: Mapping[str, int], used_bytes: int, objects: int) -> QuotaExceeded:
+    size_bytes = sum(coming.values())
+    if quotas.objects is not None and objects + len(coming) > quotas.objects:
+        more = "" if len(coming) == 1 else f", and {len(coming)} more are to come"
         return QuotaExceeded(
-            f"project {project} may have {quotas.objects} objects in the store, and has {objects}",
+            f"project {project} may have {quotas.objects} objects in the store, and has {objects}{more}",
             hint=f"remove weights or volumes that nothing needs; or an admin raises it: "
-            f"fs project quota {project} --objects {2 * objects}",
+            f"fs project quota {project} --objects {2 * (objects + len(coming) - 1)}",
         )
     return QuotaExceeded(
         f"project {project} may have {quotas.store_bytes:,} bytes in the store, has {used_bytes:,}, and {size_bytes:,} "

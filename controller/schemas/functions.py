@@ -140,6 +140,26 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that keep a copy in memory because a function asks for one (`keep`), also those that still fetch it."""
 
 
+class UploadInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An open upload of a checkpoint."""
+
+    id: str
+    """{project}:{checkpoint}: a project has one of each checkpoint."""
+    checkpoint: CheckpointId
+    project: str
+    key: str
+    """Name of the API key that began it."""
+    objects: int
+    """How many it has announced, the manifest among them."""
+    object_bytes: int
+    stored: int
+    """How many of them are in the store."""
+    stored_bytes: int
+    begun_unix_ms: int
+    ends_unix_ms: int
+    """When it ends if nothing more comes."""
+
+
 class UnreadableInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A record in Redis that this controller's release cannot read, and skips."""
 

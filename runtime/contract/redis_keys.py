@@ -66,6 +66,8 @@
 | fs:secrets | hash | {project}/{name} → SecretRecord: encrypted | controller |
 | fs:stored | hash | object of the store → its bytes and the project that it is counted to | controller |
 | fs:stored:sums | hash | {project}:bytes and {project}:objects → their sums | controller |
+| fs:uploads | hash | {project}:{checkpoint} → UploadRecord: the parts that an upload announced | controller |
+| fs:uploads:ends | sorted set | {project}:{checkpoint} → unix ms at which the upload ends by itself | controller |
 | fs:volumes | hash | full name → VolumeRecord: its versions | controller, node |
 | fs:audit | stream | AuditEvent, in the field `event`; the oldest go to the object store | controller |
 
@@ -105,6 +107,8 @@ REMOVALS = "fs:removals"
 LOGS = "fs:logs:"
 STORED = "fs:stored"
 STORED_SUMS = "fs:stored:sums"
+UPLOADS = "fs:uploads"
+UPLOADS_ENDS = "fs:uploads:ends"
 LAYERS_UNUSED = "fs:layers:unused"
 MEASURES = "fs:measures"
 OUTCOMES = "fs:outcomes"

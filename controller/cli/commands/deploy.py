@@ -40,7 +40,7 @@ from ..root import verb
 from ..weights.engine_support import require_runnable, require_task
 from ..weights.publish import Published, publish_source
 from ..weights.source import Source, read_source
-from ..weights.upload import UploadTarget
+from ..weights.upload import CheckpointTarget
 
 if TYPE_CHECKING:
     from ..handler.dry_run import DryRun
@@ -251,7 +251,7 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
 
 
 def _packed(
-    store: UploadTarget, read: ReadFunction, path: Path, bundle: Bundle, cache: Path, upgrade: bool
+    store: CheckpointTarget, read: ReadFunction, path: Path, bundle: Bundle, cache: Path, upgrade: bool
 ) -> PackedFunction:
     """Publishes packages and weights of a function, and builds its spec."""
     declaration = read.declaration
@@ -301,7 +301,7 @@ def requirements_of(declaration: Declaration, folder: Path) -> Requirements | No
 
 
 def _layer(
-    store: UploadTarget, declaration: Declaration, path: Path, cache: Path, upgrade: bool
+    store: CheckpointTarget, declaration: Declaration, path: Path, cache: Path, upgrade: bool
 ) -> PublishedLayer | None:
     """Publishes the packages that a function requires; the log of their build goes to stderr."""
     needed = requirements_of(declaration, path.parent)
@@ -328,6 +328,9 @@ class _Unsent:
         self.object_size = server.object_size
 
     def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
+        return
+
+    def begin_upload(self, manifest: bytes) -> None:
         return
 
 

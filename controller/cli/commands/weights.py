@@ -7,15 +7,16 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
-from fleetstart.runtime.contract.errors import CheckpointInvalid
+from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.sizes import parse_size
 from fleetstart.runtime.contract.store_url import is_s3
 
-from ...schemas.functions import CheckpointInfo
+from ...schemas.functions import CheckpointInfo, UploadInfo
 from .. import output
 from ..api_client import ApiClient, find_server
 from ..command_group import CommandGroup
@@ -120,6 +121,67 @@ def checkpoints_table(checkpoints: Iterable[CheckpointInfo], *, now_s: float) ->
     ]
     headings = ("ID", "KIND", "SIZE", "TENSORS", "FILES", "PARTS", "AGE", "IN MEMORY", "USED BY")
     return output.table(headings, rows, right=frozenset({2, 3, 4, 5, 6}))
+
+
+@command.command
+@verb()
+@click.pass_obj
+def uploads(home: Path, *, url: str | None, as_json: bool) -> None:
+    """List uploads that have begun and are not published: whose, how much has come, and when they end."""
+    with ApiClient(find_server(url, home)) as server:
+        found = server.get("/api/v1/uploads", list[UploadInfo])
+    if as_json:
+        output.json_data(found)
+    elif found:
+        output.data(uploads_table(found, now_s=time.time()))
+    else:
+        output.message("no upload is open")
+
+
+def uploads_table(found: Iterable[UploadInfo], *, now_s: float) -> str:
+    rows = [
+        (
+            info.checkpoint[:SHORT],
+            info.project,
+            info.key,
+            f"{output.format_size(info.stored_bytes)} of {output.format_size(info.object_bytes)}",
+            f"{info.stored} of {info.objects}",
+            output.format_age(max(0.0, now_s - info.begun_unix_ms / 1000)),
+            output.format_age(max(0.0, info.ends_unix_ms / 1000 - now_s)),
+        )
+        for info in found
+    ]
+    return output.table(("ID", "PROJECT", "KEY", "SIZE", "OBJECTS", "AGE", "ENDS IN"), rows, right=frozenset({3, 4, 5}))
+
+
+@command.command
+@click.argument("name", metavar="ID")
+@click.option("--project", help="Whose upload, if several projects send the same weights.")
+@verb()
+@click.pass_obj
+def abort(home: Path, *, name: str, project: str | None, url: str | None, as_json: bool) -> None:
+    """End an upload, and delete its parts unless another upload or a published checkpoint names them."""
+    with ApiClient(find_server(url, home)) as server:
+        chosen = choose_upload(name, project, server.get("/api/v1/uploads", list[UploadInfo]))
+        info = server.delete(f"/api/v1/uploads/{quote(chosen.id, safe='')}", UploadInfo)
+    output.message(
+        f"the upload of {info.checkpoint[:SHORT]} is aborted, {output.format_size(info.stored_bytes)} had come"
+    )
+    if as_json:
+        output.json_data(info)
+
+
+def choose_upload(text: str, project: str | None, found: Sequence[UploadInfo]) -> UploadInfo:
+    """The upload whose checkpoint's id begins with a text. Errors: NotFound; InvalidInput for several."""
+    wanted = text.strip().lower()
+    matching = [info for info in found if wanted and info.id.partition(":")[2].startswith(wanted)]
+    matching = [info for info in matching if project in (None, info.project)]
+    if len(matching) > 1:
+        alike = ", ".join(f"{info.checkpoint[:SHORT]} of {info.project}" for info in matching[:5])
+        raise InvalidInput(f"{text[:80]!r} is several uploads: {alike}", hint="write more digits, or --project")
+    if not matching:
+        raise NotFound(f"no upload {text[:80]!r} is open", hint="`fs weights uploads` lists those that are")
+    return matching[0]
 
 
 def _in_memory(info: CheckpointInfo) -> str:

@@ -35,7 +35,7 @@ from .publish_layout import PART_MAX_BYTES, CheckpointPlan, Checksums, PartPlan,
 from .source import Source, read_source
 from .source_layout import encode_layout
 from .tied_tensors import find_tied
-from .upload import UploadObject, UploadTarget, upload
+from .upload import CheckpointTarget, UploadObject, upload
 
 Progress = Callable[[str, int, int], None]
 """Callback with the current step, bytes done and bytes in all."""
@@ -57,7 +57,7 @@ class Published:
     """Bytes of each layer."""
 
 
-def publish(weights: Path, store: UploadTarget, *, cache: Path, progress: Progress) -> Published:
+def publish(weights: Path, store: CheckpointTarget, *, cache: Path, progress: Progress) -> Published:
     """Publishes the weights at a path. `cache` is a folder that remembers the checksums of unchanged files.
 
     Errors: WeightsMissing, PickleRefused, CheckpointInvalid; what the store raises.
@@ -66,7 +66,7 @@ def publish(weights: Path, store: UploadTarget, *, cache: Path, progress: Progre
 
 
 def publish_source(
-    source: Source, store: UploadTarget, *, cache: Path, progress: Progress, part_max_bytes: int = PART_MAX_BYTES
+    source: Source, store: CheckpointTarget, *, cache: Path, progress: Progress, part_max_bytes: int = PART_MAX_BYTES
 ) -> Published:
     memory = cache / f"{_fingerprint(source)}.manifest"
     plan, data = _remembered(memory, source, part_max_bytes) or _made(memory, source, part_max_bytes, progress)
@@ -85,7 +85,7 @@ def publish_source(
         # The first push's layout stays: later pushes may have other files, but have the same weights.
         items.append(UploadObject.of(checkpoint_key(checkpoint, LAYOUT_OBJECT), layout))
     manifest = UploadObject.of(checkpoint_key(checkpoint, MANIFEST_OBJECT), data)
-    sent = upload(items, manifest, store, progress)
+    sent = upload(items, manifest, store, progress, announce=lambda: store.begin_upload(data))
     return Published(
         id=checkpoint,
         weight_bytes=plan.weight_bytes,

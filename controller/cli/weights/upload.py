@@ -32,6 +32,14 @@ class UploadTarget(Protocol):
     def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None: ...
 
 
+class CheckpointTarget(UploadTarget, Protocol):
+    """Store that checkpoints are published to."""
+
+    def begin_upload(self, manifest: bytes) -> None:
+        """Announces the parts of a checkpoint, as its manifest has them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UploadObject:
     """One object to upload."""
@@ -50,11 +58,20 @@ class UploadAborted(Exception):
     """The upload of another object failed, so this one was aborted."""
 
 
-def upload(items: Sequence[UploadObject], last: UploadObject, store: UploadTarget, progress: Progress) -> int:
-    """Uploads the objects, then `last`. Returns the bytes sent; 0 if the store had all."""
+def upload(
+    items: Sequence[UploadObject],
+    last: UploadObject,
+    store: UploadTarget,
+    progress: Progress,
+    *,
+    announce: Callable[[], None] = lambda: None,
+) -> int:
+    """Uploads the objects, then `last`. Returns the bytes sent; 0 if the store had all. `announce` is called before
+    the first one is sent."""
     missing = [item for item in items if store.object_size(item.key) != item.size_bytes]
     if not missing and store.object_size(last.key) == last.size_bytes:
         return 0
+    announce()
     sending = _Sending(store, progress, sum(item.size_bytes for item in missing) + last.size_bytes)
     pool = ThreadPoolExecutor(UPLOADS)
     try:

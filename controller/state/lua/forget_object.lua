@@ -1,15 +1,18 @@
--- Take an object off its project's account: it was deleted, or did not come.
+-- Take objects off the account that they are counted to: they were deleted, or did not come.
 --
 -- KEYS[1] fs:stored; KEYS[2] fs:stored:sums
--- ARGV[1] object's key
+-- ARGV[1] project: what is counted to others stays ('' for anybody's); ARGV[2...] objects' keys
 --
--- Returns 1, or 0 if it was not counted.
-local entry = redis.call('HGET', KEYS[1], ARGV[1])
-if not entry then
-  return 0
+-- Returns how many were counted.
+local forgotten = 0
+for at = 2, #ARGV do
+  local entry = redis.call('HGET', KEYS[1], ARGV[at])
+  local bytes, project = string.match(entry or '', '^(%d+) (.+)$')
+  if project and (ARGV[1] == '' or ARGV[1] == project) then
+    redis.call('HDEL', KEYS[1], ARGV[at])
+    redis.call('HINCRBY', KEYS[2], project .. ':bytes', -tonumber(bytes))
+    redis.call('HINCRBY', KEYS[2], project .. ':objects', -1)
+    forgotten = forgotten + 1
+  end
 end
-local bytes, project = string.match(entry, '^(%d+) (.+)$')
-redis.call('HDEL', KEYS[1], ARGV[1])
-redis.call('HINCRBY', KEYS[2], project .. ':bytes', -tonumber(bytes))
-redis.call('HINCRBY', KEYS[2], project .. ':objects', -1)
-return 1
+return forgotten

@@ -75,6 +75,9 @@ class _Folder:
                 file.write(block)
             os.fsync(file.fileno())
 
+    def begin_upload(self, manifest: bytes) -> None:
+        return
+
 
 # ── a node, seen from the benchmark ────────────────────────────────────────────────────────────────
 

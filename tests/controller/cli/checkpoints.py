@@ -39,6 +39,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
+        self.announced: list[bytes] = []
 
     def object_size(self, key: str) -> int | None:
         return len(self.objects[key]) if key in self.objects else None
@@ -48,6 +49,9 @@ class MemoryStore:
         assert len(data) == size_bytes
         self.objects[key] = data
         self.puts.append(key)
+
+    def begin_upload(self, manifest: bytes) -> None:
+        self.announced.append(manifest)
 
 
 def no_progress(what: str, done: int, total: int) -> None:

@@ -15,6 +15,8 @@ import pytest
 from fleetstart.controller.registry.checkpoints import UNFINISHED_S, Checkpoints
 from fleetstart.controller.registry.deletion_guard import FORGET_MS, STALE_MS, DeletionGuard
 from fleetstart.controller.registry.registry import Registry, WeightNeeds
+from fleetstart.controller.registry.store_accounts import StoreAccounts
+from fleetstart.controller.registry.uploads import Uploads
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
@@ -50,7 +52,8 @@ class Room:
         self.client = connect(redis_url)
         self.store = Gate(folder)
         self.registry = Registry(StateSync(self.client, View()), self.store)
-        self.checkpoints = Checkpoints(self.store, self.registry)
+        self.uploads = Uploads(self.client, self.store, StoreAccounts(self.client))
+        self.checkpoints = Checkpoints(self.store, self.registry, self.uploads)
 
     async def put(self, key: str, data: bytes) -> None:
         async def chunks() -> AsyncGenerator[bytes, None]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from fleetstart.controller.billing.journal import COMPACT_BYTES, Journal
@@ -21,6 +20,7 @@ from fleetstart.controller.storage.s3_store import PART_BYTES, S3Store
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import Conflict, InvalidInput, NotFound, StoreFailed, TooLarge
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
+from tests.controller.storage.s3_server import answers, s3_bucket
 from tests.servers import end, free_port, spawn, wait_until
 
 
@@ -29,26 +29,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "folder":
         yield FolderStore(tmp_path / "store")
         return
-    port = free_port()
-    (tmp_path / "s3").mkdir()
-    process = spawn(
-        [Path(sys.executable).parent / "localbucket", "--port", str(port), tmp_path / "s3"],
-        cwd=tmp_path,
-    )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: _answers(url), 20, what="S3 server")
-        for name, value in {
-            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():  # fmt: skip
-            monkeypatch.setenv(name, value)
-        import boto3
-
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        yield S3Store("bucket", "some/prefix")
-    finally:
-        end(process)
+    with s3_bucket(tmp_path, monkeypatch) as bucket:
+        yield bucket
 
 
 @pytest.fixture
@@ -72,17 +54,10 @@ def weed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             "AWS_DEFAULT_REGION": "us-east-1",
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
-        wait_until(lambda: _answers(url), 60, what="SeaweedFS")
+        wait_until(lambda: answers(url), 60, what="SeaweedFS")
         yield url
     finally:
         end(process, grace_s=0)  # it takes ten seconds to end in order
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=1).status_code < 500
-    except httpx.HTTPError:
-        return False
 
 
 def upload(key: str, data: bytes, *, fail_at: int | None = None) -> Upload:

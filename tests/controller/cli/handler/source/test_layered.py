@@ -186,6 +186,9 @@ def test_one_folder_under_two_patterns_is_two_checkpoints(tmp_path: Path) -> Non
         def put_object(self, key: str, data: Any, size_bytes: int) -> None:
             self.objects[key] = data if isinstance(data, bytes) else b"".join(data)
 
+        def begin_upload(self, manifest: bytes) -> None:
+            return
+
     source = weights(tmp_path / "w", *NAMES)
     ids = [
         publish_source(one, Store(), cache=tmp_path / "cache", progress=lambda *_: None).id
