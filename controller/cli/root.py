@@ -41,7 +41,7 @@ VERBS = {
     "explain": "Show the placement decision behind an invocation's worker, and its result.",
     "history": "Show calls, errors, latencies, starts and cost over hours or days.",
     "dashboard": "Print the URL of the dashboard, or open it.",
-    "weights": "Push, list, verify, export and remove checkpoints.",
+    "weights": "Push, list, verify, export and remove checkpoints, and their uploads.",
     "versions": "List a function's versions, and the traffic of each.",
     "rollback": "Roll back to a version that was live before.",
     "alias": "Show, set and remove aliases of versions.",

@@ -58,7 +58,7 @@ class Scheduler:
         self.fence = 0
         """Fencing token; 0 while another controller schedules, or it is not known which."""
         self._caught_up = 0
-        """The fencing token with which it has read what earlier schedulers had written."""
+        """The fencing token with which it has read what was written before; 0 if a write of its own may be lost."""
         self.unplaced: dict[VersionKey, ErrorInfo] = {}
         """Versions whose workers could not be placed when they were looked at last, with the reason."""
         self._faults: dict[VersionKey, str] = {}
@@ -121,6 +121,7 @@ class Scheduler:
                 await self._pool_step()
             except REDIS_ERRORS as error:
                 log.warning("orders cannot be written: redis is unavailable", extra={"error": str(error)})
+                self._caught_up = 0  # they may be written, though the answer was lost: read before the next decision
                 wait_s = 0.1
                 continue
             wait_ns = agenda.wait_ns(time.monotonic_ns())

@@ -67,6 +67,8 @@ class Tenant:
     objects: list[str]
     checkpoint: str
     key: str
+    manifest: bytes = b""
+    """Of its checkpoint, of which an upload is open."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,9 @@ def build(controller: ControllerProcess, redis_server: RedisServer, tmp_path: Pa
     world = World(controller, alpha, beta, _keys(controller))
     for tenant in (alpha, beta):
         name = tenant.project
+        uploader = make(controller, f"uploads-of-{name}", ["deploy"], project=name)
+        answer = controller.http.post("/api/v1/uploads", content=tenant.manifest, headers=bearer(uploader))
+        answer.raise_for_status()
         world.canaries[name] = {canary(name, what) for what in ("env", "tag", "log", "answer", "old", "removed")}
         world.canaries[name] |= {tenant.invocation, tenant.lost, tenant.checkpoint, tenant.secret, tenant.volume}
         world.canaries[name] |= {part for key in tenant.objects for part in key.split("/") if len(part) == 64}
@@ -149,6 +154,7 @@ def _tenant(controller: ControllerProcess, redis_server: RedisServer, tmp_path: 
     return Tenant(
         project=project, live=live, removed=removed, again=again, secret=secret, volume=volume,
         invocation=call(live), lost=lost, checkpoint=checkpoint_id(weights), key=f"only-{project}",
+        manifest=weights,
         objects=[f"bundles/{code}", *objects_of(weights), f"volumes/{tree}/manifest.json"],
     )  # fmt: skip
 

@@ -81,6 +81,8 @@ def _values(endpoint: Endpoint, tenant: Tenant) -> list[dict[str, str]]:
             return [{"project": tenant.project, "name": tenant.secret}]
         case "volume":
             return [{"name": tenant.volume}]
+        case "upload":
+            return [{"id": f"{tenant.project}:{tenant.checkpoint}"}]
         case "checkpoint":
             return [{"id": tenant.checkpoint, **fixed}]
         case "object":
@@ -175,7 +177,7 @@ _REQUEST = re.compile(r'"request_id":"[^"]*"')
 def state_of(world: World) -> dict[str, str]:
     """All that an admin is told of the two tenants."""
     paths = ["/api/v1/secrets", "/api/v1/volumes", "/api/v1/budgets", "/api/v1/keys", "/api/v1/prices",
-             "/api/v1/checkpoints", "/api/v1/schedules"]  # fmt: skip
+             "/api/v1/checkpoints", "/api/v1/schedules", "/api/v1/uploads"]  # fmt: skip
     for tenant in (world.alpha, world.beta):
         paths += [f"/api/v1/projects?of={tenant.project}", f"/api/v1/invocations/{tenant.invocation}/result"]
         for name in (tenant.live, tenant.again):

@@ -47,6 +47,10 @@ def test_no_key_replaces_a_part_of_anybodys_weights(
         forged = whole[:4096] + forge(whole[4096:], b"f" * FORGED_BYTES)
         with anybody(controller) as client:
             url = f"/api/v1/objects/checkpoints/{published.id}/{part.name}"
+            if terms:
+                assert client.put(url, content=whole, headers=bearer(key)).status_code == 403, "no upload is open"
+                data = (controller.home / "store" / "checkpoints" / published.id / "manifest.json").read_bytes()
+                client.post("/api/v1/uploads", content=data, headers=bearer(key)).raise_for_status()
             assert client.put(url, content=forged, headers=bearer(key)).status_code == 400
             assert client.put(url, content=whole, headers=bearer(key)).status_code == 200
             assert part.read_bytes() == whole

@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version
 from tests.controller.auth.test_keys import anybody, bearer, error, lock, make
 from tests.controller.conftest import BUNDLE, BUNDLE_ID, ControllerProcess
+from tests.controller.registry.test_uploads import ID, MANIFEST, NAMES, PARTS
 
 NOW_MS = 1_800_000_000_000
 
@@ -63,12 +64,16 @@ def test_what_is_deleted_makes_room(controller: ControllerProcess, tmp_path: Pat
     assert controller.http.put("/api/v1/projects/ml", json=quotas).status_code == 200
     owner = lock(controller)
     ml = make(controller, "ml", ["deploy"], project="ml")
-    digest = hashlib.sha256(b"part").hexdigest()
-    part = f"/api/v1/objects/checkpoints/{'a' * 64}/part-00001-of-00001-{digest}.safetensors"
+    part = f"/api/v1/objects/checkpoints/{ID}/{NAMES[0]}"
     with anybody(controller) as client:
-        assert client.put(part, content=b"part", headers=bearer(ml)).status_code == 201
+        refused = client.post("/api/v1/uploads", content=MANIFEST, headers=bearer(ml))
+        assert (refused.status_code, error(refused)["code"]) == (403, "quota_exceeded"), "it has three objects"
+        quotas = {"quotas": {"objects": 3}}
+        client.put("/api/v1/projects/ml", json=quotas, headers=bearer(owner)).raise_for_status()
+        client.post("/api/v1/uploads", content=MANIFEST, headers=bearer(ml)).raise_for_status()
+        assert client.put(part, content=PARTS[0], headers=bearer(ml)).status_code == 201
         assert client.put(key_of(b"x"), content=b"x", headers=bearer(ml)).status_code == 403
-        removed = client.delete(f"/api/v1/checkpoints/{'a' * 64}", headers=bearer(owner))
+        removed = client.delete(f"/api/v1/checkpoints/{ID}", headers=bearer(owner))
         assert removed.status_code == 200, removed.text
         assert client.put(key_of(b"x"), content=b"x", headers=bearer(ml)).status_code == 201
 

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fleetstart.controller.cli.api_client import ApiClient, find_server
 from fleetstart.controller.cli.output import FAILED, NOT_FOUND, OK, USAGE
+from fleetstart.controller.cli.weights.publish import publish_source
+from fleetstart.controller.cli.weights.source import read_source
+from fleetstart.runtime.contract.errors import StoreFailed
 from tests.controller.cli.adapters import adapter, write_adapter
 from tests.controller.cli.checkpoints import Tensor, encode, model, write_model
 from tests.controller.cli.system import System
@@ -93,6 +97,41 @@ def test_a_second_push_sends_nothing_and_says_so(fresh: System, tmp_path: Path) 
     again = fresh.fs("weights", "push", folder, "--json")
     assert json.loads(again.stdout) == {**first, "uploaded_bytes": 0}
     assert "in the store already" in again.stderr
+
+
+def test_a_push_that_broke_is_listed_gone_on_with_and_aborted(fresh: System, tmp_path: Path) -> None:
+    class Breaking(ApiClient):
+        left = 1
+
+        def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
+            if self.left == 0:
+                raise StoreFailed("the line is cut")
+            self.left -= 1
+            super().put_object(key, content, size_bytes)
+
+    source = read_source(write_model(tmp_path / "model", model(4), files={}))
+
+    def push_in_parts(server: ApiClient) -> str:
+        return publish_source(
+            source, server, cache=tmp_path / "cache", progress=lambda *_: None, part_max_bytes=1 << 20
+        ).id  # fmt: skip
+
+    address = find_server(None, fresh.home)
+    with Breaking(address) as cut, pytest.raises(StoreFailed):
+        push_in_parts(cut)
+    (info,) = json.loads(fresh.fs("weights", "uploads", "--json").stdout)
+    assert (info["project"], info["stored"] >= 1, info["stored"] < info["objects"]) == ("default", True, True)
+    assert info["checkpoint"][:12] in fresh.fs("weights", "uploads").stdout
+    with ApiClient(address) as server:
+        assert push_in_parts(server) == info["checkpoint"]
+    assert json.loads(fresh.fs("weights", "uploads", "--json").stdout) == []
+    fresh.fs("weights", "rm", info["checkpoint"], "--yes")
+    with Breaking(address) as cut, pytest.raises(StoreFailed):
+        push_in_parts(cut)
+    assert "is aborted" in fresh.fs("weights", "abort", info["checkpoint"][:8]).stderr
+    assert "no upload is open" in fresh.fs("weights", "uploads").stderr
+    assert json.loads(fresh.fs("weights", "ls", "--all", "--json").stdout) == [], "what had come is gone"
+    assert "no upload 'abcd' is open" in fresh.fs("weights", "abort", "abcd", code=NOT_FOUND).stderr
 
 
 def test_single_files_are_pushed_as_one_model(fresh: System, tmp_path: Path) -> None:
