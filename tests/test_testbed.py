@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -31,6 +33,8 @@ OBJECT_BYTES = 4_000_000
 HELLO = ROOT / "examples" / "hello" / "handler.py"
 QUICK = {"FS_PROFILES": "python"}
 LOST_S = 15.0
+IDLE, SENT_BYTES = 48, 24_576
+"""Connections that a host sends to at once, with nothing under way before, and what each is given."""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,29 @@ def test_the_queue_of_a_link_is_short_at_every_rate() -> None:
     for mbit in (50, 200, 1000, 10_000):
         queue_bytes = int(bucket(mbit).split()[-1])
         assert queue_bytes / (mbit * 1e6 / 8) <= QUEUE_S + 0.001
+
+
+def test_a_host_that_sends_to_many_holds_them_back_and_loses_nothing_itself(bed: Testbed) -> None:
+    """What a host drops that its connection has alone under way is sent again only after 0.2 s."""
+    sender, address = bed.host(0), bed.network.addresses[bed.host(0)]
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(bed.network.socket(sender))
+        listener.bind((address, 0))
+        listener.listen(IDLE)
+        readers, senders = [], []
+        for _ in range(IDLE):
+            readers.append(stack.enter_context(bed.network.socket(bed.host(1))))
+            readers[-1].settimeout(20)
+            readers[-1].connect(listener.getsockname())
+            senders.append(stack.enter_context(listener.accept()[0]))
+            senders[-1].setblocking(False)
+        sent = [one.send(bytes(SENT_BYTES)) for one in senders]
+        for reader, left in zip(readers, sent, strict=True):
+            while left:
+                left -= len(reader.recv(left))
+        shown = bed.network.entered(sender, ["tc", "-s", "-j", "qdisc", "show", "dev", "eth0"])
+        (queue,) = json.loads(subprocess.run(shown, capture_output=True, check=True).stdout)
+        assert (queue["kind"], queue["drops"]) == ("tbf", 0)
 
 
 def test_a_function_is_deployed_through_the_store_and_called(bed: Testbed) -> None:

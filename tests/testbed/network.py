@@ -24,6 +24,10 @@ Value = TypeVar("Value")
 
 QUEUE_S = 0.015
 """Longest that a packet waits for a limited link: about what switches and cards of a data centre hold."""
+HOST_QUEUE_S = 0.25
+"""The same of a host in front of its own link. TCP keeps that queue far shorter, for a host holds back who sends and
+loses nothing: what it did drop would not count as lost on the way. If it is all that an idle connection sends, nothing
+is under way that could be acknowledged, and TCP tries again after 0.2 s, by its persist timer."""
 BURST_S = 0.004
 """What a link that was idle sends at once: makes up for a kernel whose timers are late, as on a busy machine."""
 BURST_BYTES_LEAST = 48 * 1024
@@ -31,8 +35,9 @@ GSO_BYTES = 16 * 1024
 """Largest packet that is handed down whole. More costs less processor time, and makes a slow link uneven."""
 SINK = "02:00:00:00:00:01"
 """Address of the bridge itself, which forwards nothing that is sent to it: where traffic goes that is to be lost."""
-TUNING = {"tcp_congestion_control": "cubic", "tcp_no_metrics_save": "1"}
-"""The same on every machine, and each connection as if it were the first."""
+TUNING = {"tcp_congestion_control": ("cubic", "reno"), "tcp_no_metrics_save": ("1",)}
+"""What fills a link on every machine, the first that the kernel lets a namespace have: it allows all of them reno, and
+else what the machine itself may use. Each connection is as if it were the first."""
 TOOLS = ("ip", "tc", "nsenter")
 COMMAND_S = 20
 _CLONE_NEWNET = 0x40000000
@@ -135,8 +140,10 @@ class Network:
 
     def limit(self, name: str, mbit: float) -> None:
         """Rate of the host's link, each way; 0 is none."""
-        for namespace, device in ((self._hosts[name], "eth0"), (self._bridge, self._ports[name])):
-            self._tc(namespace, f"qdisc replace dev {device} root {bucket(mbit) if mbit else 'pfifo limit 1000'}")
+        ends = ((self._hosts[name], "eth0", HOST_QUEUE_S), (self._bridge, self._ports[name], QUEUE_S))
+        for namespace, device, queue_s in ends:
+            queue = bucket(mbit, queue_s) if mbit else "pfifo limit 1000"
+            self._tc(namespace, f"qdisc replace dev {device} root {queue}")
 
     def cut(self, name: str) -> None:
         """Cuts the host's link, as if the cable were pulled: what is sent is lost without an error."""
@@ -166,11 +173,11 @@ class Network:
         _batch(namespace, "tc", lines)
 
 
-def bucket(mbit: float) -> str:
-    """Token bucket of a link, as `tc` takes it."""
+def bucket(mbit: float, queue_s: float = QUEUE_S) -> str:
+    """Token bucket of a link, as `tc` takes it, and its queue."""
     bytes_per_s = mbit * 1e6 / 8
     burst_bytes = max(BURST_BYTES_LEAST, round(bytes_per_s * BURST_S))
-    queue_bytes = max(BURST_BYTES_LEAST, round(bytes_per_s * QUEUE_S))
+    queue_bytes = max(BURST_BYTES_LEAST, round(bytes_per_s * queue_s))
     return f"tbf rate {round(mbit * 1e6)}bit burst {burst_bytes} limit {queue_bytes}"
 
 
@@ -183,14 +190,21 @@ def _namespaces(count: int) -> list[int]:
                 reason = os.strerror(ctypes.get_errno())
                 raise NoNamespaces(f"no network namespaces: {reason} (it takes root, or CAP_SYS_ADMIN)")
             made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
-            for name, value in TUNING.items():
-                with contextlib.suppress(OSError):  # then it is as everywhere on this machine
-                    Path(f"/proc/sys/net/ipv4/{name}").write_text(value)
+            for name, values in TUNING.items():
+                _tune(Path(f"/proc/sys/net/ipv4/{name}"), values)
     except BaseException:
         for descriptor in made:
             os.close(descriptor)
         raise
     return made
+
+
+def _tune(setting: Path, values: Sequence[str]) -> None:
+    """Writes the first value that the kernel takes; where it takes none, it stays as everywhere on this machine."""
+    for value in values:
+        with contextlib.suppress(OSError):
+            setting.write_text(value)
+            return
 
 
 def _in_new_thread(function: Callable[[], Value]) -> Value:
