@@ -29,6 +29,9 @@ SLICE_BYTES = 256 * 1024
 KEEPALIVE_S = 1
 KEEPALIVES = 3
 """Keepalives, one a second, that stay unacknowledged before the other host counts as gone."""
+ESTIMATING, FILLING = b"bbr", b"cubic"
+"""Congestion control that estimates its rate, and what nodes have instead. In a multicast, who shares a link changes
+with each block; BBR keeps the rate of a shared link for a dozen round trips after it has it alone."""
 
 
 class Link(Protocol):
@@ -164,7 +167,8 @@ class TlsLink:
 
 
 def prepare(sock: socket.socket) -> None:
-    """Sets what each connection between nodes has: no delay, and keepalives, by which a dead host is noticed."""
+    """Sets what each connection between nodes has: no delay, keepalives, by which a dead host is noticed, and
+    congestion control that takes what becomes free at once."""
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -174,6 +178,9 @@ def prepare(sock: socket.socket) -> None:
     ):
         with contextlib.suppress(OSError):
             sock.setsockopt(level, option, value)
+    with contextlib.suppress(OSError):  # it is no TCP, or the kernel allows none but its own
+        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(ESTIMATING):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, FILLING)
 
 
 def _receive(sock: socket.socket, size_bytes: int, deadline_s: float) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 
 from fleetstart.native import ControlBlock, Region, SlabPool, TcpReader, TcpServer, xxh3
 from fleetstart.prefetcher.fetch.pulls import WINDOW
+from fleetstart.prefetcher.peers.links import prepare
 
 WAIT_S = 300.0
 """How long holders wait for blocks: longer than any transfer takes."""
@@ -65,6 +66,7 @@ class Holder:
             except OSError:
                 return
             with connection:
+                prepare(connection)
                 allowed = [(0, self.chunks)]
                 server = TcpServer(connection.fileno(), self.region, self.control, self.chunk_bytes, allowed, WAIT_S)
             self._servers.append(server)
@@ -89,6 +91,7 @@ class Puller:
         self._readers = []
         for address in peers:
             with socket.create_connection(address, 10) as connection:
+                prepare(connection)
                 self._readers.append(TcpReader(connection.fileno(), holder.region, WAIT_S))
         self._outstanding = [0] * len(self._readers)
         self._threads = [threading.Thread(target=self._poll, args=(n,), daemon=True) for n in range(len(self._readers))]
