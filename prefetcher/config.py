@@ -130,6 +130,8 @@ class Config:
     """Concurrent connections to the object store."""
     region: str = ""
     """Region of the node, which functions may require."""
+    leaf: str = ""
+    """Leaf switch or rack of the node, which multicasts cross as seldom as they can."""
     gpus: int = 0
     """Number of GPUs that workers see."""
     devices: tuple[int, ...] = ()
@@ -185,7 +187,8 @@ def read_config(env: Mapping[str, str]) -> Config:
         gpus=_gpus(env),
         devices=_devices(env.get("FS_DEVICES", ""), memory_bytes),
         find_gpus=env.get("FS_DEVICES", "").strip() != "none",
-        region=_region(env.get("FS_REGION", "")),
+        region=_place(env, "FS_REGION"),
+        leaf=_place(env, "FS_LEAF"),
         log_format=read_log_format(env),
         fetch_threads=read_int(env, "FS_FETCH_THREADS", default_fetch_threads(cpus), least=1, most=64),
     )
@@ -203,12 +206,14 @@ def _worker_uids(text: str) -> range:
     return range(numbers[0], numbers[1] + 1)
 
 
-def _region(text: str) -> str:
+def _place(env: Mapping[str, str], name: str) -> str:
+    """A region or a leaf switch, which are written alike."""
+    text = env.get(name, "")
     try:
         if text:
             check_region(text)
     except InvalidSpec as error:
-        raise ConfigError(f"FS_REGION: {error}") from error
+        raise ConfigError(f"{name}: {error}") from error
     return text
 
 

@@ -67,6 +67,7 @@ def report_of(
         pid=os.getpid(),
         public_key=public_key,
         region=config.region,
+        leaf=config.leaf,
         egress_bytes={"in": egress.received_bytes, "out": egress.sent_bytes},
         egress_refused=egress.rejected,
         weights_memory=segments.budget.memory.report(),

@@ -21,6 +21,7 @@ from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
 from .devices import with_bytes, with_reserved
 from .estimates import NodeMeasures
 from .links.contention import NEVER, Link, PendingFetch
+from .links.uplinks import PairRate, uplink_bytes_per_s
 from .plan import FileTree, StagePlan
 
 FILES_BYTES_PER_S = 150e6
@@ -63,6 +64,8 @@ class NodeState:
     files_bytes_per_s: float = FILES_BYTES_PER_S
     """Rate at which it fetches and writes them."""
     region: str = ""
+    leaf: str = ""
+    """The leaf switch that it is connected to; empty if it does not say."""
     machine: str = ""
     peers_on: str = ""
     """The machine whose nodes alone reach its peer server, as it listens on loopback; empty: any."""
@@ -132,9 +135,11 @@ def node_state(
     now_unix_ns: int,
     uploads: Sequence[PendingFetch] = (),
     copies: Iterable[CheckpointId] = (),
+    read_at: Iterable[PairRate] = (),
 ) -> NodeState:
     """Derives a node's state. `layouts`: layouts of the deployed checkpoints; others are ignored. `uploads`: what other
-    nodes fetch from it. `copies`: checkpoints that it is to hold whether a worker uses them or not."""
+    nodes fetch from it. `copies`: checkpoints that it is to hold whether a worker uses them or not. `read_at`: rates at
+    which others have read from it."""
     alive = [ordered for ordered in orders if ordered.status is None or ordered.status.state not in FINAL]
     store = measures.store_bytes_per_s
     disk = measures.disk_bytes_per_s
@@ -142,7 +147,8 @@ def node_state(
     bytes_per_s = max(1.0, store.value if store.count else _told(report, "store") or store.value)
     peer = measures.peer_bytes_per_s
     peer_bytes_per_s = (peer.value if peer.count else report.bytes_per_s.get("peer")) or None
-    peer_share = bytes_per_s / max(bytes_per_s, peer_bytes_per_s or 0.0)
+    received_bytes_per_s = max(bytes_per_s, peer_bytes_per_s or 0.0)
+    peer_share = bytes_per_s / received_bytes_per_s
     return NodeState(
         node=report.node,
         epoch=report.epoch,
@@ -154,7 +160,7 @@ def node_state(
             at_s=now_s,
             fetches=_fetches(alive, segments, bytes_per_s, peer_share, now_s, now_unix_ns),
         ),
-        up=uplink(max(bytes_per_s, peer_bytes_per_s or 0.0), uploads, now_s) if report.peer_address else None,
+        up=uplink(received_bytes_per_s, read_at, uploads, now_s) if report.peer_address else None,
         peer_bytes_per_s=peer_bytes_per_s,
         disk_bytes_per_s=max(1.0, disk.value if disk.count else _told(report, "disk") or disk.value),
         device_bytes_per_s=_device_bytes_per_s(report, measures),
@@ -163,6 +169,7 @@ def node_state(
         trees=frozenset(report.layers).union(report.volumes),
         files_bytes_per_s=max(1.0, report.bytes_per_s.get("layers", FILES_BYTES_PER_S)),
         region=report.region,
+        leaf=report.leaf,
         machine=report.machine,
         peers_on=report.machine if is_loopback(report.peer_address.rpartition(":")[0]) else "",
         isolations=frozenset(report.isolations),
@@ -203,10 +210,12 @@ def _told(report: NodeReport, source: Literal["store", "disk"]) -> float:
     return report.bytes_per_s.get(source) or report.measured.get(source) or 0.0
 
 
-def uplink(bytes_per_s: float, uploads: Sequence[PendingFetch], now_s: float) -> Link:
-    """A node's uplink. Its rate is taken to be that at which it receives, until another one is measured: networks of
-    machine rooms are symmetric."""
-    return Link(bytes_per_s=bytes_per_s, at_s=now_s, fetches=tuple(uploads))
+def uplink(
+    received_bytes_per_s: float, read_at: Iterable[PairRate], uploads: Sequence[PendingFetch], now_s: float
+) -> Link:
+    """A node's uplink, with the rate at which it receives unless its readers have measured another one."""
+    rate = uplink_bytes_per_s(received_bytes_per_s, read_at)
+    return Link(bytes_per_s=max(1.0, rate), at_s=now_s, fetches=tuple(uploads))
 
 
 def with_stage(

@@ -16,6 +16,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from ..planner import CheckpointLayout, Cluster, OrderState, Plan, PlanRequest, node_state
 from ..planner.estimates import FleetMeasures, NodeMeasures, fleet_measures, node_prior
 from ..planner.links.contention import PendingFetch
+from ..planner.links.uplinks import PairRate, pair_rates
 from ..planner.node_state import uplink
 from ..planner.peers import uploads
 from ..state.records import VersionKey
@@ -53,6 +54,10 @@ class LiveCluster:
         """What each node still fetches from which other ones."""
         self._uploads: defaultdict[NodeId, dict[NodeId, list[PendingFetch]]] = defaultdict(dict)
         """The same by the node that it is fetched from, and by its reader."""
+        self._pairs: dict[NodeId, dict[NodeId, PairRate]] = {}
+        """The rate at which each node has read from which other ones, as it reports it."""
+        self._read_at: defaultdict[NodeId, dict[NodeId, PairRate]] = defaultdict(dict)
+        """The same by the node that was read from, and by its reader."""
 
     def refreshed(self, now_ns: int, now_unix_ns: int) -> Cluster:
         """The cluster as it is now."""
@@ -82,10 +87,28 @@ class LiveCluster:
                 self._uploads[holder][reader] = fetches
             else:
                 self._uploads[holder].pop(reader, None)
-            state = self._cluster.get(holder)
-            if state is not None and state.up is not None:
-                up = uplink(state.up.bytes_per_s, self._uploads_of(holder), now_ns / 1e9)
-                self._cluster.put(dataclasses.replace(state, up=up))
+            self._renew_uplink(holder, now_ns)
+
+    def _share_rates(self, reader: NodeId, pairs: dict[NodeId, PairRate], now_ns: int) -> None:
+        """Notes how fast a node has read from others, on the uplinks of these."""
+        before = self._pairs.pop(reader, {})
+        if pairs:
+            self._pairs[reader] = pairs
+        for holder in before.keys() | pairs.keys():
+            if before.get(holder) == pairs.get(holder):
+                continue
+            if holder in pairs:
+                self._read_at[holder][reader] = pairs[holder]
+            else:
+                self._read_at[holder].pop(reader, None)
+            self._renew_uplink(holder, now_ns)
+
+    def _renew_uplink(self, holder: NodeId, now_ns: int) -> None:
+        state = self._cluster.get(holder)
+        if state is not None and state.up is not None:
+            read_at = self._read_at[holder].values()
+            up = uplink(state.down_bytes_per_s, read_at, self._uploads_of(holder), now_ns / 1e9)
+            self._cluster.put(dataclasses.replace(state, up=up))
 
     def _uploads_of(self, holder: NodeId) -> list[PendingFetch]:
         return [fetch for fetches in self._uploads[holder].values() for fetch in fetches]
@@ -100,6 +123,7 @@ class LiveCluster:
             self._cluster.drop(node)
             self._measures.pop(node, None)
             self._share_uplinks(node, [], now_ns)
+            self._share_rates(node, {}, now_ns)
             return
         orders = []
         for order in view.orders_on(node).values():
@@ -117,10 +141,15 @@ class LiveCluster:
             now_unix_ns=now_unix_ns,
             uploads=self._uploads_of(node) if node in self._uploads else (),
             copies=[copy.checkpoint for copy in view.copies_on(node).values() if copy.epoch == seen.report.epoch],
+            read_at=self._read_at[node].values() if node in self._read_at else (),
         )
         self._cluster.put(state)
         if node in self._reads or any(ordered.order.sources for ordered in orders):
             self._share_uplinks(node, uploads(state, orders), now_ns)
+        if pairs := pair_rates(seen.report.bytes_per_s):
+            self._share_rates(node, pairs, now_ns)
+        elif node in self._pairs:
+            self._share_rates(node, {}, now_ns)
 
     def _relearned(self, now_ns: int) -> set[NodeId]:
         """The nodes whose estimates are other ones."""

@@ -33,10 +33,17 @@ def test_defaults() -> None:
 
 def test_settings() -> None:
     config = read_config(
-        {**LEAST, "FS_NODE_MEMORY": "2GiB", "FS_POOL_SIZE": "0", "FS_PROFILES": "python", "FS_REGION": "eu"}
+        {
+            **LEAST,
+            "FS_NODE_MEMORY": "2GiB",
+            "FS_POOL_SIZE": "0",
+            "FS_PROFILES": "python",
+            "FS_REGION": "eu",
+            "FS_LEAF": "rack-7",
+        }
     )
 
-    assert config.region == "eu"
+    assert (config.region, config.leaf) == ("eu", "rack-7")
     assert (config.memory_bytes, config.pool_size, config.profiles) == (2 << 30, 0, ("python",))
 
 
@@ -64,6 +71,7 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_PROFILES", "python,fortran"),
         ("FS_FETCH_THREADS", "0"),
         ("FS_REGION", "EU West"),
+        ("FS_LEAF", "rack 7"),
         ("FS_DEVICES", "gpu:2"),
         ("FS_DEVICES", "cpu:2x4TiB"),
         ("FS_LIMITS", "cgroups"),

@@ -104,7 +104,7 @@ def _multicast(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan | N
     new = _new_nodes(request, cluster, sources, wanted, now_s)
     if len(new) < 2:
         return None
-    nodes = [_sender(peer, request) for peer in sources] + [_receiver(node) for node in new]
+    nodes = [_sender(peer, request, cluster[peer.node].leaf) for peer in sources] + [_receiver(node) for node in new]
     found = plan_multicast(
         MulticastRequest(
             nodes=tuple(nodes),
@@ -152,13 +152,16 @@ def _new_nodes(
     return sorted(free, key=lambda node: (node.shared, node.ratio, node.state.node))[:wanted]
 
 
-def _sender(peer: PeerSource, request: PlanRequest) -> MulticastNode:
+def _sender(peer: PeerSource, request: PlanRequest, leaf: str) -> MulticastNode:
+    """A node with a copy. If others read from it already, it is a source only where no other one is free."""
     return MulticastNode(
         node=peer.node,
         up_bytes_per_s=peer.bytes_per_s,
         down_bytes_per_s=peer.bytes_per_s,
         held=((0, request.chunks),),
         receives=False,
+        busy_sending=bool(peer.up.fetches),
+        leaf=leaf,
     )
 
 
@@ -166,7 +169,7 @@ def _receiver(node: CandidateNode) -> MulticastNode:
     state, link = node.state, node.link
     up = state.up.bytes_per_s if state.up is not None else 0.0
     down = state.down_bytes_per_s / (len(link.fetches) + 1)
-    return MulticastNode(node=state.node, up_bytes_per_s=up, down_bytes_per_s=down)
+    return MulticastNode(node=state.node, up_bytes_per_s=up, down_bytes_per_s=down, leaf=state.leaf)
 
 
 def _times(request: PlanRequest, node: CandidateNode, fetch_s: float, share: float = 1.0) -> StageTimes:
@@ -254,6 +257,8 @@ def _reserved_bytes(request: PlanRequest, node: CandidateNode) -> int:
 
 def _reason(found: MulticastPlan, nodes: int, pipelines: Sequence[LayerPipeline]) -> str:
     whole = f"a multicast to {nodes} nodes, {found.name}: the last is whole after {found.seconds:.2f} s"
+    if found.pruned:
+        whole += f"; {', '.join(found.pruned)} sends to others already, and is left out"
     sizes = " and ".join(str(len(pipeline.stages)) for pipeline in pipelines)
     first_s = min((pipeline.ready_s for pipeline in pipelines), default=0.0)
     return f"{whole}; until then they are pipelines of {sizes}, the first after {first_s:.2f} s" if pipelines else whole

@@ -98,7 +98,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     peer_sent_bytes: int = 0
     """Bytes of chunks that other nodes have read here since the daemon started."""
     bytes_per_s: dict[str, float] = {}
-    """Measured bandwidth of each source of weights: "store", "disk"; and of "layers", with the time to write them."""
+    """Measured bandwidth of each source of weights: "store", "disk", "peer" for all peers, "peer:NODE" for each of
+    those that were read from last; and of "layers", with the time to write them."""
     measured: dict[str, float] = {}
     """Bytes a second of "store", "disk" and "memory", as the node measured them when it came up."""
     fetched_bytes: dict[str, int] = {}
@@ -113,6 +114,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """(begin, end) of the chunks that the disk has of each."""
     region: str = ""
     """The node's region; empty if it has none."""
+    leaf: str = ""
+    """The leaf switch, or rack, that it is connected to; empty if it does not say."""
     egress_bytes: dict[str, int] = {}
     """Bytes through the egress proxy since the daemon started: "in", "out"."""
     egress_refused: int = 0

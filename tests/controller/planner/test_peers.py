@@ -133,10 +133,10 @@ def test_a_group_fetches_some_stages_from_a_peer_and_the_others_from_the_store()
 
 def test_an_uplink_that_has_promised_itself_is_not_used() -> None:
     promised = PendingFetch(WorkerId("w"), CheckpointId("d"), 400 * MB, 5.0)
-    busy = uplink(100.0 * MB, [promised], 0.0)
+    busy = uplink(100.0 * MB, (), [promised], 0.0)
     found = plan(node("new"), replace(holder("busy"), up=busy))
     assert found.stages[0].store_bytes == 400 * MB
-    patient = uplink(100.0 * MB, [promised._replace(deadline_s=9.0)], 0.0)
+    patient = uplink(100.0 * MB, (), [promised._replace(deadline_s=9.0)], 0.0)
     found = plan(node("new", bytes_per_s=40.0 * MB, peer_bytes_per_s=100.0 * MB),
                  replace(holder("busy"), up=patient))  # fmt: skip
     assert found.stages[0].peer_bytes == 400 * MB

@@ -28,7 +28,20 @@ from tests.controller.scheduler.test_reconcile import Cluster
 
 MOVES = st.tuples(
     st.sampled_from(
-        ["report", "segment", "order", "status", "drop", "version", "measure", "drain", "absent", "copy", "gone"]
+        [
+            "report",
+            "segment",
+            "order",
+            "status",
+            "drop",
+            "version",
+            "measure",
+            "drain",
+            "absent",
+            "copy",
+            "rates",
+            "gone",
+        ]
     ),
     st.integers(0, 3),
     st.integers(0, 2),
@@ -82,6 +95,9 @@ def play(cluster: Cluster, move: str, node_index: int, index: int) -> None:
         view.copies[node, checkpoint] = CopyOrder(node=node, epoch="e", checkpoint=checkpoint, ordered_unix_ns=1)
     elif move == "copy":
         view.copies.pop((node, CheckpointId("1" * 64)), None)
+    elif move == "rates" and seen is not None:
+        read = {f"peer:n{(node_index + step) % 4}": 1e6 * step for step in range(1, index + 1)}
+        view.nodes[node] = NodeSeen(msgspec.structs.replace(seen.report, bytes_per_s={"store": 9e6, **read}))
     elif move == "gone":
         view.nodes.pop(node, None)
     elif seen is not None and move == "absent":
@@ -120,6 +136,7 @@ def test_what_is_kept_up_to_date_is_what_would_be_made_anew(moves: list[tuple[st
         assert state.link.bytes_per_s == fresh.link.bytes_per_s
         assert (state.up is None) == (fresh.up is None)
         if state.up is not None and fresh.up is not None:
+            assert state.up.bytes_per_s == fresh.up.bytes_per_s
             assert {fetch.worker for fetch in state.up.fetches} >= {fetch.worker for fetch in fresh.up.fetches}
             at_rest = [fetch.worker for fetch in state.up.fetches if fetch.worker not in cluster.view.orders]
             assert not at_rest, "what has ended is fetched by nobody"
@@ -142,6 +159,23 @@ def test_an_uplink_has_what_other_nodes_are_ordered_to_fetch_from_it() -> None:
     assert pending == {"n0": [], "n1": [1.5 * MIB], "n2": [1.5 * MIB]}, "three of four layers, from two nodes"
     cluster.view.drop_order(WorkerId("w02"))
     assert not any(state.up.fetches for state in live.refreshed(0, 0) if state.up is not None)
+
+
+def test_an_uplink_is_as_fast_as_its_readers_have_measured() -> None:
+    cluster = Cluster(nodes=3)
+    play(cluster, "report", 0, 1)
+    live = LiveCluster(cluster.view)
+
+    def sends() -> float:
+        up = {state.node: state.up for state in live.refreshed(0, 0)}[NodeId("n0")]
+        assert up is not None
+        return up.bytes_per_s
+
+    before = sends()
+    play(cluster, "rates", 2, 2)  # n2 has 9 MB/s from the store, and 2 MB/s from n0
+    assert sends() == 2e6 != before
+    play(cluster, "gone", 2, 0)
+    assert sends() == before
 
 
 def test_memory_that_a_copy_was_promised_is_not_free() -> None:

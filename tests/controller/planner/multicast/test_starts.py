@@ -110,6 +110,27 @@ def test_nodes_that_are_fed_by_several_copies_serve_together_before_one_is_whole
     assert "pipelines of 2 and 2" in format_explanation(explain(found, ObservedStart()))
 
 
+def test_a_copy_that_others_read_already_is_left_out_where_another_is_free() -> None:
+    reading = PendingFetch(WorkerId("w"), CHAT, 50.0 * MB)
+    busy = replace(holder("has1"), up=uplink(100.0 * MB, (), (reading,), 0.0))
+    found = planned([*new(3), holder("has0"), busy], burst(3))
+    assert {share.node for stage in found.stages for share in stage.peers} & {"has0", "has1"} == {"has0"}
+    assert "has1 sends to others already" in found.reason
+    alone = planned([*new(3), busy], burst(3))
+    assert "has1" in {share.node for stage in alone.stages for share in stage.peers}
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=4, max_size=4))
+def test_new_nodes_read_from_the_copy_behind_their_own_switch(leaves: list[str]) -> None:
+    nodes = [replace(one, leaf=leaf) for one, leaf in zip(new(4), leaves, strict=True)]
+    found = planned([*nodes, replace(holder("a0"), leaf="a"), replace(holder("b0"), leaf="b")], burst(4))
+    leaf_of = {f"n{index}": leaf for index, leaf in enumerate(leaves)} | {"a0": "a", "b0": "b"}
+    crossings = sum(leaf_of[stage.node] != leaf_of[share.node] for stage in found.stages for share in stage.peers)
+    uneven = abs(leaves.count("a") - leaves.count("b"))
+    assert found.multicast
+    assert crossings <= uneven, "those behind a switch are as many as its copy feeds, and the others cross"
+
+
 def test_what_one_copy_feeds_serves_once_it_is_whole() -> None:
     """The model has left the copy no sooner than the first node is whole."""
     found = planned([*new(3), holder()], burst(3, layout=in_chunks(20, 8)))
@@ -151,7 +172,7 @@ def test_one_worker_and_a_burst_without_a_copy_are_no_multicast() -> None:
 def test_copies_whose_uplinks_are_promised_are_left_alone() -> None:
     promised = PendingFetch(WorkerId("w"), CheckpointId("d"), 100 * MB, 1.0)
     busy = holder("busy", free_bytes=0)
-    busy = replace(busy, up=uplink(100.0 * MB, [promised], 0.0))
+    busy = replace(busy, up=uplink(100.0 * MB, (), [promised], 0.0))
     assert planned([*new(4), busy], burst(4)).multicast == ""
     found = planned([*new(4), busy, holder("idle")], burst(4))
     assert {share.node for stage in found.stages for share in stage.peers} <= {"idle", "n0", "n1", "n2", "n3"}
