@@ -90,6 +90,8 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     engine: EngineName = "native"
     """The engine that computes, as it was chosen at the deploy."""
+    first: Literal["", "native"] = ""
+    """The engine that answers until `engine` has come up behind it, in the same worker; empty: none."""
     dtype: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
     max_batch: int = 8
     max_context_tokens: int = 2048
@@ -98,6 +100,11 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Number of threads; 0: one for each core that the worker may use."""
 
     def __post_init__(self) -> None:
+        if self.first and self.engine == self.first:
+            raise InvalidSpec(
+                f"llm: first={self.first!r} answers until another engine is up, and the engine is {self.engine!r}",
+                hint='leave out first, or name the other engine: engine="vllm", first="native"',
+            )
         if not 1 <= self.max_batch <= 256:
             raise InvalidSpec(f"llm: max_batch must be 1 to 256, got {self.max_batch}")
         if self.max_context_tokens < 16:

@@ -39,6 +39,7 @@ from ..ids import CheckpointId, Version, WorkerId
 from ..timeline import Timeline
 from ..weights.stage import Stage
 from .devices import DeviceId
+from .orders import SecondEngine
 from .speed import ModeSwitch, Speed
 
 # ── daemon and fork server ─────────────────────────────────────────────────────────────────────────
@@ -207,6 +208,8 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
     busy_ns: int
     speed: Speed | None = None
     """Mean latencies; None until a call has ended."""
+    second_engine: SecondEngine | None = None
+    """The engine that comes up behind the first one; None without one."""
 
 
 class ClientConnection(msgspec.Struct, frozen=True, tag="caller"):

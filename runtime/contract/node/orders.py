@@ -85,6 +85,22 @@ WorkerState = Literal["starting", "ready", "draining", "gone", "failed"]
 FINAL: frozenset[WorkerState] = frozenset({"gone", "failed"})
 
 
+class SecondEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine that comes up behind the first one of a worker (`LLMSettings.first`), as the worker says it."""
+
+    engine: str
+    state: Literal["waiting", "starting", "ready", "running", "failed"] = "waiting"
+    """`waiting`: for the first token of the first engine. `ready`: it takes the next call. `running`: it has calls."""
+    waited_ms: int = 0
+    """Time from the first engine's start until this one's."""
+    took_ms: int = 0
+    """Time of its own start."""
+    moved: int = 0
+    """Running streams that moved to it."""
+    error: str = ""
+    """Why it did not come up."""
+
+
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Observed: what became of an order. Kept until the order is taken back, then forgotten."""
 
@@ -117,6 +133,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Type of its devices; empty: it has none."""
     device_bytes: int = 0
     """Device memory that it has for itself."""
+    second_engine: SecondEngine | None = None
+    """The engine behind its first one; None: it has one engine."""
     error: ErrorInfo | None = None
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0

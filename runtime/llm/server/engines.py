@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
+
+import msgspec
+import torch
 
 from ...contract.errors import StartFailed
 from ...contract.function.spec import EngineName, LLMSettings
+from ..engine.inference_engine import InferenceEngine
+from ..engine.two_engines import TwoEngines
 from ..model.loaded_model import LoadedModel
 from ..model.weights import ModelWeights
 
@@ -17,12 +23,18 @@ LOADERS: dict[EngineName, str] = {
 """Modules with `load_model(weights, settings, *, threads) -> LoadedModel`."""
 
 
+EMBEDDING: frozenset[EngineName] = frozenset({"native", "transformers"})
+"""Engines that compute embeddings."""
+
+
 def load_engine(weights: ModelWeights, settings: LLMSettings, *, threads: int) -> LoadedModel:
-    """Loads the model into the engine of its settings.
+    """Loads the model into the engine of its settings; with `first`, into that one, and the other one comes up later.
 
     Errors: StartFailed if the engine's package is not installed; CheckpointInvalid and InvalidSpec for a model or
     settings that the engine cannot run.
     """
+    if settings.first:
+        return _load_two(weights, settings, threads=threads)
     try:
         module = import_module(LOADERS[settings.engine], __package__)
     except ModuleNotFoundError as error:
@@ -34,3 +46,33 @@ def load_engine(weights: ModelWeights, settings: LLMSettings, *, threads: int) -
         ) from error
     loaded: LoadedModel = module.load_model(weights, settings, threads=threads)
     return loaded
+
+
+def _load_two(weights: ModelWeights, settings: LLMSettings, *, threads: int) -> LoadedModel:
+    """Loads the first engine, over which the other one takes its requests when it is up."""
+    own = msgspec.structs.replace(settings, first="")
+    first = load_engine(weights, _of_first(settings), threads=threads)
+
+    second_threads = 1
+
+    def build() -> InferenceEngine:
+        nonlocal second_threads
+        second = load_engine(weights, own, threads=threads)
+        second_threads = second.torch_threads
+        return second.engine
+
+    engine = TwoEngines(
+        first.engine,
+        build,
+        name=settings.engine,
+        embeds=settings.engine in EMBEDDING,
+        taken=lambda: torch.set_num_threads(second_threads),
+    )
+    return replace(first, engine=engine)
+
+
+def _of_first(settings: LLMSettings) -> LLMSettings:
+    """Settings of the first engine. "auto" is the arithmetic of the other one: on processors fp32, so that keys and
+    values are stored in it, too, and the tokens of both are the same."""
+    dtype = "fp32" if settings.dtype == "auto" and not torch.cuda.is_available() else settings.dtype
+    return msgspec.structs.replace(settings, engine=settings.first, first="", dtype=dtype)

@@ -1,0 +1,272 @@
+"""Requests that move from a first engine to a second one that came up behind it: no token lost, none twice.
+
+The second one is the native engine again, transformers, or vLLM (`make vllm-test`), over the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, StartFailed, Unavailable
+from fleetstart.runtime.contract.function.spec import EngineName
+from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
+from fleetstart.runtime.llm.engine.inference_engine import InferenceEngine
+from fleetstart.runtime.llm.engine.two_engines import MOVED_TOKENS, WORTH_TOKENS, TwoEngines
+from fleetstart.runtime.llm.model.loaded_model import LoadedModel
+from tests.runtime.llm.engine.test_inference_engine import DRAWN, GREEDY, NEEDED, SHAPE, VLLM, load, request
+from tests.runtime.llm.models import Checkpoint, run, text_of, tiny, tokens_of
+from tests.servers import wait_until
+
+WAIT_S = 60.0
+HANDOVERS = 100
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())["cases"]
+ENGINES = ("native", pytest.param("transformers", marks=pytest.mark.slow), VLLM)
+
+
+class Pair:
+    """Two engines of which the second one comes up when the test says so."""
+
+    def __init__(self, first: InferenceEngine, second: Callable[[], InferenceEngine], **settings: Any) -> None:
+        self._gate = threading.Event()
+
+        def build() -> InferenceEngine:
+            assert self._gate.wait(WAIT_S)
+            return second()
+
+        self.both = TwoEngines(first, build, name="other", **({"embeds": True, "quiet_s": 0.0} | settings))
+        self.deltas: dict[int, list[TokenDelta]] = {}
+
+    def add(self, requests: list[Request]) -> None:
+        self.deltas |= {self.both.add(one): [] for one in requests}
+
+    def steps(self, count: int = 1 << 30) -> None:
+        """Steps until nothing is left to compute, or so many."""
+        while count and not self.both.idle:
+            count -= 1
+            for delta in self.both.step():
+                self.deltas[delta.id].append(delta)
+
+    def bring_up(self, state: str = "ready") -> None:
+        self._gate.set()
+        wait_until(lambda: self.both.second.state == state, WAIT_S, what=f"a second engine that is {state}")
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def name(request: pytest.FixtureRequest) -> EngineName:
+    engine: EngineName = request.param
+    if find_spec(NEEDED[engine]) is None:
+        pytest.skip("needs vLLM: make vllm-test" if engine == "vllm" else f"{NEEDED[engine]} is not installed")
+    return engine
+
+
+@pytest.fixture(scope="module")
+def second(name: EngineName) -> Iterator[LoadedModel]:
+    model = load(name, tiny(**SHAPE))
+    yield model
+    model.engine.close()
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load("native", tiny(**SHAPE))
+
+
+@pytest.fixture
+def first(model: LoadedModel) -> InferenceEngine:
+    """An engine that another test has ended computes again."""
+    model.engine.regain()
+    assert model.engine.idle
+    return model.engine
+
+
+def requests_of(number: int) -> list[Request]:
+    """Four requests of all kinds, which differ from those of other numbers."""
+    penalised = {"sampling": GREEDY, "stops": ["\x00never"], "logprobs": 2}
+    return [
+        request(3 + number % 40, 40, number),
+        request(20, 40, number + 1, sampling=DRAWN),
+        request(9, 40, number + 2, **penalised),
+        request(1 + number % 7, 24 + number % 16, number + 3, ignore_eos=False),
+    ]
+
+
+def test_a_hundred_handovers_neither_lose_nor_double_a_token(first: InferenceEngine, second: LoadedModel) -> None:
+    """Each after another number of steps, of up to four streams at a time; text and tokens are those of one engine."""
+    moved = number = 0
+    while moved < HANDOVERS:
+        number += 1
+        requests = requests_of(number)
+        first.regain()
+        wanted = run(first, requests)
+        pair = Pair(first, lambda: second.engine)
+        pair.add(requests)
+        pair.steps(number % 20)
+        pair.bring_up()
+        pair.steps()
+        found = list(pair.deltas.values())
+        assert [tokens_of(deltas) for deltas in found] == [tokens_of(deltas) for deltas in wanted]
+        assert [text_of(deltas) for deltas in found] == [text_of(deltas) for deltas in wanted]
+        assert [deltas[-1].finish for deltas in found] == [deltas[-1].finish for deltas in wanted]
+        assert all(len(delta.logprobs) == 1 for delta in found[2])
+        moved += pair.both.second.moved
+    assert second.engine.load.free_blocks == second.engine.load.block_count
+
+
+@pytest.mark.slow
+def test_streams_of_the_real_model_keep_their_golden_tokens(name: EngineName, chat_model: Checkpoint) -> None:
+    if name == "native":
+        pytest.skip("its own golden tokens are those of test_golden.py")
+    settings: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_context_tokens": 512, "max_batch": 8, "dtype": "fp32"}
+    native, other = load("native", chat_model, **settings).engine, load(name, chat_model, **settings).engine
+    every, cuts = (GOLDEN, range(2, 34, 2)) if name == "vllm" else (GOLDEN[:4], (5,))
+    requests = [Request(tokens=case["prompt_ids"], max_new_tokens=48, sampling=GREEDY) for case in every]
+    moved = 0
+    for steps in cuts:
+        native.regain()
+        pair = Pair(native, lambda: other)
+        pair.add(requests)
+        pair.steps(steps)
+        pair.bring_up()
+        pair.steps()
+        assert [tokens_of(deltas) for deltas in pair.deltas.values()] == [case["output_ids"] for case in every]
+        moved += pair.both.second.moved
+    assert moved >= (HANDOVERS if name == "vllm" else 4)
+    other.close()
+
+
+def test_the_second_engine_is_built_after_a_first_token(first: InferenceEngine) -> None:
+    begun = threading.Event()
+
+    def build() -> InferenceEngine:
+        begun.set()
+        raise StartFailed("no room")
+
+    both = TwoEngines(first, build, name="other", embeds=True, quiet_s=WAIT_S)
+    ids = [both.add(request(40, 40, seed)) for seed in range(2)]
+    assert both.second.state == "waiting"
+    given: set[int] = set()
+    while given != set(ids):
+        assert not begun.is_set()
+        given |= {delta.id for delta in both.step()}
+    assert begun.wait(WAIT_S)
+    both.close()
+    for id in ids:
+        both.cancel(id)
+
+
+def test_without_a_second_engine_the_first_one_goes_on(first: InferenceEngine) -> None:
+    def fails() -> InferenceEngine:
+        raise StartFailed("it does not run this model")
+
+    requests = requests_of(1)
+    wanted = [tokens_of(deltas) for deltas in run(first, requests)]
+    pair = Pair(first, fails)
+    pair.add(requests)
+    pair.steps(3)
+    pair.bring_up("failed")
+    assert pair.both.second.error == "it does not run this model"
+    pair.steps()
+    assert [tokens_of(deltas) for deltas in pair.deltas.values()] == wanted
+    assert tokens_of(run(pair.both, requests[:1])[0]) == wanted[0]
+
+
+class Refusing:
+    """An engine that refuses requests of more tokens than it has room for."""
+
+    def __init__(self, engine: InferenceEngine, most: int) -> None:
+        self._engine = engine
+        self._most = most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def check(self, request: Request) -> None:
+        if len(request.tokens) > self._most:
+            raise InvalidInput("no room")
+
+
+def test_what_the_second_engine_refuses_ends_on_the_first(first: InferenceEngine) -> None:
+    requests = [request(40, 60, 1), request(10, 60, 2)]
+    wanted = [tokens_of(deltas) for deltas in run(first, requests)]
+    other: Any = Refusing(load("native", tiny(**SHAPE)).engine, 20)
+    pair = Pair(first, lambda: other)
+    pair.add(requests)
+    pair.steps(4)
+    pair.bring_up()
+    pair.steps()
+    assert [tokens_of(deltas) for deltas in pair.deltas.values()] == wanted
+    assert pair.both.second.moved == 1
+    assert first.load.free_blocks == first.load.block_count
+
+
+def test_few_move_at_a_time_and_those_that_are_nearly_done_stay(first: InferenceEngine) -> None:
+    short, long = request(4, WORTH_TOKENS - 1, 1), [request(MOVED_TOKENS // 3, 60, seed) for seed in (2, 3)]
+    wanted = [tokens_of(deltas) for deltas in run(first, [short, *long])]
+    pair = Pair(first, lambda: load("native", tiny(**SHAPE)).engine)
+    pair.add([short, *long])
+    pair.steps(2)
+    pair.bring_up()
+    pair.steps(1)
+    assert pair.both.second.moved == 2
+    assert first.load.active == 1
+    pair.steps()
+    assert [tokens_of(deltas) for deltas in pair.deltas.values()] == wanted
+
+
+def test_a_request_that_resumes_here_moves_on_with_all_its_tokens(first: InferenceEngine) -> None:
+    whole = request(12, 50)
+    wanted = tokens_of(run(first, [whole])[0])
+    pair = Pair(first, lambda: load("native", tiny(**SHAPE)).engine)
+    state = pair.both.resume(whole, wanted[:10])
+    pair.add([request(12, 50, resume=state)])
+    pair.steps(5)
+    pair.bring_up()
+    pair.steps()
+    assert tokens_of(pair.deltas[0]) == wanted[10:]
+    assert pair.both.second.moved == 1
+
+
+def test_weights_are_released_and_regained_around_a_handover(first: InferenceEngine) -> None:
+    whole = request(12, 50)
+    wanted = tokens_of(run(first, [whole])[0])
+    other = load("native", tiny(**SHAPE)).engine
+    pair = Pair(first, lambda: other)
+    pair.add([whole])
+    pair.steps(5)
+    pair.both.release()
+    assert pair.both.stalled
+    pair.bring_up()  # it comes up while nothing may be held
+    pair.steps(3)
+    assert not pair.both.second.moved
+    pair.both.regain()
+    pair.steps()
+    assert tokens_of(pair.deltas[0]) == wanted
+    assert pair.both.second.moved == 1
+
+
+def test_cancelled_requests_and_the_end_leave_nothing_behind(first: InferenceEngine) -> None:
+    other = load("native", tiny(**SHAPE)).engine
+    pair = Pair(first, lambda: other)
+    pair.add([request(12, 60, seed) for seed in range(4)])
+    pair.steps(3)
+    pair.both.cancel(1)
+    pair.bring_up()
+    pair.steps(2)
+    pair.both.cancel(2)
+    ended = pair.both.fail_all(Unavailable("the worker is shutting down"))
+    assert [delta.id for delta in ended] == [0, 3]
+    assert pair.both.idle
+    assert other.load.free_blocks == other.load.block_count
+
+
+def test_embeddings_are_refused_where_the_second_engine_has_none(first: InferenceEngine) -> None:
+    both = Pair(first, lambda: first, embeds=False).both
+    with pytest.raises(FleetError, match="gives no embeddings"):
+        both.check(Request(tokens=[2, 3], max_new_tokens=0, embeds=True))
