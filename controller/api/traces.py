@@ -210,6 +210,7 @@ def invocation_plan(
         engine=engine,
         prediction=prediction,
         relayed=trace.relayed,
+        second_engine=trace.second_engine,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fleetstart.runtime.contract.billing.ledger import CalledFunction, InvocationRow, InvocationTrace, dollars
+from fleetstart.runtime.contract.node.orders import SecondEngine
 from fleetstart.runtime.contract.timeline import Phase
 
 from . import output
@@ -123,6 +124,8 @@ def trace_summary(trace: InvocationTrace) -> str:
     facts = [f"{row.function}@{row.version}", f"{row.start} start", outcome, worker]
     if trace.relayed:
         facts.append(f"{stage_list(trace.relayed)} reached through the object store")
+    if trace.second_engine is not None:
+        facts.append(second_engine_line(trace.second_engine))
     if trace.fetched:
         facts.append(
             ", ".join(f"{output.format_size(count)} from the {source}" for source, count in trace.fetched.items())
@@ -130,6 +133,21 @@ def trace_summary(trace: InvocationTrace) -> str:
     if row.attempts > 1:
         facts.append(f"{row.attempts} attempts")
     return f"{row.id}   {', '.join(facts)}"
+
+
+def second_engine_line(second: SecondEngine) -> str:
+    """The state of an engine behind the first one, when a call ended."""
+    came = f"{second.engine} began {second.waited_ms} ms after the first engine"
+    match second.state:
+        case "waiting":
+            return f"{second.engine} waits behind the first engine"
+        case "starting":
+            return f"{came} and was not up yet"
+        case "failed":
+            return f"{came} and did not come up: {second.error}"
+        case _:
+            moved = f"{second.moved} stream{'' if second.moved == 1 else 's'} moved to it"
+            return f"{came} and came up in {second.took_ms} ms, {moved}"
 
 
 def stage_list(indices: Sequence[int]) -> str:

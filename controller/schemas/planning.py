@@ -8,6 +8,7 @@ from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, Version
+from fleetstart.runtime.contract.node.orders import SecondEngine
 from fleetstart.runtime.contract.weights.stage import LayerLayout
 
 from ..planner.accuracy_report import Explanation
@@ -63,5 +64,7 @@ class InvocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the function answers in tokens, as language models do."""
     engine: str = ""
     """The engine of a language model."""
+    second_engine: SecondEngine | None = None
+    """What had become of it when the call ended, if another engine answered first (`LLMSettings.first`)."""
     prediction: Prediction | None
     """Accuracy of predictions for this version so far; None if none was compared yet."""

@@ -236,6 +236,8 @@ class Worker:
             match event:
                 case Usage() as usage:
                     self.record.on_usage(usage)
+                    if usage.second_engine is not None and self.record.on_second_engine(usage.second_engine):
+                        self._publish(self.state)
                 case WantChunks(first=first, last=last):
                     self.resources.prioritize(first, last)
                 case Consolidated(switch=switch):
@@ -334,6 +336,7 @@ class Worker:
                 fetched=self._fetched,
                 device_type=device_type,
                 device_bytes=device_bytes,
+                second_engine=self.record.second_engine,
                 error=error,
                 timeline=self.record.timeline,
                 changed_unix_ns=time.time_ns(),

@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.billing.ledger import PhaseRow
 from fleetstart.runtime.contract.billing.prices import PriceSheet
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.node.messages import Usage
-from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.node.orders import SecondEngine, WorkerOrder
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
@@ -21,6 +21,9 @@ from .meter import WorkerMeter
 from .node_services import NodeServices
 
 log = logging.getLogger(__name__)
+
+SECOND_NAME_MAX = 32
+SECOND_ERROR_MAX = 500
 
 
 class WorkerRecord:
@@ -31,6 +34,8 @@ class WorkerRecord:
         self.timeline = Timeline()
         self.redactor = Redactor()
         """Redacts the worker's secrets, once they are known, in everything that is written."""
+        self.second_engine: SecondEngine | None = None
+        """The engine behind its first one, as the worker says it."""
         self._order = order
         self._services = services
         self._meter = WorkerMeter(_template(order, services), machine_origin_ns())
@@ -86,6 +91,22 @@ class WorkerRecord:
     def became_whole(self) -> None:
         took_ms = (time.monotonic_ns() - self.seen_ns) / 1e6
         self.log_line("system", f"worker has the whole model {took_ms:.0f} ms after its order")
+
+    def on_second_engine(self, second: SecondEngine) -> bool:
+        """Takes what the worker says of its second engine; True if that is news for its status. User code may have
+        written it, but for a language model, where there is none."""
+        if self._order.spec.llm is None or not self._order.spec.llm.first:
+            return False
+        text = self.redactor.text(second.error)[:SECOND_ERROR_MAX]
+        second = msgspec.structs.replace(second, engine=second.engine[:SECOND_NAME_MAX], error=text)
+        known, self.second_engine = self.second_engine, second
+        if known is not None and known.state == second.state:
+            return known.moved != second.moved
+        if second.state == "failed":
+            self.log_line("system", f"{second.engine} did not come up, the first engine goes on: {second.error}")
+        if second.state == "ready" or (second.state == "running" and (known is None or known.state != "ready")):
+            self.log_line("system", f"{second.engine} came up in {second.took_ms} ms behind the first engine")
+        return True
 
     def on_usage(self, usage: Usage) -> None:
         now_ns = time.monotonic_ns()

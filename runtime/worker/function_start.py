@@ -28,6 +28,7 @@ from ..contract.errors import (
     error_from,
 )
 from ..contract.node.messages import Assign, DeviceLoaded
+from ..contract.node.orders import SecondEngine
 from ..contract.node.speed import ModeSwitch, Speed
 from ..contract.timeline import Timeline
 from ..handlers.app import handler_app, is_asgi
@@ -58,7 +59,8 @@ CLOSE_S = 10.0
 class StartedApp:
     """A started function: its app, whether that may support ASGI lifespan, its close hook, its engine's speed.
 
-    `close_s`: longest time of the close hook, after the calls have ended. `loaded`: weights moved to its devices.
+    `close_s`: longest time of the close hook, after the calls have ended. `second_engine`: state of the engine that
+    comes up behind the first one. `loaded`: weights moved to its devices.
     """
 
     app: App
@@ -66,6 +68,7 @@ class StartedApp:
     close: Callable[[], None] | None
     speed: Callable[[], Speed | None] | None = None
     close_s: float = 0.0
+    second_engine: Callable[[], SecondEngine | None] = lambda: None
     loaded: Callable[[], DeviceLoaded] = DeviceLoaded
 
 
@@ -155,7 +158,7 @@ def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weight
     if starting.assign.stage is not None:
         return _start_stage(starting, _stage_context(starting, starting.assign.stage, attached[0]), spec.llm, weights)
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
-    return StartedApp(app, False, app.close, app.speed)
+    return StartedApp(app, False, app.close, app.speed, second_engine=app.second_engine)
 
 
 def _stage_context(starting: StartContext, stage: Stage, weights: Weights) -> StageContext:

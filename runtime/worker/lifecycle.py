@@ -39,6 +39,7 @@ from ..contract.node.messages import (
     Usage,
     WantChunks,
 )
+from ..contract.node.orders import SecondEngine
 from ..contract.node.speed import Speed
 from ..contract.process.redaction import Redactor
 from ..contract.timeline import Timeline
@@ -240,6 +241,7 @@ class AssignedWorker:
         except RuntimeError as error:
             raise StartFailed(str(error)) from error
         self._reporter.speed = started.speed
+        self._reporter.second_engine = started.second_engine
         self._channel.send(Ready(self._timeline, started.loaded()))
         self._report_imports()
         if self._node_messages is None:
@@ -321,6 +323,7 @@ class UsageReporter:
         self._send = send
         self.speed: Callable[[], Speed | None] | None = None
         """Speed of the LLM engine, if there is one."""
+        self.second_engine: Callable[[], SecondEngine | None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
         self._sent_at = -USAGE_EVERY_S
 
@@ -342,7 +345,7 @@ class UsageReporter:
 
     def _usage(self) -> Usage:
         """Usage with the engine's own speed, which leaves out rejected and aborted calls, and the gate's call times."""
-        usage = self._meter.usage(time.monotonic_ns())
+        usage = msgspec.structs.replace(self._meter.usage(time.monotonic_ns()), second_engine=self.second_engine())
         if self.speed is None or usage.speed is None:
             return usage
         engine = self.speed()

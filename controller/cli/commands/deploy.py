@@ -29,7 +29,16 @@ from ..handler.select import flags_of, select_handlers
 from ..handler.source.declarations import Declaration
 from ..handler.source.interface import batch_size, interface_of
 from ..handler.source.layered import with_layer_names
-from ..handler.spec import adapter_of, build_spec, engine_of, include_of, layer_pattern_of, module_name, weights_of
+from ..handler.spec import (
+    adapter_of,
+    build_spec,
+    engine_of,
+    first_of,
+    include_of,
+    layer_pattern_of,
+    module_name,
+    weights_of,
+)
 from ..home import HomeLayout
 from ..packages.missing_imports import is_installed, missing_imports
 from ..packages.publish import PublishedLayer, publish_layer
@@ -238,7 +247,7 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
         source = with_layer_names(source, layer_pattern_of(declaration), where)
     engine = None
     if declaration.kind == "llm":
-        engine = require_runnable(source, where, engine_of(declaration))
+        engine = require_runnable(source, where, engine_of(declaration), first_of(declaration))
     if declaration.kind == "transformers":
         require_task(source, declaration.settings["task"], where)
     change = adapter_of(declaration)

@@ -51,6 +51,7 @@ _SAME = (
     "keep",
 )  # fmt: skip
 _ENGINE = {
+    "first": "first",
     "dtype": "dtype",
     "max_batch": "max_batch",
     "max_context": "max_context_tokens",
@@ -158,6 +159,11 @@ def build_spec(
 def engine_of(declaration: Declaration) -> EngineSetting:
     """The setting `engine` of a language model. Errors: InvalidSpec."""
     return engine_setting(declaration.settings.get("engine", "auto"))
+
+
+def first_of(declaration: Declaration) -> object:
+    """The setting `first` of a language model: the engine that answers until the other one is up."""
+    return declaration.settings.get("first", "")
 
 
 def _named_engine(declaration: Declaration) -> EngineName:

@@ -346,6 +346,7 @@ class CallRecord:
             relayed=status.relayed if status is not None and start != "hot" else (),
             node=status.node if status is not None else "",
             fetched=status.fetched if status is not None and start != "hot" else {},
+            second_engine=status.second_engine if status is not None else None,
             context=TRACE.get(),
             called=tuple(self._called),
         )

@@ -15,6 +15,7 @@ import msgspec
 
 from .. import redis_keys as keys
 from ..ids import FunctionName, InvocationId, NodeId, Version, WorkerId
+from ..node.orders import SecondEngine
 from ..sizes import GIB
 from ..timeline import Timeline
 
@@ -179,6 +180,8 @@ class InvocationTrace(msgspec.Struct, frozen=True, kw_only=True):
     """The node of its worker."""
     fetched: dict[str, int] = {}
     """Bytes of weights by where they came from, of the start that it waited for."""
+    second_engine: SecondEngine | None = None
+    """The engine behind the first one of its worker, when the call ended; None: it has one engine."""
     context: TraceContext = TraceContext()
     called: tuple[CalledFunction, ...] = ()
     """The calls of other functions that it made, in the order in which they ended; `CALLED_KEPT` at most."""

@@ -1,7 +1,8 @@
 """Choice of the engine that runs a language model, from its config.json, before anything is uploaded.
 
 "auto" is the native engine if that can run the model: it starts soonest and runs as a pipeline. Otherwise it is the one
-over transformers. An engine that is named is taken, or refused with its reason.
+over transformers. An engine that is named is taken, or refused with its reason. Behind a `first` engine, which answers
+until it is up, both must run the model.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ def engine_setting(value: object) -> EngineSetting:
     raise InvalidSpec(f"engine={value!r} is none of {', '.join(map(repr, SETTINGS))}")
 
 
-def choose_engine(setting: EngineSetting, config: bytes) -> EngineChoice:
-    """The engine for a model with this config.json. Errors: CheckpointInvalid with the field that it cannot honour."""
+def choose_engine(setting: EngineSetting, config: bytes, first: object = "") -> EngineChoice:
+    """The engine for a model with this config.json. Errors: CheckpointInvalid with the field that it cannot honour;
+    InvalidSpec for a `first` that does not go with it."""
+    if first:
+        return _behind(setting, config, first)
     if setting != "auto":
         _CHECKS[setting](config)
         return EngineChoice(engine=setting, reason="as declared")
@@ -56,6 +60,25 @@ def choose_engine(setting: EngineSetting, config: bytes) -> EngineChoice:
             f"{error.message}; and for the native engine: {refused.message}", hint=error.hint
         ) from error
     return EngineChoice(engine="transformers", reason=f"the native engine refuses it: {refused.message}")
+
+
+def _behind(setting: EngineSetting, config: bytes, first: object) -> EngineChoice:
+    if first != "native":
+        raise InvalidSpec(f"first={first!r} is not an engine that answers first", hint='write first="native"')
+    if setting == "auto" or setting == "native":
+        raise InvalidSpec(
+            f'first="native" answers until another engine is up, and engine={setting!r} names none',
+            hint='leave out first, or name the other engine: engine="vllm", first="native"',
+        )
+    _CHECKS[setting](config)
+    try:
+        read_config(config)
+    except CheckpointInvalid as error:
+        raise CheckpointInvalid(
+            f"the native engine cannot answer first: {error.message}",
+            hint=f'leave out first="native": {setting} runs it',
+        ) from error
+    return EngineChoice(engine=setting, reason="as declared; the native engine answers until it is up")
 
 
 def _check_native(config: bytes) -> None:

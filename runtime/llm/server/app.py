@@ -12,6 +12,7 @@ import torch
 from ...contract.errors import FleetError, InvalidInput, NotFound, Unavailable
 from ...contract.function.names import means
 from ...contract.function.spec import LLMSettings
+from ...contract.node.orders import SecondEngine
 from ...contract.node.speed import Speed
 from ...contract.worker_headers import CONTINUE_HEADER
 from ...openai_api import responses as openai_responses
@@ -20,6 +21,7 @@ from ...openai_api.embeddings import EmbeddedText, EmbeddingCall, embeddings_bod
 from ...openai_api.invalid_parameter import ModelNotFound
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
 from ..engine.generation import Request
+from ..engine.two_engines import TwoEngines
 from ..model.loaded_model import LoadedModel
 from ..model.weights import ModelWeights
 from ..text.token_texts import TokenTexts
@@ -76,6 +78,11 @@ class LLMApp:
     def speed(self) -> Speed | None:
         """Mean latencies; None until one request has ended. From any thread."""
         return self.service.speed()
+
+    def second_engine(self) -> SecondEngine | None:
+        """State of the engine behind the first one; None without one. From any thread."""
+        engine = self._model.engine
+        return engine.second if isinstance(engine, TwoEngines) else None
 
     def close(self) -> None:
         """Ends running requests with 503, and the engine's thread; returns when that has ended."""

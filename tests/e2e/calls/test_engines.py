@@ -32,6 +32,10 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 49152, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
     "max_position_embeddings": 256, "eos_token_id": 2, "bos_token_id": 1,
 }  # fmt: skip
+LLAMA: dict[str, Any] = {
+    "vocab_size": 49152, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "eos_token_id": 2, "bos_token_id": 1,
+}  # fmt: skip
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -94,6 +98,65 @@ def test_its_engine_is_shown(neox: System) -> None:
     [shown] = [one for one in msgspec.json.decode(neox.fs("ls", "--json").out) if one["name"] == "neox"]
     assert shown["spec"]["llm"]["engine"] == "transformers"
     assert "engine transformers" in neox.fs("explain", "neox").out
+
+
+TWO = """
+from fleetstart.runtime import LLM
+
+pair = LLM(weights="./weights", engine="{engine}", first="native", memory="2GiB", max_context=256, kv_memory="16MiB")
+"""
+
+
+def test_the_native_engine_answers_until_the_other_one_is_up(system: System, made: Model, tmp_path: Path) -> None:
+    """One worker, one bill a call, the same text before and after; both engines are shown. `made` skips it where there
+    is no tokenizer."""
+    folder = llama(tmp_path)
+    (folder / "pair.py").write_text(TWO.format(engine="transformers"))
+    ran = system.fs("deploy", str(folder / "pair.py"), "--keep-alive", "600", "--no-probe")
+    assert "engine transformers (as declared; the native engine answers until it is up)" in ran.err
+    body = {"prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
+
+    def said() -> str:
+        answer = system.call("pair", body, path="/v1/completions", timeout_s=120)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    def is_up() -> bool:
+        texts.add(said())
+        return "and came up in" in system.fs("explain", "pair").out
+
+    texts = {said()}
+    wait_until(is_up, 120, what="the second engine")
+    assert len(texts) == 1
+    shown = system.fs("explain", "pair").out
+    assert "engine transformers" in shown
+    assert "transformers began" in shown
+    rows = [row for row in system.invocations() if row.function == "pair"]
+    assert len({row.worker for row in rows}) == 1
+    assert "came up in" in system.fs("trace", "pair").out
+    system.fs("rm", "pair", "--yes")
+
+
+def test_two_engines_need_a_model_that_the_native_one_runs(system: System, made: Model) -> None:
+    (made.folder / "pair.py").write_text(TWO.format(engine="transformers"))
+    error = system.refused(made.folder / "pair.py")
+    assert "the native engine cannot answer first: " in error.message
+    assert "model_type 'gpt_neox' is not supported" in error.message
+
+
+def llama(folder: Path) -> Path:
+    """A folder with a random Llama of two layers and the real model's tokenizer."""
+    torch.manual_seed(2)
+    config = transformers.LlamaConfig(**LLAMA)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.3)
+    model.save_pretrained(folder / "weights")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(REAL / name, folder / "weights" / name)
+    return folder
 
 
 def test_an_engine_that_is_named_and_cannot_run_it_is_refused(neox: System, made: Model) -> None:

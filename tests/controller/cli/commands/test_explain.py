@@ -8,6 +8,7 @@ import pytest
 
 from fleetstart.controller.api.traces import invocation_plan
 from fleetstart.controller.cli.commands.explain import render_plan
+from fleetstart.controller.cli.waterfall import trace_summary
 from fleetstart.controller.planner import Cluster, make_plan
 from fleetstart.controller.planner.plan import Plan
 from fleetstart.controller.schemas.functions import Prediction
@@ -15,6 +16,7 @@ from fleetstart.controller.schemas.planning import InvocationPlan
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
+from fleetstart.runtime.contract.node.orders import SecondEngine
 from fleetstart.runtime.contract.node.speed import ModeSwitch
 from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.timeline import Timeline
@@ -41,6 +43,7 @@ def told(
     answered: bool = True,
     by: Plan | None = None,
     relayed: tuple[int, ...] = (),
+    second: SecondEngine | None = None,
     **rest: Any,
 ) -> InvocationPlan:
     """2.6 s until the first of 41 tokens, which then come every 100 ms."""
@@ -53,7 +56,7 @@ def told(
     if answered:
         timeline.add("execute", 2405 * MS, 2605 * MS)
         timeline.add("respond", 2605 * MS, 6605 * MS)
-    trace = InvocationTrace(row=row, timeline=timeline, events=43, relayed=relayed)
+    trace = InvocationTrace(row=row, timeline=timeline, events=43, relayed=relayed, second_engine=second)
     values: dict[str, Any] = {"engine": "native", "prediction": None, **rest}
     return invocation_plan(trace, by or planned(decided_ms), **values)
 
@@ -70,6 +73,31 @@ def test_a_cold_call_shows_what_was_predicted_and_what_came() -> None:
     assert "a pipeline of 2: the cheapest of" in said
     assert "TTFT 4.00 s is above 2.5 s" in said
     assert said.endswith("TTFT predictions for chat@3 were off by 12% on average, over 5 starts")
+
+
+@pytest.mark.parametrize(
+    ("second", "line"),
+    [
+        (SecondEngine(engine="vllm"), "vllm waits behind the first engine"),
+        (
+            SecondEngine(engine="vllm", state="starting", waited_ms=130),
+            "vllm began 130 ms after the first engine and was not up yet",
+        ),
+        (
+            SecondEngine(engine="vllm", state="running", waited_ms=130, took_ms=2900, moved=1),
+            "vllm began 130 ms after the first engine and came up in 2900 ms, 1 stream moved to it",
+        ),
+        (
+            SecondEngine(engine="vllm", state="failed", waited_ms=130, error="no room"),
+            "vllm began 130 ms after the first engine and did not come up: no room",
+        ),
+    ],
+)
+def test_an_engine_behind_the_first_one_is_told(second: SecondEngine, line: str) -> None:
+    found = told(second=second, engine="vllm")
+    assert render_plan(found).splitlines()[1] == line
+    row = InvocationTrace(row=found.row, timeline=Timeline(), second_engine=second)
+    assert line in trace_summary(row)
 
 
 def test_guesses_are_not_judged() -> None:

@@ -81,6 +81,15 @@ def test_an_llm_of_another_engine_computes_in_the_dtype_of_its_weights() -> None
         spec_of(declared("llm", weights="w", engine="tgi"))
 
 
+def test_an_llm_with_two_engines_starts_in_one_worker_from_the_process_of_the_second_one() -> None:
+    spec = spec_of(declared("llm", weights="w", engine="vllm", first="native"))
+    assert spec.llm is not None
+    assert (spec.llm.engine, spec.llm.first, spec.llm.dtype) == ("vllm", "native", "auto")
+    assert (spec.preload, spec.in_layers) == ("vllm", False)
+    with pytest.raises(InvalidSpec, match="the engine is 'native'"):
+        spec_of(declared("llm", weights="w", engine="native", first="native"))
+
+
 @pytest.mark.parametrize(("kind", "retries"), [("function", 0), ("transformers", 0), ("llm", 2), ("layered", 2)])
 def test_calls_of_models_that_run_as_pipelines_are_repeated_unasked(kind: Kind, retries: int) -> None:
     more = {"task": "embedding"} if kind == "transformers" else {}

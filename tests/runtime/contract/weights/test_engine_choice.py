@@ -59,6 +59,36 @@ def test_what_cannot_run_is_refused_with_the_reason(
     assert hint in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("setting", "first", "fields", "reason", "hint"),
+    [
+        (
+            "vllm",
+            "native",
+            NEOX,
+            "the native engine cannot answer first: .*'gpt_neox' is not supported",
+            "vllm runs it",
+        ),
+        ("transformers", "native", MAMBA, "'mamba' keeps a recurrent state", 'engine="vllm"'),
+        ("auto", "native", LLAMA, "engine='auto' names none", 'engine="vllm", first="native"'),
+        ("native", "native", LLAMA, "engine='native' names none", "leave out first"),
+        ("vllm", "transformers", LLAMA, "first='transformers' is not an engine that answers first", "native"),
+        ("vllm", 1, LLAMA, "first=1 is not an engine", "native"),
+    ],
+)
+def test_two_engines_that_do_not_go_together_are_refused(
+    setting: EngineSetting, first: object, fields: dict[str, Any], reason: str, hint: str
+) -> None:
+    with pytest.raises((CheckpointInvalid, InvalidSpec), match=reason) as refused:
+        choose_engine(setting, json.dumps(fields).encode(), first)
+    assert hint in refused.value.hint
+
+
+def test_an_engine_behind_the_native_one_is_told() -> None:
+    choice = choose_engine("vllm", json.dumps(LLAMA).encode(), "native")
+    assert (choice.engine, choice.reason) == ("vllm", "as declared; the native engine answers until it is up")
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_file_that_is_no_json_is_refused(setting: EngineSetting) -> None:
     with pytest.raises(CheckpointInvalid, match="not a JSON object"):

@@ -53,6 +53,10 @@ class Pair:
             for delta in self.both.step():
                 self.deltas[delta.id].append(delta)
 
+    @property
+    def moved(self) -> int:
+        return self.both.second.moved
+
     def bring_up(self, state: str = "ready") -> None:
         self._gate.set()
         wait_until(lambda: self.both.second.state == state, WAIT_S, what=f"a second engine that is {state}")
@@ -115,7 +119,7 @@ def test_a_hundred_handovers_neither_lose_nor_double_a_token(first: InferenceEng
         assert [text_of(deltas) for deltas in found] == [text_of(deltas) for deltas in wanted]
         assert [deltas[-1].finish for deltas in found] == [deltas[-1].finish for deltas in wanted]
         assert all(len(delta.logprobs) == 1 for delta in found[2])
-        moved += pair.both.second.moved
+        moved += pair.moved
     assert second.engine.load.free_blocks == second.engine.load.block_count
 
 
@@ -136,7 +140,7 @@ def test_streams_of_the_real_model_keep_their_golden_tokens(name: EngineName, ch
         pair.bring_up()
         pair.steps()
         assert [tokens_of(deltas) for deltas in pair.deltas.values()] == [case["output_ids"] for case in every]
-        moved += pair.both.second.moved
+        moved += pair.moved
     assert moved >= (HANDOVERS if name == "vllm" else 4)
     other.close()
 
@@ -202,7 +206,7 @@ def test_what_the_second_engine_refuses_ends_on_the_first(first: InferenceEngine
     pair.bring_up()
     pair.steps()
     assert [tokens_of(deltas) for deltas in pair.deltas.values()] == wanted
-    assert pair.both.second.moved == 1
+    assert pair.moved == 1
     assert first.load.free_blocks == first.load.block_count
 
 
@@ -214,7 +218,7 @@ def test_few_move_at_a_time_and_those_that_are_nearly_done_stay(first: Inference
     pair.steps(2)
     pair.bring_up()
     pair.steps(1)
-    assert pair.both.second.moved == 2
+    assert pair.moved == 2
     assert first.load.active == 1
     pair.steps()
     assert [tokens_of(deltas) for deltas in pair.deltas.values()] == wanted
@@ -230,7 +234,7 @@ def test_a_request_that_resumes_here_moves_on_with_all_its_tokens(first: Inferen
     pair.bring_up()
     pair.steps()
     assert tokens_of(pair.deltas[0]) == wanted[10:]
-    assert pair.both.second.moved == 1
+    assert pair.moved == 1
 
 
 def test_weights_are_released_and_regained_around_a_handover(first: InferenceEngine) -> None:
@@ -244,11 +248,11 @@ def test_weights_are_released_and_regained_around_a_handover(first: InferenceEng
     assert pair.both.stalled
     pair.bring_up()  # it comes up while nothing may be held
     pair.steps(3)
-    assert not pair.both.second.moved
+    assert pair.moved == 0
     pair.both.regain()
     pair.steps()
     assert tokens_of(pair.deltas[0]) == wanted
-    assert pair.both.second.moved == 1
+    assert pair.moved == 1
 
 
 def test_cancelled_requests_and_the_end_leave_nothing_behind(first: InferenceEngine) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from fleetstart.runtime.contract.errors import StartFailed
 from fleetstart.runtime.contract.function.spec import EngineName, LLMSettings
 from fleetstart.runtime.contract.worker_headers import MARK
+from fleetstart.runtime.llm.model.loaded_model import LoadedModel
 from fleetstart.runtime.llm.server import engines
 from tests.late import late
 from tests.runtime.llm.models import tiny
-from tests.runtime.llm.server.test_openai_responses import Served, served
+from tests.runtime.llm.server.test_openai_responses import WAIT_S, Served, served
 from tests.runtime.llm.server.test_stream_resume import ask, by_choice
 from tests.runtime.llm.server.tools.test_tools import family
+from tests.servers import wait_until
 
 late("transformers")
 pytestmark = pytest.mark.slow
@@ -96,6 +101,41 @@ def test_a_stream_goes_on_on_another_engine_from_its_tokens(
     carried = b"\n".join(block[len(MARK) : -2] for block in blocks[: cut + 1] if block.startswith(MARK))
     rest = ask(servers[second], "/v1/completions", body, carried)
     assert by_choice([*blocks[: cut + 1], *rest]) == by_choice(blocks)
+
+
+def texts_of(blocks: list[bytes]) -> list[str]:
+    """The text of each event: a token's."""
+    return [event["choices"][0]["text"] for event in by_choice(blocks)[0]]
+
+
+def test_streams_go_on_when_the_engine_behind_the_first_one_is_up(
+    servers: dict[str, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that run move, the next ones begin there, and each says what it says on one engine."""
+    gate = threading.Event()
+    load = engines.load_engine
+
+    def loaded(*args: Any, **kwargs: Any) -> LoadedModel:
+        assert args[1].engine == "native" or args[1].first or gate.wait(WAIT_S)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(engines, "load_engine", loaded)
+    settings = msgspec.structs.replace(serving("transformers"), first="native")
+    fields = {"stream": True, "max_tokens": 150, "ignore_eos": True}
+    bodies = [fields | {"prompt": "Once", "temperature": 0}, fields | {"prompt": "a", "temperature": 0.8, "seed": 5}]
+    wanted = [texts_of(ask(servers["native"], "/v1/completions", body)) for body in bodies]
+    with served(family("Hermes", **SHAPE), settings) as both, ThreadPoolExecutor(2) as threads:
+        engine: Any = both.app._model.engine
+        running = [threads.submit(ask, both, "/v1/completions", body) for body in bodies]
+        wait_until(lambda: engine.second.state == "starting", WAIT_S, what="a first token of each")
+        gate.set()
+        assert [texts_of(one.result()) for one in running] == wanted
+        wait_until(lambda: engine.second.state in ("ready", "running"), WAIT_S, what="the second engine")
+        assert [texts_of(ask(both, "/v1/completions", body)) for body in bodies] == wanted
+        second = both.app.second_engine()
+        assert second is not None
+        assert (second.engine, second.state) == ("transformers", "running")
+        both.until_idle()
 
 
 def test_a_deadline_ends_a_call_and_frees_its_blocks(servers: dict[str, Served]) -> None:
