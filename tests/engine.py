@@ -84,6 +84,8 @@ class DockerEngine:
         if self._process is not None:
             self._process.wait(10)
             self._process = None
+        # Its parent is gone, and whoever reaps it may be late: its pid in the file would look alive to the next engine.
+        (self.folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Ends the engine and all its containers."""

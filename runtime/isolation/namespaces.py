@@ -46,6 +46,8 @@ MASKED_IN_PROC = (
     "modules", "sched_debug", "scsi", "slabinfo", "sysrq-trigger", "timer_list", "vmallocinfo",
 )  # fmt: skip
 """Entries of /proc that tell of the machine and not of the worker, and that no library needs."""
+BYTES_PER_INODE, INODES_LEAST = 4096, 1024
+"""An empty file takes about a kilobyte of the kernel's memory: names must not take more of it than bytes may."""
 _PRIVATE = linux.MS_NOSUID | linux.MS_NODEV
 _READ_ONLY = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
@@ -160,7 +162,9 @@ def confine(
     instance of devpts. `layer_dir` is a folder of the node, shown at LAYER_DIR; `volumes` are by their path below /tmp.
     """
     for folder in ("/tmp", "/dev/shm"):
-        linux.mount("tmpfs", folder, None, _PRIVATE | linux.MS_REMOUNT, f"size={writable_bytes // 2}")
+        inodes = max(INODES_LEAST, writable_bytes // 2 // BYTES_PER_INODE)
+        options = f"size={writable_bytes // 2},nr_inodes={inodes}"
+        linux.mount("tmpfs", folder, None, _PRIVATE | linux.MS_REMOUNT, options)
     _show(bundle_dir, FUNCTION_DIR)
     if layer_dir:
         _show(layer_dir, root.LAYER_DIR)

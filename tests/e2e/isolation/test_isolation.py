@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.worker.device_binding import DEVICES_VARIABLE
+from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, heard_outside, try_escapes
 from tests.e2e.systems import System
 from tests.servers import wait_until
 
@@ -148,6 +149,36 @@ def test_two_workers_see_nothing_of_each_other(system: System) -> None:
     system.deploy(text.replace("NAME", "right"), name="right")
     assert system.ok("left", {"leave": True}) == ["/tmp", "/dev/shm"]
     assert system.ok("right") == []
+
+
+# ── out of a worker ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def escapes(system: System) -> str:
+    """Name of a function that tries to get out."""
+    require_namespaces(system)
+    return deploy_escapes(system, "namespaces")
+
+
+@pytest.fixture(scope="module")
+def tried(system: System, escapes: str) -> dict[str, Any]:
+    return try_escapes(system, escapes)
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_an_attempt_to_get_out_is_refused(tried: dict[str, Any], attempt: str) -> None:
+    assert tried[attempt] == "refused"
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_harms_its_own_worker_alone(system: System, escapes: str, bomb: str) -> None:
+    assert defused(system, escapes, bomb) in BOMBS[bomb]
+    assert system.ok("well", {"name": "Ada"}) == {"well": "Ada"}
+
+
+def test_a_port_of_a_worker_is_not_open_on_the_machine(system: System, escapes: str) -> None:
+    assert not heard_outside(system, escapes)
 
 
 # ── out into what a list names ─────────────────────────────────────────────────────────────────────
