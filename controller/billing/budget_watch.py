@@ -23,7 +23,7 @@ from fleetstart.runtime.contract.errors import BudgetSpent, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
-from ..state.records import is_helper
+from ..state.records import VersionKey, is_helper
 from ..state.redis_client import REDIS_ERRORS, Script
 from ..state.traffic import in_service, scale_of
 from ..state.view import View
@@ -67,6 +67,8 @@ class BudgetWatch:
         self.alert_rounds = 0
         """Number of rounds in which alerts were written."""
         self._kept: frozenset[WorkerId] | None = None
+        self._kept_by: dict[VersionKey, list[WorkerId]] = {}
+        """The same by version, so that a change of one costs no look at all."""
         self._kept_ns = 0
         """Monotonic time at which they were written."""
         self._changes = view.follow()
@@ -190,10 +192,16 @@ class BudgetWatch:
         now_ns = time.monotonic_ns()
         if now_ns - self._kept_ns > KEPT_AGAIN_NS:
             self._kept = None
-        if not self._changes.take_versions() and self._kept is not None and spent == self._spent:
+        changed = self._changes.take_versions()
+        if self._kept is None or spent != self._spent:
+            self._kept_by = kept_by_version(self._view, spent, self._view.ordered_versions())
+        elif changed:
+            self._kept_by = {key: kept for key, kept in self._kept_by.items() if key not in changed}
+            self._kept_by |= kept_by_version(self._view, spent, changed)
+        else:
             return
         self._spent = spent
-        kept = kept_workers(self._view, spent)
+        kept = frozenset(worker for workers in self._kept_by.values() for worker in workers)
         if kept == self._kept or not self._view.synced:
             return
         written = await self._set_kept([keys.FENCE, keys.KEPT], [self._fence(), *sorted(kept)])
@@ -203,8 +211,16 @@ class BudgetWatch:
 def kept_workers(view: View, spent: Set[FunctionName]) -> frozenset[WorkerId]:
     """The `min` longest-ready workers of each version in service, by the scaling that is in force; none of a function
     whose budget is spent."""
-    kept: set[WorkerId] = set()
-    for key in view.ordered_versions():
+    found = kept_by_version(view, spent, view.ordered_versions())
+    return frozenset(worker for workers in found.values() for worker in workers)
+
+
+def kept_by_version(
+    view: View, spent: Set[FunctionName], keys: Iterable[VersionKey]
+) -> dict[VersionKey, list[WorkerId]]:
+    """The kept workers of these versions; those without any are left out."""
+    found: dict[VersionKey, list[WorkerId]] = {}
+    for key in keys:
         record, version = view.functions.get(key.name), view.versions.get(key)
         if record is None or version is None or key.name in spent or key.version not in in_service(record):
             continue
@@ -218,5 +234,6 @@ def kept_workers(view: View, spent: Set[FunctionName]) -> frozenset[WorkerId]:
             if (status := view.statuses.get(order.worker)) is not None
             if status.state == "ready" and not is_helper(order, status)
         ]
-        kept.update(worker for _, worker in sorted(ready)[:least])
-    return frozenset(kept)
+        if ready:
+            found[key] = [worker for _, worker in sorted(ready)[:least]]
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import Literal
 
 from fleetstart.runtime.contract.node.reports import FunctionLoad
@@ -24,8 +25,8 @@ STEADY_NS = 10_000_000_000
 """Interval for versions with workers of which nothing is expected: it makes up for a change that was not noticed."""
 TOGETHER_NS = 100_000_000
 """Versions that are due within it are looked at together."""
-STEP_VERSIONS = 100
-"""Versions of one step, some milliseconds: the loop that runs it serves calls."""
+STEP_VERSIONS = 25
+"""Versions of one step, a millisecond or two: the loop that runs it serves calls between two steps."""
 
 Rest = Literal["inert", "steady", "moving"]
 """What is to be expected of a version: nothing, nothing soon, or something any second."""
@@ -35,7 +36,8 @@ class Agenda:
     def __init__(self, view: View) -> None:
         self._view = view
         self._changes = view.follow()
-        self._pending = all_versions(view)
+        self._pending = dict.fromkeys(sorted(all_versions(view)))
+        """Versions that are to be looked at, in the order in which they came."""
         self._due_ns: dict[VersionKey, int] = {}
         self._heap: list[tuple[int, VersionKey]] = []
         """Due times, the next one first; one that is not in `_due_ns` any more is over."""
@@ -43,18 +45,20 @@ class Agenda:
         """Versions whose workers found no room."""
 
     def take(self, now_ns: int) -> list[VersionKey]:
-        """The versions of the next step, those with the oldest waiting calls first."""
-        self._pending |= self._changes.take_versions()
+        """The versions of the next step: those with the oldest waiting calls first, then those that came first."""
+        self.again(sorted(self._changes.take_versions()))
         if self._changes.take_nodes():
-            self._pending |= self._unplaced  # there may be room now
+            self.again(sorted(self._unplaced))  # there may be room now
         while (next_ns := self._next_ns()) is not None and next_ns <= now_ns:
-            self._pending.add(heapq.heappop(self._heap)[1])
+            self._pending[heapq.heappop(self._heap)[1]] = None
         if not self._pending:
             return []
-        loads = self._view.loads()
-        taken = heapq.nsmallest(STEP_VERSIONS, self._pending, key=lambda key: start_order(key, loads))
-        self._pending.difference_update(taken)
+        called = waiting_versions(self._view.loads())
+        waiting = [key for key in called if key in self._pending][:STEP_VERSIONS]
+        first = dict.fromkeys(waiting) | dict.fromkeys(islice(self._pending, STEP_VERSIONS))
+        taken = list(first)[:STEP_VERSIONS]
         for key in taken:
+            del self._pending[key]
             self._due_ns.pop(key, None)
         return taken
 
@@ -74,8 +78,8 @@ class Agenda:
             heapq.heappush(self._heap, (due_ns, key))
 
     def again(self, keys: Iterable[VersionKey]) -> None:
-        """Puts versions back whose step was not written."""
-        self._pending.update(keys)
+        """Has versions looked at with the next steps, such as those of a step that was not written."""
+        self._pending.update(dict.fromkeys(keys))
 
     def wait_ns(self, now_ns: int) -> int | None:
         """Time until the next step has something to do; None if only a change can bring it."""
@@ -101,6 +105,13 @@ def all_versions(view: View) -> set[VersionKey]:
 def called_versions(view: View) -> set[VersionKey]:
     """The versions that gateways have calls of."""
     return {key for text in view.loads() if (key := parse_version_key(text)) is not None}
+
+
+def waiting_versions(loads: Mapping[str, FunctionLoad]) -> list[VersionKey]:
+    """The versions with calls that wait, that of the oldest call first."""
+    found = [(load.oldest_unix_ms, key) for text, load in loads.items() if load.oldest_unix_ms
+             if (key := parse_version_key(text)) is not None]  # fmt: skip
+    return [key for _, key in sorted(found)]
 
 
 def start_order(key: VersionKey, loads: Mapping[str, FunctionLoad]) -> tuple[float, VersionKey]:

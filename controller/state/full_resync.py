@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import redis.asyncio as redis
@@ -79,6 +80,17 @@ class _DecodeCache(Generic[Record]):
         """Ends a resync: tells what could not be read, and forgets entries that it did not see."""
         unreadable.replace(self._what, self._problems)
         self._known, self._next, self._problems = self._next, {}, {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodeRecords:
+    """What Redis has of a node, decoded; what cannot be decoded is left out."""
+
+    leased: bool
+    report: NodeReport | None
+    orders: dict[WorkerId, WorkerOrder]
+    statuses: dict[WorkerId, WorkerStatus]
+    copies: dict[CopyKey, CopyOrder]
 
 
 class FullResync:
@@ -167,9 +179,10 @@ class FullResync:
             gc.collect(1)
             gc.freeze()
 
-    async def _read_nodes(self, nodes: list[NodeId]) -> dict[NodeId, list[Any]]:
-        """Lease, orders, statuses and copies of each node."""
-        found: dict[NodeId, list[Any]] = {}
+    async def _read_nodes(self, nodes: list[NodeId]) -> dict[NodeId, _NodeRecords]:
+        """Lease, orders, statuses and copies of each node. They are decoded some at a time; what they change in the
+        view is then done at once."""
+        found: dict[NodeId, _NodeRecords] = {}
         for begin in range(0, len(nodes), NODES_AT_ONCE):
             some = nodes[begin : begin + NODES_AT_ONCE]
             async with self._client.pipeline(transaction=False) as pipe:
@@ -179,9 +192,20 @@ class FullResync:
                     pipe.hgetall(keys.observed(node))
                     pipe.hgetall(keys.copies(node))
                 answers = await pipe.execute()
-            found |= {node: answers[4 * i : 4 * i + 4] for i, node in enumerate(some)}
+            found |= {node: self._decoded(node, *answers[4 * i : 4 * i + 4]) for i, node in enumerate(some)}
             await asyncio.sleep(0)
         return found
+
+    def _decoded(self, node: NodeId, lease: bytes | None, desired: Raw, observed: Raw, copied: Raw) -> _NodeRecords:
+        copies = (self._copies.read(name, raw) for name, raw in copied.items())
+        read = [self._statuses.read(name, raw) for name, raw in observed.items()]
+        return _NodeRecords(
+            leased=bool(lease),
+            report=self._nodes.read(node, lease) if lease else None,
+            orders={o.worker: o for name, raw in desired.items() if (o := self._orders.read(name, raw))},
+            statuses={status.worker: status for status in read if status is not None},
+            copies={(copy.node, copy.checkpoint): copy for copy in copies if copy is not None},
+        )
 
     async def _read_functions(self, *, again: bool) -> None:
         """Reads the functions, some at a time. Each is as it was at some moment of the read.
@@ -255,19 +279,18 @@ class FullResync:
                 found[record.name] = record
         return found
 
-    def _apply(self, by_node: dict[NodeId, list[Any]]) -> None:
+    def _apply(self, by_node: dict[NodeId, _NodeRecords]) -> None:
         view, now_ns = self._view, self._monotonic_ns()
         orders: dict[WorkerId, WorkerOrder] = {}
         statuses: dict[WorkerId, WorkerStatus] = {}
         copies: dict[CopyKey, CopyOrder] = {}
         unread: set[NodeId] = set()
-        for node, (lease, desired, observed, copied) in by_node.items():
-            seen = view.nodes.get(node)
-            report = self._nodes.read(node, lease) if lease else None
+        for node, found in by_node.items():
+            seen, report = view.nodes.get(node), found.report
             if report is not None:
                 if seen is None or seen.report is not report or seen.absent_since_ns is not None:
                     view.nodes[node] = NodeSeen(report)
-            elif lease:
+            elif found.leased:
                 unread.add(node)
                 if seen is not None and seen.absent_since_ns is not None:
                     seen.absent_since_ns = None
@@ -278,12 +301,10 @@ class FullResync:
                 if seen.absent_since_ns is None:
                     seen.absent_since_ns = now_ns
                 view.node_came_or_went(node)  # at each read, until it is lost
-            orders.update({o.worker: o for name, raw in desired.items() if (o := self._orders.read(name, raw))})
-            found = (self._copies.read(name, raw) for name, raw in copied.items())
-            copies.update({(copy.node, copy.checkpoint): copy for copy in found if copy is not None})
+            orders.update(found.orders)
+            copies.update(found.copies)
             if node in unread or (node in view.nodes and not view.nodes[node].lost(now_ns)):
-                read = ((name, self._statuses.read(name, raw)) for name, raw in observed.items())
-                statuses.update({status.worker: status for _, status in read if status is not None})
+                statuses.update(found.statuses)
         changed, view.unread_nodes = view.unread_nodes ^ unread, frozenset(unread)
         for node in changed:
             view.node_came_or_went(node)

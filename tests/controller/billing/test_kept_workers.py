@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetstart.controller.billing.budget_watch import kept_workers
-from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.billing.budget_watch import kept_by_version, kept_workers
+from fleetstart.controller.state.records import FunctionRecord, ScaleOverride, VersionKey, VersionRecord
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Scale
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, PipelineId, Version, WorkerId
@@ -83,3 +83,21 @@ def test_no_stage_that_only_helps_another_worker() -> None:
     it.put_order(msgspec.structs.replace(order, stage=helper))
     it.statuses[order.worker] = msgspec.structs.replace(it.statuses[order.worker], whole=False)
     assert kept_workers(it, frozenset()) == frozenset()
+
+
+def test_versions_that_have_changed_are_enough() -> None:
+    """What has changed is looked at, and with the rest as it was gives what a look at all would."""
+    it = view(2, *((name, 1, "ready", since) for since, name in enumerate("abc", 1)))
+    changes, key = it.follow(), VersionKey(F, Version(1))
+    known = kept_by_version(it, frozenset(), it.ordered_versions())
+    assert known == {key: ["a", "b"]}
+    it.put_status(msgspec.structs.replace(it.statuses[WorkerId("a")], state="draining"))
+    assert changes.take_versions() == {key}
+    assert kept_by_version(it, frozenset(), {key}) == {key: ["b", "c"]}
+    it.functions[F] = msgspec.structs.replace(it.functions[F], scaled=ScaleOverride(min=1))
+    assert changes.take_versions() == {key}
+    assert kept_by_version(it, frozenset(), {key}) == {key: ["b"]}
+    for worker in list(it.orders):
+        del it.orders[worker]
+    assert changes.take_versions() == {key}
+    assert kept_by_version(it, frozenset(), {key}) == {}

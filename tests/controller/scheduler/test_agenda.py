@@ -159,6 +159,10 @@ def test_a_step_takes_some_versions_and_those_with_waiting_calls_first() -> None
     assert len(taken) == STEP_VERSIONS
     assert taken[0] == VersionKey(last, Version(1))
     assert world.agenda.wait_ns(0) == 0
+    rest = world.agenda.take(0)
+    world.agenda.again(taken)
+    assert world.agenda.take(0)[: STEP_VERSIONS // 2] != taken[: STEP_VERSIONS // 2], "those that came first are first"
+    assert not set(taken) & set(rest)
 
 
 def test_versions_are_due_again_by_what_is_expected_of_them() -> None:
