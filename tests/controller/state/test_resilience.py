@@ -309,7 +309,7 @@ def test_a_status_that_comes_during_a_read_keeps_no_order_out_of_the_view(
         state = StateSync(client, View())
         read = state._full._read_nodes
 
-        async def read_nodes(nodes: list[NodeId]) -> dict[NodeId, list[Any]]:
+        async def read_nodes(nodes: list[NodeId]) -> Any:
             found = await read(nodes)
             status = WorkerStatus(
                 worker=order.worker, node=order.node, function=order.spec.name, version=order.version, state="ready"
