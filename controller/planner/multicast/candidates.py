@@ -91,7 +91,7 @@ class MulticastWay:
 def situation(request: MulticastRequest, blocks: int) -> Situation:
     """The request with so many blocks. Sources that are busy sending are left out where another one is there."""
     nodes = request.nodes
-    ranges = block_ranges(request.chunks, blocks, [node.held for node in nodes])
+    ranges = block_ranges(request.chunks, blocks, [*(node.held for node in nodes), request.first_chunks])
     chunk_bytes = request.size_bytes / max(1, request.chunks)
     held = [held_blocks(node.held, ranges) for node in nodes]
     everything = (1 << len(ranges)) - 1

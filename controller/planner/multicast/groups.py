@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .request import MulticastNode
 
@@ -29,10 +30,13 @@ class SubGroup:
 
 def transmission_orders(blocks: int, groups: int, begin_with: Collection[int] = ()) -> list[tuple[int, ...]]:
     """Algorithm 1: the blocks in parts, one a group; each group begins with its own part and goes on with the next.
-    The first group's part has the blocks of `begin_with`."""
-    size = -(-blocks // groups)
+    The first group's part has all blocks of `begin_with`, also where they are more than its share: a first stage is
+    of no use without one of them."""
     order = sorted(range(blocks), key=lambda block: (block not in begin_with, block))
-    parts = [order[size * group : min(size * (group + 1), blocks)] for group in range(groups)]
+    first = max(-(-blocks // groups), len(begin_with)) if groups > 1 else blocks
+    size = -(-(blocks - first) // (groups - 1)) if groups > 1 and first > -(-blocks // groups) else first
+    ends = [0, *(min(first + size * group, blocks) for group in range(groups))]
+    parts = [order[begin:end] for begin, end in pairwise(ends)]
     return [
         tuple(block for turn in range(groups) for block in parts[(group + turn) % groups]) for group in range(groups)
     ]

@@ -24,6 +24,11 @@ def test_the_first_group_begins_with_what_comes_first_and_each_gets_all(
     assert all(sorted(order) == list(range(blocks)) for order in orders)
 
 
+def test_what_comes_first_is_one_groups_part_also_where_it_is_more_than_its_share() -> None:
+    assert transmission_orders(6, 2, {0, 1, 4, 5}) == [(0, 1, 4, 5, 2, 3), (2, 3, 0, 1, 4, 5)]
+    assert transmission_orders(5, 3, {0, 1, 2, 3, 4}) == [(0, 1, 2, 3, 4)] * 3
+
+
 def test_groups_begin_with_different_parts_as_in_figure_5() -> None:
     assert transmission_orders(4, 2) == [(0, 1, 2, 3), (2, 3, 0, 1)]
     assert transmission_orders(5, 3) == [(0, 1, 2, 3, 4), (2, 3, 4, 0, 1), (4, 0, 1, 2, 3)]

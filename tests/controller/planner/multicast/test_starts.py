@@ -131,6 +131,15 @@ def test_new_nodes_read_from_the_copy_behind_their_own_switch(leaves: list[str])
     assert crossings <= uneven, "those behind a switch are as many as its copy feeds, and the others cross"
 
 
+@pytest.mark.parametrize("ends", [20, 40, 52, 64, 76])
+def test_two_nodes_fed_by_two_copies_are_a_multicast_that_serves_early_whatever_share_the_ends_have(ends: int) -> None:
+    """Ends of more than half the model were in both groups' parts, so that the first stage had them with the second."""
+    found = planned([*new(2), holder("has0"), holder("has1")], burst(2, layout=in_chunks(ends, 12)))
+    assert (found.multicast, found.pipelines) == ("direct from 2 sources", [[0, 1]])
+    assert found.serve_s[0] <= 4.0 * max(0.65, ends / 100 + 0.06), "400 MB take 4 s, and one node needs all ends"
+    assert found.serve_s[1] < 4.0 * 1.05
+
+
 def test_what_one_copy_feeds_serves_once_it_is_whole() -> None:
     """The model has left the copy no sooner than the first node is whole."""
     found = planned([*new(3), holder()], burst(3, layout=in_chunks(20, 8)))
