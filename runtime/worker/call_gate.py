@@ -72,6 +72,8 @@ class Meter:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.draining = False
+        self.standby = False
+        """Set while weights are given back, or about to be: calls go to another worker."""
         self._calls: dict[int, RunningCall] = {}
         self._begun = 0
         self._busy_before_ns = 0
@@ -90,7 +92,7 @@ class Meter:
 
     def begin(self, request: str, now_ns: int, timeout_ns: int | None) -> int | Literal["draining", "busy"]:
         """Takes a slot; returns the number to `end` the call with, or the reason of the rejection."""
-        if self.draining:
+        if self.draining or self.standby:
             return "draining"
         if len(self._calls) >= self.slots:
             return "busy"

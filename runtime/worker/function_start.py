@@ -40,6 +40,7 @@ from ..worker_io import user_errors
 from ..worker_io.asgi import App
 from ..worker_io.call_links import CallLinks
 from ..worker_io.network_hint import network_hint
+from ..worker_io.standby import Standby
 from .device_init import DeviceInit
 from .entry_import import import_entry
 
@@ -70,6 +71,8 @@ class StartedApp:
     close_s: float = 0.0
     second_engine: Callable[[], SecondEngine | None] = lambda: None
     loaded: Callable[[], DeviceLoaded] = DeviceLoaded
+    standby: Standby | None = None
+    """How it gives its weights back and takes them again; None: it cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +161,7 @@ def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weight
     if starting.assign.stage is not None:
         return _start_stage(starting, _stage_context(starting, starting.assign.stage, attached[0]), spec.llm, weights)
     app = create_app(weights, spec.llm, name=spec.name, threads=threads)
-    return StartedApp(app, False, app.close, app.speed, second_engine=app.second_engine)
+    return StartedApp(app, False, app.close, app.speed, second_engine=app.second_engine, standby=app)
 
 
 def _stage_context(starting: StartContext, stage: Stage, weights: Weights) -> StageContext:

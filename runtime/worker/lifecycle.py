@@ -35,8 +35,10 @@ from ..contract.node.messages import (
     Prepare,
     Prepared,
     Ready,
+    StandBy,
     StartError,
     Usage,
+    Wake,
     WantChunks,
 )
 from ..contract.node.orders import SecondEngine
@@ -46,6 +48,7 @@ from ..contract.timeline import Timeline
 from ..isolation.worker_environment import WorkerEnvironment
 from ..pipeline.node_messages import NodeMessages
 from ..worker_io.call_links import CallLinks
+from ..worker_io.standby import WorkerStandby
 from . import watchdog
 from .call_gate import CallGate, Meter, redact_errors
 from .device_binding import bind_devices
@@ -136,6 +139,7 @@ class AssignedWorker:
         self._node_messages: NodeMessages | None = None
         self._reporter = UsageReporter(loop, self._meter, self._send)
         self._listener: WorkerServer | None = None
+        self._standby: WorkerStandby | None = None
         self._entered: EnteredCallWriter | None = None
 
     def run(self, environment: WorkerEnvironment, descriptors: list[int]) -> NoReturn:
@@ -242,6 +246,7 @@ class AssignedWorker:
             raise StartFailed(str(error)) from error
         self._reporter.speed = started.speed
         self._reporter.second_engine = started.second_engine
+        self._standby = WorkerStandby(started.standby, self._meter, self._loop, self._send, self._cannot_wake)
         self._channel.send(Ready(self._timeline, started.loaded()))
         self._report_imports()
         if self._node_messages is None:
@@ -289,9 +294,17 @@ class AssignedWorker:
             self._grace_ends_s = self._loop.time() + message.grace_s
             self._loop.call_later(message.grace_s, self._finished.set)
             self._changed()
+        elif isinstance(message, StandBy | Wake) and self._standby is not None:
+            self._standby.handle(message)
+
+    def _cannot_wake(self, error: FleetError) -> None:
+        """Ends the process, whose weights are gone."""
+        self._fail(error)
 
     def _changed(self) -> None:
         self._reporter.changed()
+        if self._standby is not None:
+            self._standby.on_calls_changed()
         if self._meter.draining and not self._meter.running:
             self._finished.set()
 

@@ -230,6 +230,11 @@ class Worker:
             if isinstance(message, Usage) and wanted(message):
                 return message
 
+    def next(self, wanted: type[msgspec.Struct]) -> None:
+        """Reads until such a message comes."""
+        while not isinstance(message := self.receive(), wanted):
+            assert isinstance(message, Usage), message
+
     def client(self, headers: Mapping[str, str] = NO_HEADERS) -> httpx.Client:
         own = {TOKEN_HEADER: TOKEN, REQUEST_HEADER: "inv-test", **headers}
         return httpx.Client(base_url=self.url, headers=own, timeout=DEADLINE_S, trust_env=False)

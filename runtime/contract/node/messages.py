@@ -12,6 +12,10 @@ its own loopback, where the node accepts requests for connections out. It may sa
 out of order, answers `Ready` or `StartError`, sends `Usage` about once a second, and on `Drain` finishes its calls,
 says `Drained` and exits. The end of the socket is the end of the worker, from either side.
 
+A ready worker of a language model may be told to `StandBy`: it finishes its calls, gives weights and KV memory back and
+says `StoodBy`; its process, with modules and context, stays. `Wake` makes it take them again (`Woken`, or
+`StartError`).
+
 A waiting worker may be told to `Prepare` for a version that has packages of its own: it is confined, imports what the
 version imported before, says `Prepared` and waits for the `Assign` of that version. A worker with packages tells which
 of their modules it has (`Imported`): when it is ready, and when it was drained.
@@ -234,6 +238,22 @@ class Consolidated(msgspec.Struct, frozen=True, tag="whole"):
     """How it got this cache; None if it had no requests of others to go on with."""
 
 
+class StandBy(msgspec.Struct, frozen=True, tag="stand_by"):
+    """Orders a worker to finish its calls and to give its weights and KV memory back."""
+
+
+class StoodBy(msgspec.Struct, frozen=True, tag="stood_by"):
+    pass
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Ends a standby."""
+
+
+class Woken(msgspec.Struct, frozen=True, tag="woken"):
+    pass
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     grace_s: float
 
@@ -243,9 +263,20 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
 
 
 WorkerMessage = (
-    Pooled | Prepared | Imported | EgressListener | WantChunks | Ready | StartError | Usage | Consolidated | Drained
+    Pooled
+    | Prepared
+    | Imported
+    | EgressListener
+    | WantChunks
+    | Ready
+    | StartError
+    | Usage
+    | Consolidated
+    | StoodBy
+    | Woken
+    | Drained
 )
-DaemonMessage = Assign | Prepare | ClientConnection | Peers | Consolidate | Drain
+DaemonMessage = Assign | Prepare | ClientConnection | Peers | Consolidate | StandBy | Wake | Drain
 
 # ── daemon and reader of a segment ─────────────────────────────────────────────────────────────────
 

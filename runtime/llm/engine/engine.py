@@ -7,6 +7,7 @@ in flight, each with its own sequences.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 from collections import deque
@@ -259,6 +260,7 @@ class Engine:
         assert not self._in_flight
         self.scheduler.restart()
         self._runner = ReleasedRunner()
+        gc.collect()  # a model and its cache know one another
 
     def regain(self) -> None:
         """Takes weights and KV memory again. Errors: those of loading."""

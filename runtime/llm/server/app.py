@@ -84,6 +84,14 @@ class LLMApp:
         engine = self._model.engine
         return engine.second if isinstance(engine, TwoEngines) else None
 
+    def release(self) -> None:
+        """Gives weights and KV memory back; calls must wait for `regain`. Not on the loop."""
+        self.service.release()
+
+    def regain(self) -> None:
+        """Takes weights and KV memory again. Not on the loop. Errors: those of loading."""
+        self.service.regain()
+
     def close(self) -> None:
         """Ends running requests with 503, and the engine's thread; returns when that has ended."""
         self.service.close()

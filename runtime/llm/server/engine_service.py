@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
 """Wait for the thread, longer than any step; a thread that is still busy ends with its process."""
+CHANGE_POLL_S = 1.0
+"""Interval in which a release or a regain looks whether the engine was closed meanwhile."""
 STALLED_S = 0.02
 """Interval of deadline checks while nothing can be computed."""
 
@@ -50,11 +53,19 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
+class _Change:
+    """A release of the engine's weights, or the end of one, between two steps."""
+
+    change: Callable[[], None]
+    done: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Close:
     pass
 
 
-_Command = _Add | _Cancel | _Run | _Close
+_Command = _Add | _Cancel | _Run | _Change | _Close
 
 
 class DeltaStream:
@@ -94,7 +105,8 @@ class DeltaStream:
 
 
 class EngineService:
-    """The engine in its thread. Used from one event loop; `do`, `load`, `speed` and `close` from any thread."""
+    """The engine in its thread. Used from one event loop; `do`, `load`, `speed`, `release`, `regain` and `close` may be
+    used from any thread."""
 
     def __init__(self, engine: InferenceEngine, *, prepare: Callable[[], None] | None = None) -> None:
         """`prepare` runs first in the thread, for per-thread settings."""
@@ -151,6 +163,26 @@ class EngineService:
         whose engine is the native one."""
         self._commands.put(_Run(act))
 
+    def release(self) -> None:
+        """Frees weights and KV memory (standby); returns when they are free. From any thread but the loop's; requests
+        that come wait for `regain`. Errors: those of the engine; Unavailable once closed."""
+        self._change(self._engine.release)
+
+    def regain(self) -> None:
+        """Takes weights and KV memory again; returns when steps can run. Errors: those of loading; as of `release`."""
+        self._change(self._engine.regain)
+
+    def _change(self, change: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        self._commands.put(_Change(change, done))
+        while not self._closed:
+            try:
+                return done.result(CHANGE_POLL_S)
+            except TimeoutError:
+                if done.done():  # the change's own error
+                    raise
+        raise Unavailable("the engine is closed", retry_after_s=0)
+
     def close(self) -> None:
         """Ends every request with Unavailable, and the thread; waits for the running step."""
         self._closed = True
@@ -206,6 +238,13 @@ class EngineService:
                     deltas = act(self._engine)
                     self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
                     self._publish(deltas)
+                case _Change(change=change, done=done):
+                    try:
+                        change()
+                    except Exception as error:
+                        done.set_exception(error)
+                    else:
+                        done.set_result(None)
                 case _Cancel(id=id):
                     self._engine.cancel(id)
                     self._speeds.discard(id)

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 import pytest
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, HandlerFailed, InvalidInput, Unavailable
+from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.server.engine_service import DeltaStream, EngineService
+from fleetstart.runtime.llm.server.engines import load_engine
 from tests.runtime.llm.models import Checkpoint, engine, native, run, tokens_of
 from tests.servers import until, wait_until
 
@@ -62,6 +64,27 @@ def test_streams_bring_what_the_engine_gives(tiny_model: Checkpoint) -> None:
 
     with serving(tiny_model) as (service, _):
         asyncio.run(main(service))
+
+
+def test_a_request_waits_while_the_weights_are_released(tiny_model: Checkpoint) -> None:
+    wanted = tokens_of(run(engine(tiny_model, native(tiny_model)), [request(12)])[0])
+
+    async def main(service: EngineService) -> None:
+        await asyncio.to_thread(service.release)
+        waiting = asyncio.create_task(collect(service.open([request(12)])))
+        await asyncio.to_thread(service.release)
+        assert not waiting.done()
+        await asyncio.to_thread(service.regain)
+        assert await waiting == {0: wanted}
+
+    subject = load_engine(tiny_model, LLMSettings(kv_memory_bytes=1 << 20, max_context_tokens=64), threads=1).engine
+    service = EngineService(subject)
+    try:
+        asyncio.run(main(service))
+    finally:
+        service.close()
+    with pytest.raises(Unavailable, match="closed"):
+        service.release()
 
 
 def test_leaving_a_stream_frees_its_blocks(tiny_model: Checkpoint) -> None:

@@ -13,6 +13,8 @@ import pytest
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.contract.node import exit_codes
+from fleetstart.runtime.contract.node.messages import StandBy, StoodBy, Wake, Woken
+from fleetstart.runtime.contract.worker_headers import DRAINING_HEADER
 from tests.runtime.segments import Segment
 from tests.runtime.workers import Functions, Worker, until
 
@@ -99,6 +101,40 @@ def test_a_model_streams_in_answers_and_drains(torch_functions: Functions) -> No
     assert (long.status_code, long.json()["error"]["code"]) == (400, "invalid_input")
     worker.drain()
     assert worker.exit_status() == exit_codes.DRAINED
+
+
+def test_a_model_stands_by_and_answers_alike_once_it_is_woken(torch_functions: Functions) -> None:
+    segment = tiny_model()
+    segment.fill(*segment.chunks)
+    worker = assigned(torch_functions, segment)
+    worker.ready()
+    asked = {"model": "f", "prompt": "a b c", "max_tokens": 8, "temperature": 0}
+    wanted = worker.post(asked, path="v1/completions").json()["choices"]
+    for _ in range(2):
+        worker.channel.send(StandBy())
+        worker.next(StoodBy)
+        refused = worker.post(asked, path="v1/completions")
+        assert (refused.status_code, refused.headers[DRAINING_HEADER]) == (503, "1"), "its gateway calls another one"
+        worker.channel.send(Wake())
+        worker.next(Woken)
+        assert worker.post(asked, path="v1/completions").json()["choices"] == wanted
+    worker.channel.send(StandBy())
+    worker.drain()
+    assert worker.exit_status() == exit_codes.DRAINED
+
+
+def test_a_call_is_finished_before_a_standby(torch_functions: Functions) -> None:
+    segment = tiny_model()
+    segment.fill(*segment.chunks)
+    worker = assigned(torch_functions, segment)
+    worker.ready()
+    asked = {"model": "f", "prompt": "a", "max_tokens": 60, "temperature": 0, "stream": True}
+    with worker.client() as client, client.stream("POST", "v1/completions", json=asked) as response:
+        lines = response.iter_lines()
+        until(lambda: next(lines, ""), "the first token")
+        worker.channel.send(StandBy())
+        assert "data: [DONE]" in list(lines)
+    worker.next(StoodBy)
 
 
 def test_a_model_whose_weights_fail_tells_the_segments_error(torch_functions: Functions) -> None:
