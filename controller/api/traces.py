@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, StartKind
 from fleetstart.runtime.contract.errors import NotFound, StartFailed
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.timeline import PhaseName, Timeline
@@ -43,6 +43,13 @@ GIVEN_SEARCHED_ROWS = 5_000
 LIMIT = 20
 LIMIT_MAX = 1_000
 TIME_MAX_MS = 1 << 53
+HOW: dict[StartKind, str] = {
+    "hot": "was ready already when it came",
+    "standby": "was woken for it",
+    "warm": "was started for it",
+    "cold": "was started for it",
+}
+"""What its worker was to a call."""
 LEAST_EVENTS = 5
 """Events of a stream below which its time per token is not computed: most would be its first and its last."""
 
@@ -117,7 +124,7 @@ class History:
             )
         raw = await self._client.get(keys.plan(row.worker))
         if raw is None:
-            how = "was ready already when it came" if row.start == "hot" else "was started for it"
+            how = HOW[row.start]
             raise NotFound(
                 f"the plan of worker {row.worker}, which {how}, is not kept any more",
                 hint=f"plans are kept for a day after the start; `fs trace {row.id}` has the call's timeline",
@@ -197,7 +204,7 @@ def invocation_plan(
     first_s = _first_byte_s(trace.timeline)
     decided_s = (plan.decided_unix_ms - row.accepted_unix_ms) / 1000
     outcome = ObservedStart()
-    if row.start != "hot" and first_s is not None and plan.decided_unix_ms:
+    if row.start in ("warm", "cold") and first_s is not None and plan.decided_unix_ms:
         ttft_s = max(0.0, first_s - decided_s)
         tpot_s = _token_s(trace) if engine else None
         outcome = ObservedStart(ttft_s=ttft_s, tpot_s=tpot_s, cost_gib_s=_cost_gib_s(plan, ttft_s))

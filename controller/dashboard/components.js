@@ -4,7 +4,7 @@ import { h, table, tag } from "./dom.js";
 import { about, age, at, clock, dollars, ms } from "./format.js";
 import { name } from "./client.js";
 
-const LIVE = ["ready", "starting", "draining"];
+const LIVE = ["ready", "starting", "standby", "draining"];
 
 export function functionLink(function_) {
   return h("a", { href: `#/f/${name(function_)}` }, function_);
@@ -24,6 +24,7 @@ export function functionState(info) {
   if (workers.some((worker) => worker.state === "ready")) return tag(info.running ? "running" : "ready", "good");
   if (workers.some((worker) => worker.state === "starting")) return tag("starting", "busy");
   if (info.queued) return tag("queued", "warn");
+  if (workers.some((worker) => worker.state === "standby")) return tag("standby");
   return info.last_failure ? tag("failed to start", "bad") : tag("scaled to zero");
 }
 
@@ -32,7 +33,7 @@ export function workerState(state) {
 }
 
 export function startTag(start) {
-  return tag(start, { hot: "good", warm: "warn", cold: "busy" }[start]);
+  return tag(start, { hot: "good", standby: "warn", warm: "warn", cold: "busy" }[start]);
 }
 
 export function statusTag(status) {

@@ -72,7 +72,7 @@ function settings({ spec, scale }) {
     ["entry", h("span", { class: "mono" }, spec.entry)],
     ["memory", bytes(spec.memory_bytes)],
     ["concurrency", `${several(spec.concurrency, "call")} per worker`],
-    ["scale", `${scale.min} to ${scale.max} workers, keep-alive ${scale.keep_alive_s} s`],
+    ["scale", `${scale.min} to ${scale.max} workers, keep-alive ${scale.keep_alive_s} s${scale.standby_s ? `, then standby for ${scale.standby_s} s` : ""}`],
     ["timeouts", `call ${spec.timeout_s} s, start ${spec.start_timeout_s} s`],
     ["SLO", slo ? slo.filter(Boolean).join(", ") : "none: starts minimize cost"],
     ["weights", spec.weights && h("span", { class: "mono" }, spec.weights.slice(0, 12))],

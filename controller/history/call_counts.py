@@ -37,7 +37,7 @@ class CallCounts(msgspec.Struct, array_like=True):
         self.refused += 400 <= row.status < 499
         _count(self.total_ms, bucket_index(row.total_ms), 1)
         if row.worker and row.start != "hot":
-            self.warm += row.start == "warm"
+            self.warm += row.start in ("standby", "warm")
             self.cold += row.start == "cold"
             _count(self.wait_ms, bucket_index(row.queue_ms), 1)
 

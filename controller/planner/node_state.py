@@ -124,6 +124,16 @@ class OrderState:
     def starting(self) -> bool:
         return self.order.wanted == "run" and (self.status is None or self.status.state == "starting")
 
+    @property
+    def wakes(self) -> bool:
+        """Checks whether it was ordered out of a standby, and its node has not answered."""
+        return self.order.wanted == "run" and self.status is not None and self.status.memory_bytes > 0
+
+    @property
+    def stands_by(self) -> bool:
+        """Checks whether it has no part of a device."""
+        return self.order.wanted != "run" and self.status is not None and self.status.memory_bytes > 0
+
 
 def node_state(
     report: NodeReport,
@@ -196,9 +206,9 @@ def _devices(report: NodeReport, alive: Sequence[OrderState]) -> tuple[DeviceRep
     ordered: Counter[DeviceId] = Counter()
     unanswered: Counter[DeviceId] = Counter()
     for one in alive:
-        for share in one.order.devices:
+        for share in one.order.devices if not one.stands_by else ():
             ordered[share.id] += share.memory_bytes
-            unanswered[share.id] += share.memory_bytes if one.status is None else 0
+            unanswered[share.id] += share.memory_bytes if one.status is None or one.wakes else 0
     return tuple(
         with_bytes(device, max(device.reserved_bytes + unanswered[device.id], ordered[device.id]))
         for device in report.devices
@@ -266,12 +276,15 @@ def _promised_bytes(
     copies: Iterable[CheckpointId],
     layouts: Mapping[CheckpointId, CheckpointLayout],
 ) -> int:
-    """Memory reserved for unanswered orders: the workers' own, and that of segments not opened yet, of which a worker
-    and a copy of the same checkpoint share one."""
+    """Memory reserved for unanswered orders: the workers' own, what those that are woken take again, and that of
+    segments not opened yet, of which a worker and a copy of the same checkpoint share one."""
     fetched: dict[CheckpointId, int] = {}
     own_bytes = 0
     for ordered in alive:
         if ordered.status is not None:
+            if ordered.wakes:
+                own_bytes += host_bytes(ordered.order.spec.memory_bytes, ordered.order.devices)
+                own_bytes -= ordered.status.memory_bytes
             continue
         own_bytes += host_bytes(ordered.order.spec.memory_bytes, ordered.order.devices)
         checkpoint = ordered.order.spec.weights

@@ -79,7 +79,7 @@ class Calibrator:
         state.view.on_worker(self._heard)
 
     def _heard(self, status: WorkerStatus) -> None:
-        if status.state == "ready" and self._fence():
+        if status.state == "ready" and status.start != "standby" and self._fence():
             self._ready[status.worker] = status
             self._wake.set()
         order = self._view.orders.get(status.worker)  # deleted soon after the worker has failed
@@ -129,7 +129,7 @@ class Calibrator:
         self._led_with = self._fence()
         self._speeds = SpeedTracker(self._reports())
         for status in self._view.statuses.values():
-            if status.state == "ready":
+            if status.state == "ready" and status.start != "standby":
                 self._ready.setdefault(status.worker, status)
 
     def _reports(self) -> Iterable[NodeReport]:

@@ -42,8 +42,8 @@ class ObservedVersion:
 
     @property
     def present(self) -> int:
-        """All workers that have not ended, also those that drain."""
-        return len(self._present())
+        """All workers that have not ended, also those that drain; not those in standby, which have little memory."""
+        return sum(member.wanted != "standby" for member in self._present())
 
     def _present(self) -> list[Member]:
         whole = [one for one in self.members if not one.helper or one.becomes_whole]

@@ -220,7 +220,9 @@ class Reconciler:
             members=members,
             failure=view.failures.get(key),
             now_unix_ms=now_unix_ns // 1_000_000,
+            standby_s=spec.scale.standby_s if key in self._windows and spec.llm is not None else 0.0,
         )
+        limits.started(one, len(decision.wake))
         start = limits.room_for(one, decision.start)
         decision = replace(decision, start=start)
         if reason := limits.shortage(one):
@@ -308,6 +310,7 @@ class Reconciler:
             error=status.error if status else None,
             helper=is_helper(order, status),
             becomes_whole=order.grow,
+            staged=order.stage is not None,
         )
 
     def _first_seen_ns(self, order: WorkerOrder, now_ns: int) -> int:
@@ -326,6 +329,10 @@ class Reconciler:
         for worker in decision.drain:
             order = by_worker[worker]
             step.orders.append(order.changed(now_unix_ns, wanted="drain"))
+        for worker in decision.stand_by:
+            step.orders.append(by_worker[worker].changed(now_unix_ns, wanted="standby"))
+        for worker in decision.wake:
+            step.orders.append(by_worker[worker].changed(now_unix_ns, wanted="run"))
         step.deleted_orders.extend(by_worker[worker] for worker in decision.delete_orders)
         step.impossible.extend(decision.impossible)
         step.soonest(decision.again_unix_ms)
@@ -382,6 +389,7 @@ class Reconciler:
             chosen = plan_start(request, planning.cluster, now_ns / 1e9)
             if chosen.error is not None:
                 step.unplaced[key] = chosen.error
+                step.orders.extend(_giving_way(view, key, now_unix_ns))
                 if chosen.wait_s:
                     step.soonest(math.ceil(now_unix_ns / 1e6 + chosen.wait_s * 1000))
                 break
@@ -396,6 +404,19 @@ class Reconciler:
             step.plans.update({order.worker: decided for order in orders})
             missing -= grow
         return count - missing
+
+
+def _giving_way(view: View, key: VersionKey, now_unix_ns: int) -> list[WorkerOrder]:
+    """Orders that end the standby of workers of other versions that nobody calls, as a start found no place: what is
+    left of them, and the weights that they keep in memory, make room for it."""
+    loads = view.loads()
+    return [
+        order.changed(now_unix_ns, wanted="drain")
+        for order in view.orders.values()
+        if order.wanted == "standby"
+        and (other := VersionKey(order.spec.name, order.version)) != key
+        and not loads.get(str(other), NO_LOAD).queued
+    ]
 
 
 def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> Step:
@@ -430,6 +451,8 @@ def _same_work(known: WorkerOrder, order: WorkerOrder) -> bool:
 def _moves(view: View, order: WorkerOrder) -> bool:
     """True if something is to be expected of a worker: it starts or ends."""
     status = view.statuses.get(order.worker)
+    if order.wanted == "standby" and status is not None and status.state == "standby":
+        return False
     return order.wanted != "run" or status is None or status.state != "ready" or order.stage is not None
 
 

@@ -10,6 +10,9 @@
                 └──────────┴───────────┴───────────┴──> gone | failed ──> order deleted
                                                    └──> drain timed out ─> order deleted: its node kills it
 
+A surplus worker of a language model may stand by first, without weights and calls: it is woken before a worker is
+started, and drained after its time.
+
 A worker whose node died or was restarted (`lost`) counts as ended in every state. Each other pair is impossible: the
 order is deleted, the worker is replaced, and its story is logged.
 
@@ -21,7 +24,8 @@ deployed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -42,17 +46,26 @@ START_SLACK_MS = 5_000
 """Grace beyond the start timeout: the node ends a late start itself, with a better error."""
 DRAIN_SLACK_MS = 60_000
 
-Phase = Literal["starting", "serving", "draining", "ended"]
+Phase = Literal["starting", "serving", "standby", "draining", "ended"]
 PHASES: dict[tuple[str, str | None], Phase] = {
     ("run", None): "starting",
     ("run", "starting"): "starting",
     ("run", "ready"): "serving",
+    ("run", "standby"): "starting",  # it is woken
     ("run", "draining"): "serving",  # its node shuts down; it counts until it has ended
     ("run", "gone"): "ended",
     ("run", "failed"): "ended",
+    ("standby", None): "standby",
+    ("standby", "starting"): "standby",
+    ("standby", "ready"): "standby",
+    ("standby", "standby"): "standby",
+    ("standby", "draining"): "draining",  # its node shuts down
+    ("standby", "gone"): "ended",
+    ("standby", "failed"): "ended",
     ("drain", None): "draining",
     ("drain", "starting"): "draining",
     ("drain", "ready"): "draining",
+    ("drain", "standby"): "draining",
     ("drain", "draining"): "draining",
     ("drain", "gone"): "ended",
     ("drain", "failed"): "ended",
@@ -69,7 +82,7 @@ class Member:
     """An ordered worker of the version."""
 
     worker: WorkerId
-    wanted: Literal["run", "drain"]
+    wanted: Literal["run", "standby", "drain"]
     ordered_unix_ms: int
     """Time of its order by the clock of the day, which may step: for people, and for the order among workers."""
     age_ms: int = 0
@@ -90,6 +103,8 @@ class Member:
     it becomes a whole worker."""
     becomes_whole: bool = False
     """Whether a helper stage is to become a whole worker."""
+    staged: bool = False
+    """Whether it was started as a stage of a pipeline: others have parts of its weights, and it cannot stand by."""
 
     @property
     def phase(self) -> Phase:
@@ -123,6 +138,9 @@ class Decision:
     """Changes to the version's orders."""
 
     start: int = 0
+    wake: tuple[WorkerId, ...] = ()
+    """Workers in standby that are wanted again."""
+    stand_by: tuple[WorkerId, ...] = ()
     drain: tuple[WorkerId, ...] = ()
     delete_orders: tuple[WorkerId, ...] = ()
     """Workers that have ended, or that their nodes must kill."""
@@ -172,7 +190,9 @@ def decide(
     members: Sequence[Member],
     failure: Failure | None,
     now_unix_ms: int,
+    standby_s: float = 0.0,
 ) -> Decision:
+    """`standby_s`: how long a surplus worker of the version stands by before it is drained; 0: not at all."""
     members, impossible = _without_impossible(members)
     ended = {m.worker for m in members if m.phase == "ended"}
     start_timed_out = {m.worker for m in members if _start_timed_out(m, spec)}
@@ -194,15 +214,28 @@ def decide(
         failure = None
 
     becoming_whole = sum(m.helper and m.becomes_whole for m in running)
-    start, again_unix_ms = _starts(desired - len(alive) - becoming_whole, alive, failure, now_unix_ms)
+    missing = desired - len(alive) - becoming_whole
+    waiting = _by_age(m for m in members if m.phase == "standby")
+    wake = waiting[: max(0, missing)]
+    over = [m for m in waiting[len(wake) :] if m.age_ms >= standby_s * 1000]
+    surplus = _surplus(alive, len(alive) - desired)
+    stand_by = [m for m in surplus if standby_s and m.state == "ready" and not m.staged]
+    start, again_unix_ms = _starts(missing - len(wake), alive, failure, now_unix_ms)
+    left = [m for m in waiting[len(wake) :] if m not in over]
     return Decision(
         start=start,
-        drain=(*sorted(start_timed_out), *_surplus(alive, len(alive) - desired)),
+        wake=tuple(m.worker for m in wake),
+        stand_by=tuple(m.worker for m in stand_by),
+        drain=(*sorted(start_timed_out), *(m.worker for m in (*over, *surplus) if m not in stand_by)),
         delete_orders=tuple(sorted(ended | drain_timed_out | {m.worker for m in impossible})),
         impossible=tuple(m.story() for m in impossible),
         failure=failure if failure is not known and not recovered else None,
         clear_failure=recovered,
-        again_unix_ms=again_unix_ms,
+        again_unix_ms=min(
+            [now_unix_ms + math.ceil(standby_s * 1000) - m.age_ms for m in left]
+            + ([again_unix_ms] if again_unix_ms is not None else []),
+            default=None,
+        ),
     )
 
 
@@ -236,12 +269,17 @@ def _starts(missing: int, alive: Sequence[Member], failure: Failure | None, now_
     return 1, None
 
 
-def _surplus(alive: Sequence[Member], count: int) -> tuple[WorkerId, ...]:
-    """The workers to drain: not ready ones first, then idle ones, then the youngest."""
+def _surplus(alive: Sequence[Member], count: int) -> tuple[Member, ...]:
+    """The workers to give up: not ready ones first, then idle ones, then the youngest."""
     if count <= 0:
         return ()
     order = sorted(alive, key=lambda m: (m.state == "ready", m.running, -m.ordered_unix_ms, m.worker))
-    return tuple(m.worker for m in order[:count])
+    return tuple(order[:count])
+
+
+def _by_age(members: Iterable[Member]) -> list[Member]:
+    """Workers in standby in the order in which they are woken: the latest first, so that the others reach their end."""
+    return sorted(members, key=lambda m: (m.age_ms, m.worker))
 
 
 def _start_timed_out(member: Member, spec: FunctionSpec) -> bool:

@@ -154,7 +154,7 @@ def scale_of(record: FunctionRecord | None, spec: FunctionSpec) -> Scale:
     if least > most:
         least, most = (least, least) if change.max is None else (most, most)
     keep_alive_s = spec.scale.keep_alive_s if change.keep_alive_s is None else change.keep_alive_s
-    return Scale(min=least, max=most, keep_alive_s=keep_alive_s)
+    return Scale(min=least, max=most, keep_alive_s=keep_alive_s, standby_s=spec.scale.standby_s)
 
 
 def limits_of(record: FunctionRecord | None, spec: FunctionSpec) -> Limits:

@@ -25,8 +25,10 @@ from .reconcile import (
     ForgetWorker,
     KillWorker,
     RejectOrder,
+    StandByWorker,
     StartWorker,
     UpdateWorker,
+    WakeWorker,
     act_on_order,
     reconcile,
 )
@@ -114,6 +116,12 @@ class OrderReconciler:
             case UpdateWorker(order):
                 if order.worker in self._workers:
                     self._workers[order.worker].update(order)
+            case StandByWorker(worker):
+                if worker in self._workers:
+                    self._workers[worker].stand_by()
+            case WakeWorker(worker):
+                if worker in self._workers:
+                    self._workers[worker].wake()
             case DrainWorker(worker):
                 if worker in self._workers:
                     self._workers[worker].drain()

@@ -47,6 +47,20 @@ class UpdateWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class StandByWorker:
+    """Let the worker finish its calls, then give its weights back."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WakeWorker:
+    """Let the worker take its weights again."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class DrainWorker:
     """Let the worker finish its calls, then end it."""
 
@@ -67,7 +81,7 @@ class ForgetWorker:
     worker: WorkerId
 
 
-Action = StartWorker | RejectOrder | UpdateWorker | DrainWorker | KillWorker | ForgetWorker
+Action = StartWorker | RejectOrder | UpdateWorker | StandByWorker | WakeWorker | DrainWorker | KillWorker | ForgetWorker
 
 
 def act_on_order(
@@ -78,13 +92,17 @@ def act_on_order(
     if worker_known is None:
         if order.epoch != epoch:
             return RejectOrder(order, "ordered from an earlier start of this node")
-        if order.wanted == "drain":
+        if order.wanted != "run":
             return RejectOrder(order, "withdrawn before it was started")
         if order.worker in ended:
             return RejectOrder(order, "its worker has ended: Redis has an order again that was deleted")
         return StartWorker(order)
-    if order.wanted == "drain" and worker_known.state in ("starting", "ready"):
+    if order.wanted == "drain" and worker_known.state in ("starting", "ready", "standby"):
         return DrainWorker(order.worker)
+    if order.wanted == "standby" and worker_known.state == "ready":
+        return StandByWorker(order.worker)
+    if order.wanted == "run" and worker_known.state == "standby":
+        return WakeWorker(order.worker)
     if order.wanted == "run" and order.stage is not None and worker_known.state not in FINAL:
         return UpdateWorker(order)
     return None

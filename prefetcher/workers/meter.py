@@ -1,9 +1,10 @@
 """A worker's lifetime as ledger rows: every interval once, by phase, in whole milliseconds.
 
 `start` is from the order until the process has its assignment, `load` from there until it is ready; then `execute`
-and `idle` alternate in rows of up to `FLUSH_S`. An attempt that never got ready ends in `failed`. `fetch` overlaps
-with start and load. Only the idle time of workers kept because of `min` is billed here; calls are billed by the
-gateway. Rows are cut so that rounding never loses or doubles a millisecond.
+and `idle` alternate in rows of up to `FLUSH_S`. A worker in standby has rows of that name, with the memory that is left
+of it and no devices, and `load` again while it is woken. An attempt that never got ready ends in `failed`. `fetch`
+overlaps with start and load. Only the idle time of workers kept because of `min` is billed here; calls are billed by
+the gateway. Rows are cut so that rounding never loses or doubles a millisecond.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class WorkerMeter:
         """Time from which its next word about busy time may count, by this clock."""
         self._written_ms = {"execute": 0, "idle": 0}
         self._flushed_ms = 0
+        self._unused: WorkerPhase = "idle"
+        """Name of the time in which no call runs."""
+        self._left_bytes = 0
 
     def phase(self, name: WorkerPhase, started_ns: int, ended_ns: int) -> PhaseRow:
         return self._row(name, started_ns // 1_000_000, ended_ns // 1_000_000 - started_ns // 1_000_000)
@@ -72,6 +76,24 @@ class WorkerMeter:
         self._kept, self._sheet = kept, sheet
         return rows
 
+    def stand_by(self, left_bytes: int, now_ns: int) -> list[PhaseRow]:
+        """Begins a standby, in which so much memory is left of the worker. Returns the rows of the time before."""
+        rows = self.flush(now_ns)
+        self._unused, self._left_bytes = "standby", left_bytes
+        return rows
+
+    def wake(self, now_ns: int) -> list[PhaseRow]:
+        """Ends a standby: the worker loads. Returns the rows of the time before."""
+        rows = self.flush(now_ns)
+        self._unused = "load"
+        return rows
+
+    def woken(self, now_ns: int) -> list[PhaseRow]:
+        """The worker serves again. Returns the rows of the time before."""
+        rows = self.flush(now_ns)
+        self._unused = "idle"
+        return rows
+
     def flush(self, now_ns: int) -> list[PhaseRow]:
         """Rows for the time since the last flush: busy first, then idle; they add up to it exactly."""
         if not self._ready_ns:
@@ -86,12 +108,14 @@ class WorkerMeter:
         if execute_ms:
             rows.append(self._row("execute", begin_ms, execute_ms))
         if interval_ms - execute_ms:
-            rows.append(self._row("idle", begin_ms + execute_ms, interval_ms - execute_ms))
+            rows.append(self._row(self._unused, begin_ms + execute_ms, interval_ms - execute_ms))
         return rows
 
     def _row(self, name: WorkerPhase, started_ms: int, duration_ms: int) -> PhaseRow:
         self._numbers[name] += 1
         template, kept = self._template, self._kept and name == "idle"
+        if name == "standby":
+            template = msgspec.structs.replace(template, memory_bytes=self._left_bytes, device_bytes=0)
         rate = self._sheet.idle_nusd_per_gib_s if kept else 0
         device_rate = self._sheet.device_rate(template.device_type) if kept else 0
         return msgspec.structs.replace(

@@ -13,6 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
 from fleetstart.runtime.contract.node import exit_codes
@@ -26,16 +27,22 @@ from fleetstart.runtime.contract.node.messages import (
     Imported,
     Pooled,
     Ready,
+    StandBy,
     StartError,
+    StoodBy,
     Usage,
+    Wake,
     WantChunks,
+    Woken,
 )
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.speed import ModeSwitch
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
+from ..concurrency.threads import in_thread
 from ..processes.forked_process import ChannelEnded, ProcessExited
+from ..processes.process_memory import private_bytes
 from ..stage_links.stage_links import PipelineMembership
 from .exit_reasons import device_out_of_memory
 from .node_services import NodeServices
@@ -77,6 +84,12 @@ class Worker:
         self._begun = False
         self._ending = False
         self._imports_learned = 0
+        self._stood_by = False
+        """Whether its weights are given back."""
+        self._waking_since_ns = 0
+        """When it was told to take them again; 0: it was not."""
+        self._woken = False
+        """Whether it has served since a standby."""
         self._fetched: dict[str, int] = {}
         self._switch: ModeSwitch | None = None
         self._close_egress: Callable[[], None] = lambda: None
@@ -98,9 +111,10 @@ class Worker:
     def drain(self, grace_s: float | None = None) -> None:
         """Stops new calls; calls in progress may finish within the grace period, by default the function's own
         limit."""
-        if self.state == "starting":
+        if self.state == "starting" or self._stood_by:
             self.kill()
-        if self.state != "ready" or self.process.forked is None:
+            return
+        if self.state not in ("ready", "standby") or self.process.forked is None:
             return
         grace_s = self.order.spec.timeout_s if grace_s is None else grace_s
         self._drain_until_s = time.monotonic() + grace_s + DRAIN_MARGIN_S
@@ -108,6 +122,35 @@ class Worker:
             self.process.forked.send(Drain(grace_s=grace_s))
         self._publish("draining")
         self.process.events.put_nowait(Drained())  # wakes the task, which then applies the new deadline
+
+    def stand_by(self) -> None:
+        """Stops new calls; once those in progress have ended, the worker gives its weights back."""
+        if self.state == "ready" and self._send(StandBy()):
+            self._publish("standby")
+
+    def wake(self) -> None:
+        """Makes the worker take its weights again; it ends if the node has no memory for it any more."""
+        if self.state != "standby" or self._waking_since_ns:
+            return
+        try:
+            self.resources.wake(self.order)
+        except FleetError as error:
+            self.reject(error)
+            return
+        if self._send(Wake()):
+            self._waking_since_ns, self._stood_by = time.monotonic_ns(), False
+            self.record.waking()
+            self._publish("standby")
+
+    def _send(self, message: StandBy | Wake) -> bool:
+        """False if the process has ended, which its exit event tells."""
+        if self.process.forked is None:
+            return False
+        try:
+            self.process.forked.send(message)
+        except ChannelClosed:
+            return False
+        return True
 
     def reject(self, error: FleetError) -> None:
         """Ends the worker at once with an error, because of something that it was given."""
@@ -244,6 +287,12 @@ class Worker:
                     self._became_whole(switch)
                 case Imported(modules=modules):
                     self._learn_imports(modules)
+                case StoodBy():
+                    await self._on_stood_by()
+                case Woken():
+                    self._on_woken()
+                case StartError(error=info) if self.state == "standby":
+                    raise self._root_cause(info)
                 case ChannelEnded():
                     self._require_draining(await self.process.exit_status())
                     return
@@ -252,6 +301,26 @@ class Worker:
                     return
                 case _:
                     pass
+
+    async def _on_stood_by(self) -> None:
+        """Counts what is left of the worker, unless it is woken already."""
+        if self.state != "standby" or self._waking_since_ns or self._stood_by or self.process.forked is None:
+            return
+        pid = self.process.forked.pid
+        left_bytes = await in_thread(lambda: private_bytes(pid), "standby")
+        if not self._waking_since_ns and self.state == "standby":
+            self._stood_by = True
+            self.resources.stand_by(self.order, left_bytes)
+            self.record.stood_by(self.resources.reserved_bytes)
+            self._publish("standby")
+
+    def _on_woken(self) -> None:
+        if self.state != "standby" or not self._waking_since_ns:
+            return  # sent by user code
+        self._woken = True
+        since_ns, self._waking_since_ns = self._waking_since_ns, 0
+        self.record.woken(since_ns)
+        self._publish("ready")
 
     def _require_accepted(self) -> None:
         if self._rejected is not None:
@@ -317,6 +386,7 @@ class Worker:
         self.state = state
         called = state in ("ready", "draining") and self._membership.serves
         device_type, device_bytes = self._services.devices.use_of(self.order.devices)
+        first: Literal["cold", "warm"] = "cold" if self.resources.cold else "warm"
         self._services.publish(
             WorkerStatus(
                 worker=self.order.worker,
@@ -324,7 +394,7 @@ class Worker:
                 function=self.order.spec.name,
                 version=self.order.version,
                 state=state,
-                start="cold" if self.resources.cold else "warm",
+                start="standby" if self._woken else first,
                 pooled=self.resources.pooled,
                 isolation=self.process.forked.isolation if self.process.forked is not None else "",
                 endpoint=self.resources.endpoint if called else "",
@@ -335,7 +405,8 @@ class Worker:
                 relayed=self._membership.relayed,
                 fetched=self._fetched,
                 device_type=device_type,
-                device_bytes=device_bytes,
+                device_bytes=0 if self._stood_by else device_bytes,
+                memory_bytes=self.resources.reserved_bytes if self._stood_by else 0,
                 second_engine=self.record.second_engine,
                 error=error,
                 timeline=self.record.timeline,

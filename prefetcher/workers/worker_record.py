@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.orders import SecondEngine, WorkerOrder
 from fleetstart.runtime.contract.process.redaction import Redactor
+from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
 from ..processes.worker_logs import Stream, parse_tagged_line
@@ -107,6 +108,23 @@ class WorkerRecord:
         if second.state == "ready" or (second.state == "running" and (known is None or known.state != "ready")):
             self.log_line("system", f"{second.engine} came up in {second.took_ms} ms behind the first engine")
         return True
+
+    def stood_by(self, left_bytes: int) -> None:
+        self._write_rows(*self._meter.stand_by(left_bytes, time.monotonic_ns()))
+        self.log_line("system", f"worker stands by: {left_bytes / MIB:.0f} MiB are left of it")
+
+    def waking(self) -> None:
+        self._write_rows(*self._meter.wake(time.monotonic_ns()))
+
+    def woken(self, since_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        self._write_rows(*self._meter.woken(now_ns))
+        self.timeline = Timeline()  # what a call waits for now
+        self.timeline.add("load", since_ns, now_ns)
+        took_ms = (now_ns - since_ns) / 1e6
+        self.log_line("system", f"worker woken after {took_ms:.0f} ms")
+        extra = {"worker": self._order.worker, "function": self._order.spec.name, "took_ms": round(took_ms, 1)}
+        log.info("worker woken", extra=extra)
 
     def on_usage(self, usage: Usage) -> None:
         now_ns = time.monotonic_ns()

@@ -138,6 +138,22 @@ class WorkerResources:
         also by a stage that serves before it has them."""
         return None if order.pulls and order.grow else self._membership.layers
 
+    def stand_by(self, order: WorkerOrder, left_bytes: int) -> None:
+        """Gives memory and devices back, except what is left of the process. Its segments stay pinned: they are what it
+        is woken from."""
+        self.reserved_bytes = min(self.limit_bytes, left_bytes)
+        self._services.devices.release(order.worker)
+
+    def wake(self, order: WorkerOrder) -> None:
+        """Takes memory and devices again. Errors: Unavailable, with the figures, if others have them now."""
+        services = self._services
+        if self.reserved_bytes < self.limit_bytes:
+            services.devices.reserve(order.worker, order.devices)
+            missing_bytes = self.limit_bytes - self.reserved_bytes
+            services.segments.budget.reserve(missing_bytes, f"a worker of {order.spec.name} that is woken")
+            self.reserved_bytes = self.limit_bytes
+            services.segments.budget.memory.shrink()
+
     async def _acquire_layer(self, spec: FunctionSpec, worker: WorkerId) -> str:
         """Pins the packages of the function on the node's disk; returns their folder, "" if it has none."""
         if spec.layer is None:

@@ -27,7 +27,7 @@ TABLES: dict[str, tuple[str, type[msgspec.Struct]]] = {
 }
 """Settings that are tables: the class that stands for one in a decorator."""
 FLAG_OF = {"timeout_s": "--timeout", "queue_timeout_s": "--queue-timeout", "min": "--min", "max": "--max",
-           "keep_alive_s": "--keep-alive", "tags": "--tag"}  # fmt: skip
+           "keep_alive_s": "--keep-alive", "standby_s": "--standby", "tags": "--tag"}  # fmt: skip
 """Flags that are named otherwise than their setting."""
 FIELD_OF = {"memory": "memory_bytes", "max_body": "max_body_bytes", "max_context": "max_context_tokens",
             "kv_memory": "kv_memory_bytes"}  # fmt: skip
@@ -132,6 +132,7 @@ EXAMPLES = (
     Example("scale.min", 1),
     Example("scale.max", 8),
     Example("scale.keep_alive_s", 300.0),
+    Example("scale.standby_s", 3600.0, "llm"),
     Example("slo.ttft_s", 2.0),
     Example("slo.tpot_s", 0.2, "llm"),
     Example("queue_timeout_s", 5.0),

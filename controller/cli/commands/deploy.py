@@ -101,6 +101,13 @@ def setting_flags(function: Decorated) -> Decorated:
                 "--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays."
             ),
             click.option(
+                "--standby",
+                "standby_s",
+                type=float,
+                metavar="SECONDS",
+                help="How long a language model's idle worker then stands by, without weights.",
+            ),
+            click.option(
                 "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag for usage and cost; may be repeated."
             ),
             click.option("--region", multiple=True, help="Region in which it may run, such as eu; may be repeated."),

@@ -87,7 +87,7 @@ def command(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # ends like ctrl-C
     if cold:
-        flags |= {"keep_alive_s": 0.0, "min_workers": 0}
+        flags |= {"keep_alive_s": 0.0, "standby_s": 0.0, "min_workers": 0}
     cache = HomeLayout(home).cache
     if url:
         address = find_server(url, home)

@@ -51,6 +51,9 @@ def _met(plan: InvocationPlan) -> str:
     if plan.row.start == "hot":
         ago = f"{output.format_age(max(0.0, -plan.decided_s))} before this call"
         return f"its worker was ready when it arrived, {waited}; this is how that worker was started, {ago}"
+    if plan.row.start == "standby":
+        ago = f"{output.format_age(max(0.0, -plan.decided_s))} before this call"
+        return f"its worker was woken from standby for it, {waited}; this is how that worker was started, {ago}"
     if plan.decided_s < 0:
         return f"{waited}; its worker had been ordered {-plan.decided_s:.3f} s before it arrived"
     return f"{waited}, {plan.decided_s:.3f} s of it before its worker was ordered"

@@ -67,6 +67,8 @@ def command(
 
 def describe_scale(scale: Scale, limits: Limits) -> str:
     text = f"min {scale.min}, max {scale.max}, keep-alive {scale.keep_alive_s:g} s"
+    if scale.standby_s:
+        text += f", then standby for {scale.standby_s:g} s"
     if limits.rate:
         burst = f" (at once: {limits.burst})" if limits.burst else ""
         text += f", {limits.rate:g} calls a second at most{burst}"

@@ -75,6 +75,7 @@ def flags_of(
     min_workers: int | None,
     max_workers: int | None,
     keep_alive_s: float | None,
+    standby_s: float | None,
     env: Sequence[str],
     tags: Sequence[str],
     project: str | None = None,
@@ -84,7 +85,7 @@ def flags_of(
     gpu: str | None = None,
 ) -> dict[str, Any]:
     """The settings that command line flags stand for."""
-    scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s}
+    scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s, "standby_s": standby_s}
     limits = {"rate": rate, "burst": burst, "concurrent": concurrent}
     given: dict[str, Any] = {
         "name": name,

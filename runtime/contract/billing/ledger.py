@@ -19,7 +19,7 @@ from ..node.orders import SecondEngine
 from ..sizes import GIB
 from ..timeline import Timeline
 
-StartKind = Literal["hot", "warm", "cold"]
+StartKind = Literal["hot", "standby", "warm", "cold"]
 
 PRICE_NUSD_PER_GIB_S = 16_667
 """Nano-dollars for one GiB of worker memory during one second: what the large clouds ask for functions."""
@@ -84,7 +84,7 @@ class InvocationRow(msgspec.Struct, frozen=True, kw_only=True, tag="invocation")
     """The caller's own `X-Request-Id`, for people: several calls may have the same one."""
 
 
-WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "failed"]
+WorkerPhase = Literal["start", "fetch", "load", "execute", "idle", "standby", "failed"]
 
 
 class PhaseRow(msgspec.Struct, frozen=True, kw_only=True, tag="phase"):

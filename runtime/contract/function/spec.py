@@ -35,17 +35,21 @@ SPEC_MAX_BYTES = 64 * 1024
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Scaling limits: how many workers a function may have, and how long an idle one is kept."""
+    """Scaling limits: how many workers a function may have, how long an idle one is kept, and then stands by."""
 
     min: int = 0
     max: int = 4
     keep_alive_s: float = 60.0
+    standby_s: float = 0.0
+    """Time after the keep-alive in which a worker of a language model stands by, without weights; 0: none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max <= 1000 or self.max < 1:
             raise InvalidSpec(f"scale: 0 <= min <= max <= 1000 and max >= 1, got {self.min} and {self.max}")
         if not 0 <= self.keep_alive_s <= 86_400:
             raise InvalidSpec(f"scale: keep_alive_s must be 0 to 86400 seconds, got {self.keep_alive_s}")
+        if not 0 <= self.standby_s <= 86_400:
+            raise InvalidSpec(f"scale: standby_s must be 0 to 86400 seconds, got {self.standby_s}")
 
 
 class SLO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -261,6 +265,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(f"max_body must be 0 (as large as the gateway takes) to 1 TiB, got {self.max_body_bytes}")
 
     def _check_weights(self) -> None:
+        if self.scale.standby_s and self.llm is None:
+            raise InvalidSpec(
+                f"function {self.name}: scale: standby_s is for LLM, whose engine can give its weights back",
+                hint="keep_alive_s keeps a worker of any function",
+            )
         if self.llm is not None and self.weights is None:
             raise InvalidSpec(f"function {self.name}: LLM needs weights")
         if self.layered and (self.weights is None or self.llm is not None):

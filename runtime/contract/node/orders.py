@@ -11,6 +11,9 @@ need no network of their own. A node that cannot connect to another reports it (
 bytes through the object store; the other node learns of it from its order. Only the first stage gets calls; it is
 ready when all are. A stage whose order has `grow` fetches the rest of the checkpoint in the background (pipeline
 consolidation), and reports `whole` when it no longer needs the others.
+
+A whole worker of a language model may be ordered to stand by (`wanted`): it gives weights and KV memory back, and its
+node counts what is left of it. `run` wakes it.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ from .speed import ModeSwitch
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Desired state of one worker: run, or drain, on one node."""
+    """Desired state of one worker: run, stand by, or drain, on one node."""
 
     worker: WorkerId
     node: NodeId
     epoch: str
     version: Version
     spec: FunctionSpec
-    wanted: Literal["run", "drain"] = "run"
+    wanted: Literal["run", "standby", "drain"] = "run"
     ordered_unix_ns: int
     """Time of this order; a changed order has a later one."""
     decided_unix_ns: int = 0
@@ -80,8 +83,9 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_PEER = "-"
-WorkerState = Literal["starting", "ready", "draining", "gone", "failed"]
-"""`gone` ended as it should (drained, ordered away, its daemon restarted); `failed` did not. Both are final."""
+WorkerState = Literal["starting", "ready", "standby", "draining", "gone", "failed"]
+"""`standby`: its process stays, without weights and calls, until it is wanted again. `gone` ended as it should
+(drained, ordered away, its daemon restarted); `failed` did not. Both are final."""
 FINAL: frozenset[WorkerState] = frozenset({"gone", "failed"})
 
 
@@ -109,8 +113,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     function: FunctionName
     version: Version
     state: WorkerState
-    start: Literal["warm", "cold"] = "cold"
-    """cold if weights had to be fetched for it, warm if they lay in host memory already (or none are needed)."""
+    start: Literal["standby", "warm", "cold"] = "cold"
+    """standby if it was woken; cold if weights had to be fetched for it, warm if they lay in host memory already (or
+    none are needed)."""
     pooled: bool = False
     """Whether its process came from the prefork pool."""
     isolation: str = ""
@@ -135,6 +140,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Device memory that it has for itself."""
     second_engine: SecondEngine | None = None
     """The engine behind its first one; None: it has one engine."""
+    memory_bytes: int = 0
+    """Host memory that is left of it in standby; 0 otherwise: that of its function."""
     error: ErrorInfo | None = None
     timeline: Timeline = msgspec.field(default_factory=Timeline)
     changed_unix_ns: int = 0

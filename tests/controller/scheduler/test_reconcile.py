@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ class Cluster:
 
     def obey(self, state: WorkerState = "ready", error: ErrorInfo | None = None) -> None:
         for order in self.view.orders.values():
-            wanted: WorkerState = state if order.wanted == "run" else "gone"
+            wanted: WorkerState = {"run": state, "standby": "standby", "drain": "gone"}[order.wanted]
             self.view.put_status(
                 WorkerStatus(
                     worker=order.worker,
@@ -106,9 +107,14 @@ class Cluster:
                     version=order.version,
                     state=wanted,
                     error=error,
+                    memory_bytes=100 * MIB if wanted == "standby" else 0,
                     changed_unix_ns=self.clock.unix_ns(),
                 )
             )
+
+    def wanted(self) -> dict[str, int]:
+        """Number of orders by what they want."""
+        return dict(Counter(order.wanted for order in self.view.orders.values()))
 
     def workers(self) -> list[WorkerId]:
         return [order.worker for order in self.view.orders.values() if order.wanted == "run"]
@@ -131,6 +137,72 @@ def test_demand_orders_workers_once_and_idleness_sends_them_away() -> None:
     cluster.obey()
     cluster.step()
     assert not cluster.view.orders
+
+
+LLM: dict[str, Any] = {"llm": LLMSettings(), "weights": CheckpointId("c" * 64)}
+
+
+def test_an_idle_worker_stands_by_is_woken_before_one_is_started_and_ends_in_the_end() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(max=3, keep_alive_s=10, standby_s=60), **LLM)
+    cluster.load(2)
+    cluster.step()
+    cluster.obey()
+    cluster.load(0)
+    cluster.step()
+    cluster.clock.advance(11)
+    step = cluster.step()
+    assert cluster.wanted() == {"standby": 2}
+    assert step.rests[VersionKey(F, Version(1))][0] == "moving"
+    cluster.obey()
+    step = cluster.step()
+    assert not step.orders
+    rest, again_ns = step.rests[VersionKey(F, Version(1))]
+    assert (rest, again_ns) == ("steady", cluster.clock.monotonic_ns() + 60 * 10**9)
+    cluster.clock.advance(30)
+    cluster.load(1)
+    (woken,) = cluster.step().orders
+    assert (woken.wanted, cluster.wanted()) == ("run", {"standby": 1, "run": 1})
+    assert not cluster.step().orders, "one that is woken is not ordered again"
+    cluster.obey()
+    cluster.load(3)
+    assert {order.wanted for order in cluster.step().orders} == {"run"}
+    assert cluster.wanted() == {"run": 3}
+    cluster.obey()
+    cluster.load(0)
+    cluster.step()
+    cluster.clock.advance(11)
+    cluster.step()
+    cluster.obey()
+    assert cluster.wanted() == {"standby": 3}
+    cluster.clock.advance(61)
+    cluster.step()
+    assert cluster.wanted() == {"drain": 3}
+
+
+def test_standby_gives_way_to_a_start_that_finds_no_room() -> None:
+    cluster = Cluster(memory_mib=900)
+    cluster.deploy(scale=Scale(keep_alive_s=1, standby_s=600), memory_bytes=512 * MIB, **LLM)
+    cluster.load(1)
+    cluster.step()
+    cluster.obey()
+    cluster.load(0)
+    cluster.step()
+    cluster.clock.advance(2)
+    cluster.step()
+    cluster.obey()
+    other = FunctionName("g")
+    key = VersionKey(other, Version(1))
+    cluster.view.functions[other] = FunctionRecord(name=other, live=Version(1), deployed_unix_ms=0)
+    large = spec(name=other, memory_bytes=4096 * MIB)
+    cluster.view.versions[key] = VersionRecord(
+        version=Version(1), digest="", spec=large, segment_bytes=0, created_unix_ms=0
+    )
+    load = FunctionLoad(1, 0, oldest_unix_ms=1)
+    cluster.view.put_gateway(GatewayReport(gateway="g", loads={str(key): load}), cluster.clock.monotonic_ns())
+    step = cluster.step()
+    assert key in step.unplaced
+    assert cluster.wanted() == {"drain": 1}
 
 
 @pytest.mark.parametrize("served", [True, False])

@@ -34,8 +34,10 @@ def member(name: str, state: Any = "ready", wanted: Any = "run", **fields: Any) 
     return Member(worker=WorkerId(name), wanted=wanted, state=state, ordered_unix_ms=NOW - 100, **fields)
 
 
-def run(desired: int, *members: Member, failure: Failure | None = None, now: int = NOW) -> Decision:
-    return decide(spec=SPEC, desired=desired, members=members, failure=failure, now_unix_ms=now)
+def run(
+    desired: int, *members: Member, failure: Failure | None = None, now: int = NOW, standby_s: float = 0.0
+) -> Decision:
+    return decide(spec=SPEC, desired=desired, members=members, failure=failure, now_unix_ms=now, standby_s=standby_s)
 
 
 def failed(count: int, ago_ms: int = 0, code: str = "start_failed") -> Failure:
@@ -61,6 +63,42 @@ def failed(count: int, ago_ms: int = 0, code: str = "start_failed") -> Failure:
 )
 def test_decisions(desired: int, members: list[Member], expected: Decision) -> None:
     assert run(desired, *members) == expected
+
+
+def resting(name: str, age_s: float = 1.0, state: Any = "standby", **fields: Any) -> Member:
+    return member(name, state, "standby", age_ms=round(age_s * 1000), served=True, **fields)
+
+
+@pytest.mark.parametrize(
+    ("desired", "members", "expected"),
+    [
+        (0, [member("a")], Decision(stand_by=(WorkerId("a"),))),
+        (0, [member("a", staged=True)], Decision(drain=(WorkerId("a"),))),
+        (0, [member("a", "starting")], Decision(drain=(WorkerId("a"),))),
+        (1, [resting("a"), resting("b", 2)], Decision(wake=(WorkerId("a"),), again_unix_ms=NOW + 58_000)),
+        (3, [resting("a"), resting("b")], Decision(start=1, wake=(WorkerId("a"), WorkerId("b")))),
+        (1, [member("a"), resting("b")], Decision(again_unix_ms=NOW + 59_000)),
+        (1, [member("a", "standby")], Decision()),  # it is woken
+        (0, [resting("a", 60)], Decision(drain=(WorkerId("a"),))),
+        (1, [resting("a", 60)], Decision(wake=(WorkerId("a"),))),
+        (1, [resting("a", state="failed")], Decision(start=1, delete_orders=(WorkerId("a"),))),
+        (1, [resting("a", lost=True)], Decision(start=1, delete_orders=(WorkerId("a"),))),
+        (1, [member("a", "failed", served=True)], Decision(start=1, delete_orders=(WorkerId("a"),))),  # of a wake
+    ],
+)
+def test_a_surplus_worker_stands_by_and_is_woken_before_another_is_started(
+    desired: int, members: list[Member], expected: Decision
+) -> None:
+    assert run(desired, *members, standby_s=60) == expected
+
+
+def test_without_a_time_for_it_a_standby_ends() -> None:
+    assert run(0, resting("a")) == Decision(drain=(WorkerId("a"),))
+
+
+def test_a_wake_that_exceeds_the_time_of_a_start_is_taken_back() -> None:
+    decision = run(1, member("a", "standby", served=True, age_ms=16_000), standby_s=60)
+    assert decision.drain == (WorkerId("a"),)
 
 
 def test_a_failed_start_waits_then_is_tried_alone() -> None:
@@ -117,7 +155,7 @@ def test_a_drained_worker_that_never_ends_is_taken_back() -> None:
     assert (early.delete_orders, late.delete_orders) == ((), (WorkerId("a"),))
 
 
-@pytest.mark.parametrize("wanted", ["run", "drain"])
+@pytest.mark.parametrize("wanted", ["run", "standby", "drain"])
 @pytest.mark.parametrize("state", [None, *get_args(WorkerState)])
 def test_every_pair_of_wanted_and_reported_state_has_a_phase(wanted: str, state: str | None) -> None:
     assert member("a", state, wanted).phase == PHASES[wanted, state]
@@ -146,8 +184,8 @@ def test_backoff_grows_and_is_capped(count: int) -> None:
     st.integers(0, 6),
     st.lists(
         st.tuples(
-            st.sampled_from([None, "starting", "ready", "draining", "gone", "failed"]),
-            st.sampled_from(["run", "drain"]),
+            st.sampled_from([None, *get_args(WorkerState)]),
+            st.sampled_from(["run", "standby", "drain"]),
             st.booleans(),
             st.booleans(),
             st.integers(0, 3),
@@ -155,17 +193,20 @@ def test_backoff_grows_and_is_capped(count: int) -> None:
         max_size=8,
     ),
     st.one_of(st.none(), st.builds(failed, st.integers(1, 5), st.integers(0, 100_000))),
+    st.sampled_from([0.0, 60.0]),
 )
 def test_never_more_alive_than_desired_after_a_step_and_nobody_is_told_two_things(
-    desired: int, rows: list[Any], failure: Failure | None
+    desired: int, rows: list[Any], failure: Failure | None, standby_s: float
 ) -> None:
     members = [
         member(f"w{i}", state, wanted, lost=lost, served=served, running=running, error=BOOM)
         for i, (state, wanted, lost, served, running) in enumerate(rows)
     ]
-    decision = run(desired, *members, failure=failure)
-    assert not set(decision.drain) & set(decision.delete_orders)
-    left = [m for m in members if m.wanted == "run" and m.worker not in {*decision.drain, *decision.delete_orders}]
+    decision = run(desired, *members, failure=failure, standby_s=standby_s)
+    told = [*decision.drain, *decision.delete_orders, *decision.stand_by, *decision.wake]
+    assert len(set(told)) == len(told)
+    running = {m.worker for m in members if m.wanted == "run"} | set(decision.wake)
+    left = running - {*decision.drain, *decision.delete_orders, *decision.stand_by}
     assert len(left) + decision.start <= max(desired, 0)
     if failure is None and decision.failure is None:
         assert len(left) + decision.start == desired

@@ -169,3 +169,41 @@ def test_an_engine_that_is_named_and_cannot_run_it_is_refused(neox: System, made
     shutil.copytree(folder, recurrent, ignore=shutil.ignore_patterns("recurrent"))
     (recurrent / "weights" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     assert "'mamba' keeps a recurrent state" in neox.refused(recurrent / "handler.py").message
+
+
+def test_an_idle_model_stands_by_and_a_call_wakes_it(neox: System, made: Model) -> None:
+    handler = made.folder / "resting.py"
+    handler.write_text(HANDLER.format(settings="").replace("neox =", "resting ="))
+    neox.fs("deploy", str(handler), "--keep-alive", "0.3", "--standby", "600", "--no-probe")
+    body = {"prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
+    try:
+        started = neox.call("resting", body, path="/v1/completions", timeout_s=120)
+        assert started.status_code == 200, started.text
+        for _ in range(2):
+            worker = wait_until(lambda: _resting(neox), 30, what="standby")
+            assert worker is not None
+            assert 0 < worker["memory_bytes"] < 2 << 30
+            woken = neox.call("resting", body, path="/v1/completions", timeout_s=120)
+            assert (woken.status_code, woken.headers["fs-start"]) == (200, "standby"), woken.text
+            assert woken.json()["choices"][0]["text"] == made.said
+        assert "load" in woken.headers["server-timing"]
+        wait_until(lambda: "woken from standby" in neox.fs("explain", "resting").out, what="the explanation")
+        usage = wait_until(lambda: _standby_usage(neox), what="the ledger's rows")
+        assert usage is not None
+        assert usage["cost_nusd"] == 0
+    finally:
+        neox.fs("rm", "resting", "--yes")
+
+
+def _resting(system: System) -> dict[str, Any] | None:
+    """Its only worker, if that stands by."""
+    [shown] = [one for one in msgspec.json.decode(system.fs("ls", "--json").out) if one["name"] == "resting"]
+    states = {one["state"] for one in shown["workers"]}
+    [*workers] = shown["workers"]
+    return workers[0] if states == {"standby"} and len(workers) == 1 and workers[0]["memory_bytes"] else None
+
+
+def _standby_usage(system: System) -> dict[str, Any] | None:
+    lines = msgspec.json.decode(system.fs("usage", "--by", "function,phase", "--json").out)
+    rows = lines["lines"] if isinstance(lines, dict) else lines
+    return next((row for row in rows if row["function"] == "resting" and row["kind"] == "standby"), None)

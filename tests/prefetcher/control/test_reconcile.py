@@ -14,7 +14,9 @@ from fleetstart.prefetcher.control.reconcile import (
     KillWorker,
     KnownWorker,
     RejectOrder,
+    StandByWorker,
     StartWorker,
+    WakeWorker,
     act_on_order,
     reconcile,
 )
@@ -23,7 +25,7 @@ from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Vers
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerState
 
 W = WorkerId("w-1")
-STATES: tuple[WorkerState, ...] = ("starting", "ready", "draining", "gone", "failed")
+STATES: tuple[WorkerState, ...] = ("starting", "ready", "standby", "draining", "gone", "failed")
 ORDER = WorkerOrder(
     worker=W,
     node=NodeId("n"),
@@ -33,6 +35,7 @@ ORDER = WorkerOrder(
     ordered_unix_ns=0,
 )
 DRAIN = msgspec.structs.replace(ORDER, wanted="drain")
+STANDBY = msgspec.structs.replace(ORDER, wanted="standby")
 OLD = msgspec.structs.replace(ORDER, epoch="before")
 
 
@@ -45,7 +48,14 @@ OLD = msgspec.structs.replace(ORDER, epoch="before")
         (ORDER, "starting", None),
         (ORDER, "ready", None),
         (ORDER, "failed", None),
+        (ORDER, "standby", WakeWorker),
+        (STANDBY, None, RejectOrder),
+        (STANDBY, "starting", None),
+        (STANDBY, "ready", StandByWorker),
+        (STANDBY, "standby", None),
+        (STANDBY, "draining", None),
         (DRAIN, "starting", DrainWorker),
+        (DRAIN, "standby", DrainWorker),
         (DRAIN, "ready", DrainWorker),
         (DRAIN, "draining", None),
         (DRAIN, "gone", None),
@@ -91,7 +101,7 @@ workers = st.integers(0, 8).map(lambda number: WorkerId(f"w-{number}"))
 
 
 @given(
-    orders=st.dictionaries(workers, st.sampled_from([ORDER, DRAIN, OLD])),
+    orders=st.dictionaries(workers, st.sampled_from([ORDER, STANDBY, DRAIN, OLD])),
     own=st.dictionaries(workers, st.sampled_from(STATES)),
 )
 def test_doing_what_reconcile_says_leaves_nothing_to_do(
@@ -107,6 +117,10 @@ def test_doing_what_reconcile_says_leaves_nothing_to_do(
                 assert order.epoch == "now"
             case RejectOrder(order):
                 states[order.worker] = KnownWorker(state="gone", seen_ns=0)
+            case StandByWorker(worker):
+                states[worker] = KnownWorker(state="standby", seen_ns=0)
+            case WakeWorker(worker):
+                states[worker] = KnownWorker(state="ready", seen_ns=0)
             case DrainWorker(worker):
                 states[worker] = KnownWorker(state="draining", seen_ns=0)
             case KillWorker(worker):

@@ -51,6 +51,26 @@ def test_execute_and_idle_add_up_to_the_time_since_ready(steps: list[tuple[int, 
     assert all(row.cost_nusd == 0 and row.duration_ms > 0 for row in rows)
 
 
+def test_a_standby_is_free_has_the_memory_that_is_left_and_tiles_with_the_rest() -> None:
+    subject = meter()
+    subject.ready(1_000_000_000)
+    subject.set_rate(FIRST, 1_000_000_000, kept=True)
+    rows = [
+        *subject.stand_by(77, 2_000_000_000),
+        *subject.flush(4_000_000_000),
+        *subject.wake(5_000_000_000),
+        *subject.woken(5_500_000_000),
+        *subject.flush(6_000_000_000),
+    ]
+    assert [(row.phase, row.duration_ms, row.memory_bytes) for row in rows] == [
+        ("idle", 1000, 1), ("standby", 2000, 77), ("standby", 1000, 77), ("load", 500, 1), ("idle", 500, 1),
+    ]  # fmt: skip
+    assert all(not row.cost_nusd for row in rows if row.phase != "idle")
+    assert len({row.id for row in rows}) == len(rows)
+    ends = [row.started_unix_ms + row.duration_ms for row in rows]
+    assert [row.started_unix_ms for row in rows[1:]] == ends[:-1]
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 5_000_000_000), st.floats(0, 1), st.booleans(), st.integers(0, 3)),

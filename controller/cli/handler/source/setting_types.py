@@ -10,11 +10,13 @@ from fleetstart.runtime.contract.function.spec import SLO, Limits, Scale
 
 
 def _scale(**arguments: Any) -> Scale:
-    unknown = set(arguments) - {"min", "max", "keep_alive_s"}
+    unknown = set(arguments) - {"min", "max", "keep_alive_s", "standby_s"}
     if unknown:
-        raise InvalidSpec(f"Scale() has no setting {sorted(unknown)[0]!r}", hint="it has min, max and keep_alive_s")
+        raise InvalidSpec(
+            f"Scale() has no setting {sorted(unknown)[0]!r}", hint="it has min, max, keep_alive_s and standby_s"
+        )
     for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int if name != "keep_alive_s" else int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float if name.endswith("_s") else int):
             raise InvalidSpec(f"Scale({name}=...) must be a number, got {value!r}")
     return Scale(**arguments)
 
