@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.controller.planner import Cluster, HeldLayers, NodeState, Plan, PlanRequest
@@ -147,6 +147,7 @@ def test_what_one_copy_feeds_serves_once_it_is_whole() -> None:
     assert not found.pipelines
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.integers(1, 4), st.integers(2, 6), st.integers(0, 40), st.integers(1, 8), st.lists(st.integers(1, 8), min_size=6)
 )
