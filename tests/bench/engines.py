@@ -178,7 +178,7 @@ def platform(keep_s: int, **settings: str) -> Iterator[Platform]:
             system.fs("deploy", str(handler), "--no-probe")
             made = Platform(system, {name: f"/fn/{name}" for name in names})
             ready = "a fork server with vLLM"
-            system.wait(ready, lambda: "torch:vllm" in system.api("/status")["nodes"][0]["profiles"], PREPARED_S)
+            system.wait(ready, lambda: system.api("/status")["nodes"][0].get("preloaded_bytes"), PREPARED_S)
             for name in names:  # the weights are in memory from the first call on
                 with system.connect() as connection:
                     connection.post(f"{made.paths[name]}/v1/chat/completions", CALL).expect()
