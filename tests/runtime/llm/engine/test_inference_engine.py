@@ -21,6 +21,7 @@ from fleetstart.runtime.llm.engine.inference_engine import InferenceEngine
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.model.loaded_model import LoadedModel
 from fleetstart.runtime.llm.server.engines import load_engine
+from tests.runtime.llm.model.test_adapters import adapted, adapter_of, merged
 from tests.runtime.llm.models import Checkpoint, run, text_of, tiny, tokens_of
 
 VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.filterwarnings("ignore")])
@@ -182,6 +183,17 @@ def test_weights_are_released_and_regained_under_a_request(name: EngineName) -> 
         found += tokens_of(engine.step())
     assert found == wanted
     engine.close()
+
+
+def test_an_adapter_gives_the_tokens_of_the_merged_model(name: EngineName) -> None:
+    base = tiny(**(SHAPE | {"num_hidden_layers": 3}))
+    adapter = adapter_of(base)
+    answers = []
+    for engine, weights in ((name, adapted(base, adapter)), ("native", merged(base, adapter)), ("native", base)):
+        loaded = load_engine(weights, LLMSettings(engine=engine, **SETTINGS), threads=1)
+        answers.append(tokens_of(alone(loaded.engine, request())))
+        loaded.engine.close()
+    assert answers[0] == answers[1] != answers[2]
 
 
 @pytest.mark.slow
