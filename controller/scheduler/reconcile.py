@@ -475,7 +475,7 @@ def _leave_draining(step: Step, view: View, orders: list[WorkerOrder], now_unix_
     for order in orders:
         leaves = order.node in view.draining or (order.stage is not None and order.stage.pipeline in pipelines)
         # The helpers of a pipeline follow its first stage, which still has calls.
-        if leaves and order.wanted == "run" and (order.stage is None or order.stage.index == 0):
+        if leaves and order.wanted != "drain" and (order.stage is None or order.stage.index == 0):
             order = order.changed(now_unix_ns, wanted="drain")
             step.orders.append(order)
         left.append(order)

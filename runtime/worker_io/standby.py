@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -91,8 +92,11 @@ class WorkerStandby:
 
 
 def _release(app: Standby) -> None:
-    """Releases, and returns freed memory to the system, which the allocator would keep for later."""
+    """Releases, and returns freed memory to system and devices, which the allocators would keep for later."""
     app.release()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if trim is not None:
         trim(0)

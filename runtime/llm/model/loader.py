@@ -133,11 +133,12 @@ def load_model(
         context_tokens=min(settings.max_context_tokens, config.max_positions),
     )
 
-    def whole() -> Runner:
-        return LocalRunner(built.whole())
+    def again() -> Runner:
+        return LocalRunner(replace(kept, weights=_moving(weights, kept.device)).whole())
 
-    running = whole() if runner is None else runner(built)
-    engine = Engine(running, scheduler, files.tokenizer, config.eos_ids, whole if runner is None else None)
+    running = LocalRunner(built.whole()) if runner is None else runner(built)
+    kept = replace(built, weights=weights)  # what was moved to a GPU is its runner's alone, and goes with it
+    engine = Engine(running, scheduler, files.tokenizer, config.eos_ids, again if runner is None else None)
     return files.model(engine, config.vocab_size, config.eos_ids)
 
 

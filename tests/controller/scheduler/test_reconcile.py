@@ -180,6 +180,23 @@ def test_an_idle_worker_stands_by_is_woken_before_one_is_started_and_ends_in_the
     assert cluster.wanted() == {"drain": 3}
 
 
+def test_a_standby_leaves_a_node_that_drains() -> None:
+    cluster = Cluster()
+    cluster.deploy(scale=Scale(keep_alive_s=1, standby_s=600), **LLM)
+    cluster.load(1)
+    cluster.step()
+    cluster.obey()
+    cluster.load(0)
+    cluster.step()
+    cluster.clock.advance(2)
+    cluster.step()
+    cluster.obey()
+    assert cluster.wanted() == {"standby": 1}
+    cluster.view.draining = frozenset(cluster.view.nodes)
+    cluster.step()
+    assert cluster.wanted() == {"drain": 1}
+
+
 def test_standby_gives_way_to_a_start_that_finds_no_room() -> None:
     cluster = Cluster(memory_mib=900)
     cluster.deploy(scale=Scale(keep_alive_s=1, standby_s=600), memory_bytes=512 * MIB, **LLM)
