@@ -188,11 +188,13 @@ def test_weights_are_released_and_regained_under_a_request(name: EngineName) -> 
 def test_an_adapter_gives_the_tokens_of_the_merged_model(name: EngineName) -> None:
     base = tiny(**(SHAPE | {"num_hidden_layers": 3}))
     adapter = adapter_of(base)
-    answers = []
-    for engine, weights in ((name, adapted(base, adapter)), ("native", merged(base, adapter)), ("native", base)):
-        loaded = load_engine(weights, LLMSettings(engine=engine, **SETTINGS), threads=1)
-        answers.append(tokens_of(alone(loaded.engine, request())))
-        loaded.engine.close()
+    models = [
+        load_engine(adapted(base, adapter), LLMSettings(engine=name, **SETTINGS), threads=1),
+        load("native", merged(base, adapter)),
+        load("native", base),
+    ]
+    answers = [tokens_of(alone(model.engine, request())) for model in models]
+    models[0].engine.close()
     assert answers[0] == answers[1] != answers[2]
 
 
