@@ -9,8 +9,9 @@ On a test bed: four hosts with links of a known rate, a store without limit, eve
 - up: bursts of 8, 16 and 32 calls, answered by pipelines that become several workers, against workers that each start
   alone (HydraServe, figure 14).
 - scale: from one worker, and two, of a synthetic Llama of 70 MB to one a host, fed by peers, serving while they load,
-  against a multicast that serves when it is over, and against each from the store (λScale, figures 9 to 11). Not with
-  --quick, unless it is asked for.
+  against a multicast that serves when it is over, and against each from the store (λScale, figures 9 to 11).
+
+With --quick `down` and `scale` are left out, unless they are asked for.
 
 Before each sample every host forgets everything; the store has its files in the page cache. `--chart` draws the first
 part's medians from a file that was written before, or from this run's, and `--ramp` tokens a second of the last; both
@@ -41,6 +42,7 @@ from tests.bench.harness.samples import Report, parse_options, progress
 from tests.testbed import Testbed, why_not
 
 PARTS = ("ttft", "down", "up", "scale")
+QUICK_PARTS = ("ttft", "up")
 HOSTS, QUICK_HOSTS = 4, 2
 MBIT = 200.0
 
@@ -62,9 +64,8 @@ def main() -> None:
     extra = options.extra
     if extra["draw"] is not None:
         return _draw(json.loads(extra["draw"].read_text()), extra["chart"], extra["ramp"])
-    chosen = (
-        extra["only"].split(",") if extra["only"] else [part for part in PARTS if part != "scale" or not options.quick]
-    )
+    usual = QUICK_PARTS if options.quick else PARTS
+    chosen = extra["only"].split(",") if extra["only"] else usual
     if unknown := set(chosen) - set(PARTS):
         sys.exit(f"no such part: {', '.join(sorted(unknown))}")
     if reason := why_not():

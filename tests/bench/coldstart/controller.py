@@ -10,6 +10,7 @@ for a pipeline that stays one.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,41 +21,46 @@ from fleetstart.controller.planner import Cluster, selection
 from fleetstart.controller.planner.multicast import starts
 from fleetstart.controller.scheduler import reconcile, start_orders
 
-CHANGES = ("stay", "single", "multicast", "store")
+Patch = tuple[object, str, Any]
+"""Module or class, the name in it, and what takes its place."""
 
 
-def _stay() -> None:
+def _stay() -> list[Patch]:
     ordered = start_orders.orders_of
 
     def without_growing(*arguments: Any, **named: Any) -> Any:
         return [msgspec.structs.replace(order, grow=False) for order in ordered(*arguments, **named)]
 
-    patched: Any = reconcile
-    patched.orders_of = without_growing
+    return [(reconcile, "orders_of", without_growing)]
 
 
-def _single() -> None:
-    planning: Any = selection
-    planning.SIZE_USUAL = planning.SIZE_MOST = 1
-    reconciling: Any = reconcile
-    reconciling.SIZE_USUAL = 1
+def _single() -> list[Patch]:
+    return [(selection, "SIZE_USUAL", 1), (selection, "SIZE_MOST", 1), (reconcile, "SIZE_USUAL", 1)]
 
 
-def _multicast() -> None:
-    planning: Any = starts
-    planning._why_not = lambda *_: ""
-    planning._pipelines = lambda *_: []
+def _multicast() -> list[Patch]:
+    return [(starts, "_why_not", lambda *_: ""), (starts, "_pipelines", lambda *_: [])]
 
 
-def _store() -> None:
-    _single()
-    cluster: Any = Cluster
-    pool: Any = ParameterPool
-    cluster.peers = lambda *_: []
-    pool.with_sources = lambda _, orders, *__: list(orders)
-    pool._changed_fetches = lambda *_: ()
+def _store() -> list[Patch]:
+    return [
+        *_single(),
+        (Cluster, "peers", lambda *_: []),
+        (ParameterPool, "with_sources", lambda _, orders, *__: list(orders)),
+        (ParameterPool, "_changed_fetches", lambda *_: ()),
+    ]
+
+
+CHANGES: dict[str, Callable[[], list[Patch]]] = {
+    "stay": _stay,
+    "single": _single,
+    "multicast": _multicast,
+    "store": _store,
+}
 
 
 if __name__ == "__main__":
-    {"stay": _stay, "single": _single, "multicast": _multicast, "store": _store}[sys.argv[1]]()
+    for owner, name, value in CHANGES[sys.argv[1]]():
+        getattr(owner, name)  # one that moved would leave the decision as it was
+        setattr(owner, name, value)
     sys.exit(controller.main())

@@ -68,19 +68,21 @@ def run(report: Report, options: Options, fleet: Fleet, models: list[Model]) -> 
         found = Found()
         for number in range(1, options.rounds + 1):
             progress(f"ttft, {model.name}: round {number} of {options.rounds}")
-            _round(fleet, model, found, number, sizes)
+            _round(fleet, model, found, number, sizes, options.quick)
         _tell(report, fleet, model, found, sizes[-1])
 
 
-def _round(fleet: Fleet, model: Model, found: Found, number: int, sizes: tuple[int, ...]) -> None:
-    runners = [partial(_serial, fleet, model, found), *(partial(_overlapped, fleet, model, found, n) for n in sizes)]
+def _round(fleet: Fleet, model: Model, found: Found, number: int, sizes: tuple[int, ...], quick: bool) -> None:
+    serial = partial(_serial, fleet, model, found, quick)
+    runners = [serial, *(partial(_overlapped, fleet, model, found, n) for n in sizes)]
     random.Random(number).shuffle(runners)
     for runner in runners:
         runner()
 
 
-def _serial(fleet: Fleet, model: Model, found: Found) -> None:
-    fleet.chill(1)
+def _serial(fleet: Fleet, model: Model, found: Found, quick: bool) -> None:
+    if not quick:  # it has a node of its own, cold: chilling the others gives it the cores to itself
+        fleet.chill(1)
     answer = serial_start(fleet, model)
     found.note(SERIAL, answer.pop("ttft_s"), answer)
 

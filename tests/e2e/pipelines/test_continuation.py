@@ -108,21 +108,16 @@ def test_a_first_stage_and_its_successor_are_killed_in_mid_stream(fleet: Fleet, 
     fleet.check_after(function)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_the_host_of_a_worker_is_cut_off_in_mid_stream(fleet: Fleet, whole: bool) -> None:
-    function = fleet.deploy("cut-whole" if whole else "cut-stage")
-    if whole:
-        fleet.call(function, 5).join()
-        fleet.settled(function)
-    tokens = LONGEST if whole else LONG
-    call = fleet.call(function, tokens, deadline_s=40)
+def test_the_host_of_a_whole_worker_is_cut_off_in_mid_stream(fleet: Fleet, function: Function) -> None:
+    fleet.call(function, 5).join()
+    fleet.settled(function)
+    call = fleet.call(function, LONGEST, deadline_s=40)
     call.wait_for(5)
     order = serving(fleet, function)
     fleet.bed.cut(order.node)
     try:
-        assert call.join().text == function.answer(tokens), call
+        assert call.join().text == function.answer(LONGEST), call
     finally:
         fleet.bed.mend(order.node)
     check_moved(fleet, call, 1)
     fleet.settled(function)
-    fleet.remove(function)

@@ -113,7 +113,7 @@ def test_a_cold_start_is_a_pipeline_and_becomes_one_worker(fleet: Fleet, tower: 
     check_after(fleet, tower)
 
 
-@pytest.mark.parametrize(("victim", "when"), [(1, "before"), (2, "calls"), (0, "calls")])
+@pytest.mark.parametrize(("victim", "when"), [(1, "before"), (0, "calls")])
 def test_a_stage_is_killed(fleet: Fleet, tower: Tower, victim: int, when: str) -> None:
     calls = {number: tower.call(number) for number in (0.5, 1, 2, 3)}
     orders = fleet.pipeline(tower)

@@ -1,5 +1,5 @@
-"""Scaling out by multicast, on real hosts: new nodes read from others, serve as a pipeline before they are whole, and
-answer as one worker alone does.
+"""Scaling out by multicast, on real hosts: new nodes know the rate of their link, read from others, serve as a pipeline
+before they are whole, and answer as one worker alone does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.orders import WorkerOrder
-from tests.e2e.pipelines.fleet import HOSTS, LAYERS, LONG, SETTLED_S, Fleet, Function, function_name
+from tests.e2e.pipelines.fleet import HOSTS, LAYERS, LINK_SHARE, LONG, SETTLED_S, Fleet, Function, function_name
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.bed
@@ -30,8 +30,21 @@ def function(shared_fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Fu
     shared_fleet.run_hosts(HOSTS)
     with shared_fleet.bed.redis() as client:
         wait_until(lambda: client.hlen(keys.PEER_KEYS) >= HOSTS, SETTLED_S, what="peer keys")
+    check_link_is_known(shared_fleet, HOSTS - 1)
     yield function
     shared_fleet.remove_left()
+
+
+def check_link_is_known(fleet: Fleet, host: int) -> None:
+    """Checks that a node which came up has measured its link: its first start would be predicted with a gigabit."""
+
+    def measured() -> float:
+        report = fleet.bed.report(host)
+        return report.measured.get("store", 0.0) if report is not None else 0.0
+
+    link = fleet.bed.mbit * 1e6 / 8 * LINK_SHARE
+    found = wait_until(measured, SETTLED_S, what="a measurement of the link")
+    assert link / 2 < found < link * 2, f"{found:,.0f} of {link:,.0f} bytes a second"
 
 
 def wait_whole(fleet: Fleet, function: Function, count: int) -> None:
@@ -57,7 +70,7 @@ def test_nodes_fed_by_two_copies_are_a_pipeline_until_they_are_whole_and_no_toke
     before = {order.worker for order in fleet.orders(function)}
     fleet.bed.fs("scale", function.name, "--min", str(HOSTS))
     new = [order for order in ordered(fleet, function, HOSTS) if order.worker not in before]
-    calls = [fleet.call(function, LONG, deadline_s=60) for _ in range(4 * HOSTS)]
+    calls = [fleet.call(function, LONG, deadline_s=60) for _ in range(3 * HOSTS)]  # two copies take eight
 
     plan = fleet.plan(new[0])
     assert plan.pipelines == [[0, 1]] or plan.pipelines == [[1, 0]], plan

@@ -39,13 +39,12 @@ def test_streams_are_right_while_a_pipeline_becomes_one_worker(fleet: Fleet, fun
     fleet.check_after(function)
 
 
-@pytest.mark.parametrize(("victim", "when"), [(1, "before"), (2, "stream"), (1, "growth")])
+@pytest.mark.parametrize(("victim", "when"), [(1, "before"), (2, "growth")])
 def test_a_later_stage_is_killed(fleet: Fleet, function: Function, victim: int, when: str) -> None:
     call = fleet.call(function, LONG)
     orders = fleet.pipeline(function)
-    if when != "before":
-        call.wait_for(5)
     if when == "growth":
+        call.wait_for(5)
         fleet.bed.limit(orders[0].node, SLOW_MBIT)
         fleet.wait_growing(orders[0])
     fleet.kill(orders[victim])

@@ -105,17 +105,6 @@ def test_the_last_stage_is_killed_in_mid_stream(fleet: Fleet, function: Function
     check_after(fleet, function)
 
 
-def test_the_first_stage_is_killed_in_mid_stream_and_the_stream_goes_on_elsewhere(
-    fleet: Fleet, function: Function
-) -> None:
-    call = fleet.call(function, LONG)
-    orders = fleet.pipeline(function)
-    call.wait_for(3)
-    fleet.kill(orders[0])
-    assert call.join().text == function.answer(LONG), call
-    check_after(fleet, function)
-
-
 def test_one_node_that_is_apart_is_reached_through_the_store_and_the_others_directly(
     fleet: Fleet, function: Function
 ) -> None:
