@@ -17,13 +17,10 @@ from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
-from tests import outcomes
+from tests import outcomes, scopes
 from tests.servers import RedisServer
 
-BENCHMARKS = "tests/bench/test_scripts.py"
-PIPELINES = "tests/e2e/pipelines/"
 END_TO_END = Path(__file__).parent / "e2e"
 """Folder whose tests are all marked `e2e`, by its conftest."""
 GUARD = pytest.StashKey[outcomes.QuickGuard]()
@@ -68,27 +65,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """For `--dist loadscope`: a file's tests share a worker and what is set up in it; each benchmark goes where it can.
-
-    Together the benchmarks would be the longest file by far, and the other workers would wait for theirs. The pipelines
-    share a test bed, which waits more than it computes: one worker has it from the beginning, beside all others.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        if nodeid.startswith(PIPELINES):
-            return PIPELINES
-        return nodeid if file == BENCHMARKS else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
-    return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> scopes.ByFile | None:
+    return scopes.ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first: else the other workers would wait for it at the end."""
-    items.sort(key=lambda item: (not item.nodeid.startswith(PIPELINES), not item.nodeid.startswith(BENCHMARKS)))
+    items.sort(key=lambda item: scopes.place(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)

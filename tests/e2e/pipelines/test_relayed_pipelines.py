@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract.node.orders import WorkerOrder
-from tests.e2e.pipelines.fleet import HOSTS, LONG, SETTLED_S, Fleet, Function, function_name
+from tests.e2e.pipelines.fleet import HOSTS, SETTLED_S, Fleet, Function, function_name
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.bed
 
 SHAPE: dict[str, Any] = {"num_hidden_layers": 8}
 """Two layers a stage."""
+LONG = 200
+"""Tokens that go on until a pipeline is one worker: through the store it gives a few dozen a second."""
 
 
 @pytest.fixture(scope="module")
