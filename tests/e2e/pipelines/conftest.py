@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.pipelines.fleet import Fleet, Function, function_name, serving_fleet
-
-HERE = Path(__file__).parent
-ON_FOUR_HOSTS = ("test_relayed_pipelines.py", "test_multicast_starts.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on all hosts come first: the others run three and lose some, and hosts would have to start again."""
-    order = {HERE / name: place for place, name in enumerate(ON_FOUR_HOSTS)}
-    places = [place for place, item in enumerate(items) if HERE in item.path.parents]
-    mine = sorted((items[place] for place in places), key=lambda item: order.get(item.path, len(order)))
-    for place, item in zip(places, mine, strict=True):
-        items[place] = item
 
 
 @pytest.fixture(scope="package")
