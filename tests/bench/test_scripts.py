@@ -54,6 +54,15 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     assert "| --- |" in result.stdout
 
 
+def test_releases_are_compared_in_turn(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    options = ["--before", ".", "--after", ".", "--quick", "--rounds", "1", "--no-peer", "--only", "gateway,hello"]
+    argv = [sys.executable, "-m", "tests.bench.releases", *options, "--json", str(found)]
+    result = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=290)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "| hello wakes from zero |" in result.stdout
+
+
 def test_make_bench_runs_them_all() -> None:
     said = subprocess.run(["make", "--dry-run", "bench"], cwd=ROOT, capture_output=True, text=True, timeout=20)
     assert f"for name in {' '.join(SCRIPTS)};" in said.stdout

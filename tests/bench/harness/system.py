@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +22,8 @@ from fleetstart.controller.cli.home import HomeLayout
 from tests.bench.harness.samples import ROOT
 from tests.bench.harness.wire import Connection
 
+OWN_FS = (sys.executable, "-m", "fleetstart.controller.cli")
+"""The command line of this checkout."""
 COMMAND_S = 120.0
 POLL_S = 0.01
 SETTLE_S = 0.8
@@ -29,9 +31,10 @@ SETTLE_S = 0.8
 
 
 class System:
-    def __init__(self, home: Path, url: str) -> None:
+    def __init__(self, home: Path, url: str, fs: Sequence[str] = OWN_FS) -> None:
         self.home = home
         self.url = url
+        self._fs = fs
         self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 0
         key = read_key_file(HomeLayout(home).key)
         self.shown = {"authorization": f"Bearer {key}"} if key else {}
@@ -53,7 +56,7 @@ class System:
         raise AssertionError
 
     def fs(self, *arguments: str) -> str:
-        return _fs(self.home, *arguments)
+        return _run_fs(self._fs, self.home, *arguments)
 
     def deploy(self, handler: str, *flags: str) -> str:
         """The invoke path, such as /fn/hello. Nothing is started: benchmarks measure starts."""
@@ -120,19 +123,20 @@ def evict(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def running(profile: str, *, is_open: bool = False, **settings: str) -> Iterator[System]:
+def running(profile: str, *, is_open: bool = False, fs: Sequence[str] = OWN_FS, **settings: str) -> Iterator[System]:
     """`profile` is what its only fork server has imported; `is_open`: without the key that a system has by default;
-    `settings` are FS_* variables, such as FS_POOL_SIZE="0"."""
+    `fs` is the command line
+    of the release that is run; `settings` are FS_* variables, such as FS_POOL_SIZE="0"."""
     up = ("up", *(["--open"] if is_open else []), "--port", "0", "--json")
     with tempfile.TemporaryDirectory(prefix="fs-bench-") as folder:
         home = Path(folder) / "home"
         try:
-            url = json.loads(_fs(home, *up, FS_PROFILES=profile, **settings))["url"]
-            system = System(home, url)
+            url = json.loads(_run_fs(fs, home, *up, FS_PROFILES=profile, **settings))["url"]
+            system = System(home, url, fs)
             system.wait("a warm fork server", lambda: _is_warm(system))
             yield system
         finally:
-            _fs(home, "down")
+            _run_fs(fs, home, "down")
 
 
 def _is_warm(system: System) -> bool:
@@ -140,9 +144,9 @@ def _is_warm(system: System) -> bool:
     return bool(nodes and nodes[0]["profiles"])
 
 
-def _fs(home: Path, *arguments: str, **settings: str) -> str:
+def _run_fs(fs: Sequence[str], home: Path, *arguments: str, **settings: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("FS_") or name == "FS_ISOLATION"}
-    argv = [sys.executable, "-m", "fleetstart.controller.cli", *arguments]
+    argv = [*fs, *arguments]
     env = {**clean, **settings, "FS_HOME": str(home)}
     said = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_S)
     if said.returncode:
