@@ -3,8 +3,8 @@
 Two releases of this repository, each a wheel in an environment of its own (`tests.upgrade.builds`; `.` is this checkout
 as it is installed), with a system each, side by side. They take turns within each round, and who begins alternates: a
 warm call of `hello` through the gateway and straight to its worker, the wake-up of `hello` from zero by a spare worker,
-and the first token of `chat`, hot and woken with its weights in memory. Each is compared as a ratio of medians, later to
-earlier, and as the median of the ratios of the rounds, which what disturbs both at once does not move.
+and the first token of `chat`, hot and woken with its weights in memory. Each is compared as a ratio of medians, later
+to earlier, and as the median of the ratios of the rounds, which what disturbs both at once does not move.
 
 To build both takes minutes (`--build-only` does it ahead), the measurement seven with 30 rounds.
 
