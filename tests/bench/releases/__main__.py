@@ -84,18 +84,18 @@ def open_gateway(stack: contextlib.ExitStack, one: Release) -> None:
 def open_hello(stack: contextlib.ExitStack, one: Release) -> None:
     system = stack.enter_context(running("python", fs=one.fs, FS_POOL_SIZE="1"))
     path = system.deploy(str(one.examples / "hello" / "handler.py"), "--keep-alive", "0.2")
-    connection = stack.enter_context(system.connect())
 
     def turn() -> dict[str, list[float]]:
-        return {"hello wakes from zero": [_woken_ms(system, connection, path) for _ in range(WAKES_A_TURN)]}
+        return {"hello wakes from zero": [_woken_ms(system, path) for _ in range(WAKES_A_TURN)]}
 
     turn()
     one.turns["hello"] = turn
 
 
-def _woken_ms(system: System, connection: Connection, path: str) -> float:
+def _woken_ms(system: System, path: str) -> float:
     system.wait_asleep("hello")
-    answer = connection.post(path, BODY).expect()
+    with system.connect() as connection:  # one that was idle for long would be closed by now
+        answer = connection.post(path, BODY).expect()
     if answer.headers["fs-start"] == "hot":
         raise RuntimeError("the worker was there already: nothing was woken")
     return answer.total_ms
@@ -104,15 +104,17 @@ def _woken_ms(system: System, connection: Connection, path: str) -> float:
 def open_chat(stack: contextlib.ExitStack, one: Release) -> None:
     system = stack.enter_context(running("torch", fs=one.fs))
     path = system.deploy(str(one.examples / "chat" / "handler.py"), "--keep-alive", chat.KEEP_ALIVE_S)
-    ours = chat.Ours(system, path, stack.enter_context(system.connect()))
-    ours.call()
+    with system.connect() as connection:
+        chat.Ours(system, path, connection).call()
 
     def turn() -> dict[str, list[float]]:
         system.wait_asleep("chat")
-        woken = ours.call()
+        with system.connect() as connection:
+            ours = chat.Ours(system, path, connection)
+            woken = ours.call()
+            hot = [ours.call().ttft_ms for _ in range(HOT_A_TURN)]
         if woken.headers["fs-start"] != "warm":
             raise RuntimeError(f"the call should have been warm and was {woken.headers['fs-start']}")
-        hot = [ours.call().ttft_ms for _ in range(HOT_A_TURN)]
         return {"chat wakes, first token": [woken.ttft_ms], "chat hot, first token": hot}
 
     turn()

@@ -184,8 +184,10 @@ def test_a_redis_that_takes_no_writes_loses_no_node_and_hot_functions_go_on(
         wait_until(lambda: not client.exists(keys.node(node.name)), 15, what="the node's lease to be over")
         ends = time.monotonic() + 7
         while time.monotonic() < ends:
-            assert controller.http.get("/fn/hello").headers["fs-start"] == "hot"
+            answer = controller.http.get("/fn/hello")
+            assert (answer.status_code, answer.headers.get("fs-start")) == (200, "hot"), answer.text + controller.log()
         client.config_set("maxmemory", "0")
     wait_until(lambda: len(status(controller)["nodes"]) == 1 and controller.http.get("/readyz").is_success, 15)
-    assert controller.http.get("/fn/hello").headers["fs-start"] == "hot"
+    answer = controller.http.get("/fn/hello")
+    assert (answer.status_code, answer.headers.get("fs-start")) == (200, "hot"), answer.text + controller.log()
     assert [order.wanted for order in node.orders] == ["run"], "its worker was neither ended nor replaced"
