@@ -191,6 +191,8 @@ def state_of(world: World) -> dict[str, str]:
 def _without_uses(answer: httpx.Response) -> str:
     if answer.request.url.path == "/api/v1/keys":
         return str([{**one, "used_unix_ms": 0} for one in answer.json()])
+    if answer.request.url.path.endswith("/versions"):  # an idle worker ends, on a busy machine before this is over
+        return str([{**one, "workers": 0} for one in answer.json()])
     return answer.text
 
 
@@ -227,7 +229,8 @@ def test_no_key_does_or_sees_more_than_its_own(
                     wrong.append(f"{key.kind}: {endpoint.method} {endpoint.path} tells {told}: existence shows")
     assert not wrong, "\n".join([f"{len(wrong)} of {dict(tried)}", *wrong[:60]])
     after = state_of(world)
-    assert {path for path in before if before[path] != after[path]} == set(), "nobody changed anything"
+    changed = {path: (before[path], after[path]) for path in before if before[path] != after[path]}
+    assert changed == {}, "nobody changed anything"
     assert tried["refused"] > 2000, dict(tried)
 
 
