@@ -123,9 +123,8 @@ class PeerPool:
         self._now_s = now_s
         self._copies = all([source.layers == EVERY_LAYER and not source.after_s for source in sources])
         """Whether each of them has all: then shares are by their rates alone."""
-        self._near: dict[tuple[str, str, NodeId | None], tuple[list[PeerSource], float, bool]] = {}
-        """Cached peers of copies, the sum of their rates, and whether their uplinks are idle."""
         self._divisions: dict[tuple[int, str, str, NodeId | None], Division | None] = {}
+        """By layers, or of copies by bytes, and by what decides which peers are near."""
 
     def fetch(
         self, layers: int, missing_bytes: int, reader: ReadingNode, refused: Set[NodeId] = NOBODY
@@ -135,14 +134,14 @@ class PeerPool:
         on_disk = held.disk & layers if held is not None else 0
         if on_disk or refused:
             divided = self._divide(layers, state, on_disk, refused)
-        elif self._copies:
-            divided = self._by_rates(missing_bytes, state)
         else:
-            key = (layers, state.region, state.machine, state.node if state.node in self.ups else None)
+            copies, node = self._copies, state.node
+            key = (missing_bytes if copies else layers, state.region, state.machine, node if node in self.ups else None)
             try:
                 divided = self._divisions[key]
             except KeyError:
-                divided = self._divisions[key] = self._divide(layers, state, 0, NOBODY)
+                divided = self._by_rates(missing_bytes, state) if copies else self._divide(layers, state, 0, NOBODY)
+                self._divisions[key] = divided
         if divided is None:
             return None
         store_bytes = divided.store_bytes + (reader.files_bytes if divided.store_bytes else 0)
@@ -156,18 +155,13 @@ class PeerPool:
 
     def _by_rates(self, size_bytes: int, state: NodeState) -> Division | None:
         """Divides a fetch over nodes that have all."""
-        key = (state.region, state.machine, state.node if state.node in self.ups else None)
-        known = self._near.get(key)
-        if known is None:
-            near = self._usable(EVERY_LAYER, state, NOBODY)
-            idle = not any([source.up.fetches for source in near])
-            known = self._near[key] = (near, sum([source.bytes_per_s for source in near]), idle)
-        near, rate, idle = known
+        near = self._usable(EVERY_LAYER, state, NOBODY)
         if not near or not size_bytes:
             return None
+        rate = sum([source.bytes_per_s for source in near])
         took_s = size_bytes / rate
         named = tuple([PeerShare(source.node, round(source.bytes_per_s * took_s)) for source in near])
-        if not idle:
+        if any([source.up.fetches for source in near]):
             took_s = max([source.up.fetch_s(source.bytes_per_s * took_s, self._now_s) for source in near])
         return Division(named, size_bytes, 0.0, 0, took_s)
 

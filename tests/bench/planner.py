@@ -2,8 +2,9 @@
 
 1,000 nodes of different speed and room, a third of them busy, each holding some checkpoints and with fetches under way;
 10,000 functions of 0.3 to 16 GB with and without SLOs. Each decision is carried out: nodes are updated, and as many
-workers end as begin. The baseline, in the same run and turn by turn, finds the node with the segment or the most memory
-for a single worker, and goes through all nodes for it. What it costs to bring one node's state up to date from its
+workers end as begin. Every node serves chunks to others; beside it, turn by turn, runs the same cluster whose nodes
+serve none. The baseline, in the same run, finds the node with the segment or the most memory for a single worker, and
+goes through all nodes for it. What it costs to bring one node's state up to date from its
 report is measured beside it. CPU time, so that neighbours on the machine do not count.
 
 Run: python -m tests.bench.planner [--json FILE] [--quick]
@@ -11,10 +12,12 @@ Run: python -m tests.bench.planner [--json FILE] [--quick]
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from fleetstart.controller.planner import (
     CheckpointLayout,
@@ -49,14 +52,16 @@ SLOS = (None, SLO(ttft_s=1.5), SLO(ttft_s=5.0, tpot_s=0.2), SLO(ttft_s=20.0))
 class World:
     """The cluster, the functions, and what is running."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, peers: bool = True) -> None:
+        """`peers`: whether nodes serve chunks to each other."""
         self.random = random.Random(seed)
         layouts = {
             size: CheckpointLayout(LayerLayout(round(size * 5e7), [round(size * 9.5e8 / 32)] * 32))
             for size in MODELS_GB
         }
         self.functions = [self._function(index, layouts) for index in range(FUNCTIONS)]
-        self.cluster = Cluster(self._node(index) for index in range(NODES))
+        nodes = [self._node(index) for index in range(NODES)]
+        self.cluster = Cluster(nodes if peers else [replace(state, up=None) for state in nodes])
         self.idle = {state.node: state for state in self.cluster}
         self.now_s = 0.0
         self.sizes: Counter[int] = Counter()
@@ -99,6 +104,10 @@ class World:
             self.cluster.put(with_stage(state, stage, WorkerId(f"w{self.now_s}"), wanted.checkpoint, self.now_s))
         self._running.append([(stage.node, stage.reserved_bytes) for stage in found.stages])
 
+    def begin_again(self) -> None:
+        for state in self.idle.values():
+            self.cluster.put(state)
+
     def _end_the_oldest(self) -> None:
         if len(self._running) <= ALIVE:
             return
@@ -130,6 +139,10 @@ def place(request: PlanRequest, nodes: list[NodeReport]) -> NodeReport | None:
     return max(fitting, key=rank, default=None)
 
 
+def mean_us(world: World, decisions: int) -> float:
+    return sum(took_s for _, took_s in [world.start() for _ in range(decisions)]) / decisions * 1e6
+
+
 def timed_us(step: Callable[[int], object], times: int) -> float:
     begun_s = time.process_time()
     for number in range(times):
@@ -143,12 +156,20 @@ def main() -> None:
     world = World(seed=4)
     nodes = reports(world)
     layouts = {one.checkpoint: one.layout for one in world.functions if one.checkpoint is not None}
-    for _ in range(decisions // 4):
-        world.start()
+    without_peers = World(seed=4, peers=False)
+    for one in (world, without_peers):
+        for _ in range(decisions // 4):
+            one.start()
+    alone_us: list[float] = []
     planned_us, compared_us, placed_us, refreshed_us, slowest_us = [], [], [], [], []
     for number in range(options.rounds):
         progress(f"round {number + 1} of {options.rounds}")
+        gc.collect()
+        if number % 2:
+            alone_us.append(mean_us(without_peers, decisions))
         started = [world.start() for _ in range(decisions)]
+        if not number % 2:
+            alone_us.append(mean_us(without_peers, decisions))
         each_us = sorted(took_s * 1e6 for _, took_s in started)
         compared = [took_s * 1e6 for compared, took_s in started if compared]
         planned_us.append(sum(each_us) / len(each_us))
@@ -161,8 +182,8 @@ def main() -> None:
             world.cluster.put(node_state(report, [], NodeMeasures(), layouts=layouts, now_s=world.now_s, now_unix_ns=0))
 
         refreshed_us.append(timed_us(refresh, NODES))
-        for state in world.idle.values():
-            world.cluster.put(state)
+        world.begin_again()
+        without_peers.begin_again()
     report = Report("the planner makes thousands of decisions a second for 1,000 nodes and 10,000 functions")
     report.setup = {
         "nodes": NODES,
@@ -171,19 +192,24 @@ def main() -> None:
         "clock": "CPU time",
     }
     report.samples = {
-        "plan_us": planned_us, "compared_us": compared_us, "plan_p99_us": slowest_us, "place_us": placed_us,
+        "plan_us": planned_us, "without_peers_us": alone_us,
+        "compared_us": compared_us, "plan_p99_us": slowest_us, "place_us": placed_us,
         "node_us": refreshed_us,
     }  # fmt: skip
     report.tell("Decisions with 1,000 nodes and 10,000 functions", [
         ["", "decisions a second", "µs each", "against one worker, all nodes"],
         ["`make_plan`, carried out", f"{1e6 / median(planned_us):,.0f}", spread(planned_us),
          f"{median(placed_us) / median(planned_us):.2f}×"],
+        ["the same where no node serves chunks", f"{1e6 / median(alone_us):,.0f}", spread(alone_us),
+         f"{median(placed_us) / median(alone_us):.2f}×"],
         ["of it those that compared groups", f"{1e6 / median(compared_us):,.0f}", spread(compared_us),
          f"{median(placed_us) / median(compared_us):.2f}×"],
         ["99th percentile", "–", spread(slowest_us), "–"],
         ["one worker, all nodes gone through", f"{1e6 / median(placed_us):,.0f}", spread(placed_us), "1.00×"],
         ["a node's state from its report", "–", spread(refreshed_us), "–"],
     ])  # fmt: skip
+    ratios = [peers / alone for peers, alone in zip(planned_us, alone_us, strict=True)]
+    report.tell("Cost of peers", [["", "times as long"], ["a decision where nodes serve chunks", spread(ratios)]])
     whole = sum(world.sizes.values())
     shares = {size: f"{fine(count / whole * 100)}%" for size, count in sorted(world.sizes.items())}
     report.tell("What was decided", [

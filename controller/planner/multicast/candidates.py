@@ -11,7 +11,7 @@ from .prediction import NEVER, Links, predict_arrivals
 from .rarest_first import rarest_first
 from .request import MulticastRequest, block_ranges, held_blocks
 from .schedule import STORE, Schedule, steps
-from .topologies import chain, from_store, read_once
+from .topologies import chain, from_store, read_once, striped_chains
 
 RAREST_FIRST_NODES = 64
 """Up to so many nodes rarest first is considered where another way is possible, too: for more it takes long to plan,
@@ -49,6 +49,11 @@ class Situation:
             return 0
         rates = sorted(self.links.down[receiver] for receiver in self.receivers)
         return max(1, round(self.request.store_bytes_per_s / rates[len(rates) // 2]))
+
+    @property
+    def receive_faster(self) -> bool:
+        """Whether some receiver takes in more than some source sends, and so gains by reading from several at once."""
+        return max(self.links.down[one] for one in self.receivers) > min(self.links.up[one] for one in self.sources)
 
     @property
     def first_blocks(self) -> set[int]:
@@ -134,6 +139,9 @@ def candidates(found: Situation) -> Iterator[MulticastWay]:
         else:
             yield from_groups("binomial pipeline" + several, found, groups, binomial_pipeline)
             yield from_groups(f"{len(groups)} chains" if several else "chain", found, groups, chain)
+        if len(found.sources) > 1 and found.receive_faster:
+            striped = striped_chains(found.sources, by_speed(nodes, receivers), range(len(found.blocks)))
+            yield _candidate(f"striped chains from {len(found.sources)} sources", found, striped, [list(receivers)])
     elif fresh and can_forward and found.has_store and not found.held_by_senders:
         group = SubGroup(STORE, tuple(by_speed(nodes, receivers)), tuple(range(len(found.blocks))))
         yield from_groups("binomial pipeline from the store", found, [group], read_once)

@@ -1,8 +1,10 @@
 """Other topologies: serial chains, which plans may use, and the binary tree and one after another, for comparison.
 
 A chain forwards each block as soon as it is there, so it takes b + n - 2 steps for n nodes, and a slow node at its end
-delays nobody else (BlitzScale section 5.1). FaaSNet's binary tree sends each block twice from every inner node, which
-takes some 2b steps. `sequential` sends the whole model from the source to each receiver in turn.
+delays nobody else (BlitzScale section 5.1). Several chains of different parts use links of nodes that receive faster
+than others send, as its parallel sharded transfer does with a node's devices. FaaSNet's binary tree sends each block
+twice from every inner node, which takes some 2b steps. `sequential` sends the whole model from the source to each
+receiver in turn.
 """
 
 from __future__ import annotations
@@ -21,6 +23,21 @@ def chain(nodes: Sequence[int], order: Sequence[int]) -> Schedule:
         for place, (sender, receiver) in enumerate(pairwise(nodes))
         for position, block in enumerate(order)
     ]
+
+
+def striped_chains(sources: Sequence[int], receivers: Sequence[int], order: Sequence[int]) -> Schedule:
+    """Chains of parts of the model, as many as there are receivers or sources, each through all receivers, from another
+    one on. A receiver reads the parts at once, from several nodes: where its link takes in more than another one sends,
+    it is whole sooner than by one chain. Each is at the end of some chain, and so forwards less than it gets. In each
+    chain a node sends and receives at most one block a step."""
+    count = max(len(sources), len(receivers))
+    size = -(-len(order) // count)
+    schedule: Schedule = []
+    for number in range(count):
+        begin = number * len(receivers) // count
+        nodes = (sources[number % len(sources)], *receivers[begin:], *receivers[:begin])
+        schedule += chain(nodes, order[size * number : size * (number + 1)])
+    return sorted(schedule)
 
 
 def sequential(nodes: Sequence[int], order: Sequence[int]) -> Schedule:

@@ -84,14 +84,21 @@ def _sample(
     if not good:
         raise RuntimeError(f"{model.name}: not one of {burst} calls was answered: {answers[0]}")
     began_ns = min(one.sent_ns for one in good)
-    elsewhere = [one.pieces_ns[0] for one in good if fleet.served_by(one) not in ("", *before)]
+    hosts = [fleet.served_by(one) for one in good]
+    elsewhere = [
+        (host, (one.pieces_ns[0] - began_ns) / 1e9)
+        for one, host in zip(good, hosts, strict=True)
+        if host not in ("", *before)
+    ]
+    first_s = {host: min(at_s for other, at_s in elsewhere if other == host) for host, _ in elsewhere}
     last_s = max(one.pieces_ns[-1] - began_ns for one in good) / 1e9
     pieces_s = sorted((piece - began_ns) / 1e9 for one in good for piece in one.pieces_ns)
     return last_s, {
         "tokens": sum(one.tokens for one in good),
         "tokens_per_s": sum(one.tokens for one in good) / last_s,
         "windows": _windows(pieces_s),
-        "new_node_s": (min(elsewhere) - began_ns) / 1e9 if elsewhere else None,
+        "new_node_s": min(first_s.values(), default=None),
+        "first_s": first_s,
         "elsewhere": len(elsewhere),
         "workers": [
             {
@@ -126,16 +133,25 @@ def _windows(pieces_s: Sequence[float]) -> list[int]:
 
 
 def _tell(report: Report, found: Found, copies: int, hosts: int, burst: int, tokens: int) -> None:
-    head = ["new hosts", "tokens/s", "last token, s", "first token on a new host, s", "calls there"]
+    head = [
+        "new hosts",
+        "tokens/s",
+        "last token, s",
+        "first token on a new host, s",
+        "on the last one, s",
+        "calls there",
+    ]
     rows = [[*head, "from the store, MB", "from peers, MB", "failed"]]
     for side in SIDES:
         details = found.details[side]
         first = [one["new_node_s"] for one in details if one["new_node_s"] is not None]
+        last = [max(one["first_s"].values()) for one in details if one["first_s"]]
         rows.append([
             side,
             fine(median([one["tokens_per_s"] for one in details])),
             fine(median(found.seconds[side])),
             fine(median(first)) if first else "–",
+            fine(median(last)) if last else "–",
             fine(median([one["elsewhere"] for one in details])),
             fine(median([one["fetched"].get("store", 0) / 1e6 for one in details])),
             fine(median([one["fetched"].get("peer", 0) / 1e6 for one in details])),
@@ -150,4 +166,7 @@ def _tell(report: Report, found: Found, copies: int, hosts: int, burst: int, tok
             for number, text in one["texts"].items():
                 told.setdefault(number, set()).add(text)
     unlike = sorted(number for number, texts in told.items() if len(texts) > 1)
-    print(f"Told differently by some: prompts {', '.join(unlike)}." if unlike else "Every prompt had one answer.")
+    report.tell(
+        f"Tokens, whichever way a worker came, from {copies}",
+        [["prompts", "answered differently by some"], [str(len(told)), ", ".join(unlike) or "none"]],
+    )

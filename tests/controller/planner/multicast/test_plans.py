@@ -110,6 +110,23 @@ def test_after_any_failure_at_any_time_the_others_complete(
     assert sorted(from_store(again)) == sorted(set(range(CHUNKS)) - left), "the store reads each lost chunk once"
 
 
+@pytest.mark.parametrize(("sources", "receivers"), [(2, 1), (2, 2), (3, 3)])
+def test_who_receives_faster_than_others_send_reads_from_several_at_once(sources: int, receivers: int) -> None:
+    members = [replace(node, down_bytes_per_s=2 * RATE) for node in nodes(sources + receivers, sources)]
+    wanted = request(members, blocks=64, at_once=True)
+    plan = plan_multicast(wanted)
+    assert_sound(wanted, plan)
+    assert "striped" in plan.name
+    assert plan.seconds < 0.8 * wanted.size_bytes / RATE, "one sender would take as long as its link takes"
+    assert all(len(one.peers) > 1 for one in plan.receivers)
+
+
+@given(st.integers(1, 4), st.integers(1, 6))
+def test_where_links_are_symmetric_nothing_is_striped(sources: int, receivers: int) -> None:
+    plan = plan_multicast(request(nodes(sources + receivers, sources), blocks=8, at_once=True))
+    assert not any("striped" in one.name for one in plan.considered)
+
+
 @patient
 @given(st.integers(3, 9), st.integers(1, 12), st.floats(0, 1))
 def test_without_a_store_the_chunks_that_died_with_their_only_holder_are_named(

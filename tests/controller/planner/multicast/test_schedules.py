@@ -14,7 +14,14 @@ from fleetstart.controller.planner.multicast.binomial import binomial_pipeline
 from fleetstart.controller.planner.multicast.groups import sub_groups
 from fleetstart.controller.planner.multicast.rarest_first import MissingBlocks, rarest_first
 from fleetstart.controller.planner.multicast.schedule import Schedule, Transfer, broken_law, steps
-from fleetstart.controller.planner.multicast.topologies import binary_tree, chain, from_store, read_once, sequential
+from fleetstart.controller.planner.multicast.topologies import (
+    binary_tree,
+    chain,
+    from_store,
+    read_once,
+    sequential,
+    striped_chains,
+)
 from tests.controller.planner.multicast.fleets import held_masks, nodes
 
 counts = st.integers(2, 40)
@@ -72,6 +79,26 @@ def test_a_chain_takes_a_step_more_for_each_receiver(count: int, blocks: int) ->
     schedule = chain(range(count), range(blocks))
     assert_laws(schedule, count, blocks)
     assert steps(schedule) == blocks + count - 2
+
+
+@given(st.integers(1, 5), st.integers(1, 20), block_counts)
+def test_striped_chains_bring_each_part_to_all_and_each_chain_keeps_the_laws(
+    sources: int, receivers: int, blocks: int
+) -> None:
+    count, everything = sources + receivers, (1 << blocks) - 1
+    schedule = striped_chains(range(sources), range(sources, count), range(blocks))
+    assert len(schedule) == receivers * blocks
+    chains = max(sources, receivers)
+    size, seen = -(-blocks // chains), 0
+    for number in range(chains):
+        part = [one for one in schedule if size * number <= one.block < size * (number + 1)]
+        mask = sum(1 << block for block in range(size * number, min(blocks, size * (number + 1))))
+        held = [everything if node == number % sources else everything & ~mask for node in range(count)]
+        others = [node for node in range(count) if node >= sources or node == number % sources]
+        assert broken_law(part, held, others, blocks) == ""
+        seen += len(part)
+    assert seen == len(schedule)
+    assert steps(schedule) <= size + receivers - 1
 
 
 @given(counts, block_counts)
