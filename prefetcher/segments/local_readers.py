@@ -55,12 +55,9 @@ class LocalReaders:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.unlink(missing_ok=True)
-            mask = os.umask(0o177)
-            try:
-                with socket_address(self._path) as path:
-                    listener.bind(path)
-            finally:
-                os.umask(mask)
+            with socket_address(self._path) as path:
+                listener.bind(path)
+            self._path.chmod(0o600)  # before it listens, nobody connects
             listener.listen(BACKLOG)
             listener.setblocking(False)
         except OSError as error:
