@@ -17,8 +17,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.servers import wait_until
 
 START_TIMEOUT_S = 60.0
@@ -132,6 +130,8 @@ def _is_engine(pid: int) -> bool:
 def docker_engine() -> Iterator[DockerEngine]:
     """An engine that runs. Skips where there can be none, which fails in CI."""
     if reason := why_none():
+        import pytest  # late: benchmarks have an engine, too
+
         pytest.skip(reason)
     engine = DockerEngine(Path(tempfile.mkdtemp(prefix="fs-engine-")))
     try:

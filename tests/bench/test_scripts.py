@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine import why_none
 from tests.testbed import why_not
 
 pytestmark = pytest.mark.e2e
@@ -41,8 +42,8 @@ LONGEST_FIRST = ("coldstart", "chat", "isolation", *SCRIPTS)
 def test_it_runs(name: str, tmp_path: Path) -> None:
     if name in ON_A_BED and (reason := why_not()):
         pytest.skip(f"no test bed: {reason}")
-    if name == "isolation" and shutil.which("runsc") is None:
-        pytest.skip("runsc (gVisor) is not installed")
+    if name == "isolation" and (lacking := why_none() or ("" if shutil.which("runsc") else "runsc is not installed")):
+        pytest.skip(lacking)
     if not (ROOT / "examples/chat/weights/model.safetensors").exists():
         pytest.skip("no weights: make models")
     found = tmp_path / "found.json"

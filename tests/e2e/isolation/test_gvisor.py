@@ -17,6 +17,7 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.e2e.checkpoints import write_safetensors
+from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, heard_outside, try_escapes
 from tests.e2e.systems import System, error_in, running
 from tests.servers import wait_until
 
@@ -27,6 +28,8 @@ from fleetstart.runtime import Scale, function
 
 """
 ONE = 'isolation="gvisor", memory="64MiB", concurrency=4, scale=Scale(max=1, keep_alive_s=600)'
+OWN = {"make namespaces"}
+"""What gVisor's kernel grants, of itself alone."""
 ROOT = Path(__file__).parents[3]
 CASE = json.loads((ROOT / "tests" / "runtime" / "llm" / "golden.json").read_text())["cases"][0]
 
@@ -316,6 +319,33 @@ def test_its_end_is_told_as_any_others_is(system: System, how: str, status: int,
     assert words in error.message
     assert response.headers["fs-attempts"] == "1", "it had begun the call"
     assert system.ok("misbehaves", timeout_s=60) == "well"
+
+
+@pytest.fixture(scope="module")
+def escapes(system: System) -> str:
+    """Name of a function that tries to get out."""
+    system.deploy(HEAD + MISBEHAVES.replace("ONE", ONE), name="misbehaves")
+    return deploy_escapes(system, "gvisor")
+
+
+@pytest.fixture(scope="module")
+def tried(system: System, escapes: str) -> dict[str, Any]:
+    return try_escapes(system, escapes)
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_an_attempt_to_get_out_is_refused(tried: dict[str, Any], attempt: str) -> None:
+    assert tried[attempt] == "refused" or attempt in OWN, tried[attempt]
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_harms_its_own_worker_alone(system: System, escapes: str, bomb: str) -> None:
+    assert defused(system, escapes, bomb) in ("stopped", "out_of_memory", "worker_lost")
+    assert system.ok("misbehaves") == "well"
+
+
+def test_a_port_of_a_worker_is_not_open_on_the_machine(system: System, escapes: str) -> None:
+    assert not heard_outside(system, escapes)
 
 
 def test_who_prints_more_than_is_read_waits(system: System) -> None:
