@@ -48,7 +48,7 @@ class ContainerLauncher:
     def describe(self, *, network: bool) -> str:
         return NAME if network else f"{NAME},net"
 
-    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
         generic = not (fork.network or fork.folders)
         if generic:
             container = self._stock.take(fork.profile)
@@ -61,11 +61,12 @@ class ContainerLauncher:
             container.connection.settimeout(None)
             # Kept open until the end: closed with an answer unread, it would take what was sent with it.
             socket.send_fds(container.connection, [b"worker"], [control_fd, log_fd])
+            launched = LaunchedWorker(fork.worker, container.pid, os.dup(container.pidfd))
         except BaseException:
             self._stock.discard(container)
             raise
         self._running[fork.worker] = container
-        return container.pid
+        return launched
 
     def reap(self, child: LaunchedWorker) -> int:
         """Has a container removed whose worker has ended. The engine reports signals as 128 + number."""

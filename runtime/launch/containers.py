@@ -259,7 +259,7 @@ class ContainerStock:
     def _step(self, now_s: float) -> bool:
         """Does one thing, if there is one to do. Errors: OSError."""
         with self._lock:
-            ended = self._stocked.ended[0] if self._stocked.ended else None
+            ended = self._stocked.ended.popleft() if self._stocked.ended else None
             wanted = targets(self._launches, now_s)
             refill = may_refill(self._launches, now_s)
             created = len(self._stocked.created)
@@ -267,9 +267,11 @@ class ContainerStock:
             surplus = next((one for one in self._stocked.paused if self._paused(one) > wanted.paused.get(one, 0)), None)
         self._drop_dead()
         if ended is not None:
-            self._factory.remove(ended)
-            with self._lock:
-                self._stocked.ended.popleft()
+            try:
+                self._factory.remove(ended)
+            except OSError:
+                self._stocked.ended.append(ended)
+                raise
         elif surplus is not None:
             if (container := self._pop(lambda stocked: stocked.paused.get(surplus))) is not None:
                 self.discard(container)

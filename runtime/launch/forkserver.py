@@ -40,11 +40,11 @@ class ForkLauncher:
     def describe(self, *, network: bool) -> str:
         return self._granted.describe(network=network)
 
-    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
         pid = namespaces.fork_into_namespaces() if self._granted.namespaces else os.fork()
         if pid == 0:
             self._become_worker(fork, control_fd, log_fd)
-        return pid
+        return LaunchedWorker(fork.worker, pid, os.pidfd_open(pid))
 
     def reap(self, child: LaunchedWorker) -> int:
         if not self._granted.namespaces:

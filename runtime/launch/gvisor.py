@@ -108,7 +108,7 @@ class GVisorLauncher:
     def describe(self, *, network: bool) -> str:
         return NAME
 
-    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
         arguments = ["-m", "fleetstart.runtime.launch.gvisor_worker", "--profile", fork.profile]
         arguments += ["--origin", str(machine_origin_ns())]
         own_pidfd = os.pidfd_open(os.getpid())
@@ -117,7 +117,7 @@ class GVisorLauncher:
             pid = os.fork()
             if pid == 0:
                 self._become_sandbox(command, fork, own_pidfd, control_fd, log_fd)
-            return pid
+            return LaunchedWorker(fork.worker, pid, os.pidfd_open(pid))
         except OSError:
             shutil.rmtree(self._bundles / fork.worker, ignore_errors=True)
             raise

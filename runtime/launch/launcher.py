@@ -36,13 +36,13 @@ class LaunchedWorker:
 
 
 class Launcher(Protocol):
-    """Starts worker processes as children of this process."""
+    """Starts worker processes: children of this process, or of a container engine."""
 
     def describe(self, *, network: bool) -> str:
         """Name of the isolation that a worker gets."""
 
-    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> int:
-        """Starts a worker; returns the pid of the child process that ends with it. Errors: OSError."""
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
+        """Starts a worker, whose process may have ended already. Errors: OSError."""
 
     def reap(self, child: LaunchedWorker) -> int:
         """Cleans up after a worker that has ended; returns its exit status, or its signal as a negative number."""
@@ -89,11 +89,10 @@ def _launch_one(channel: Channel[Fork], launcher: Launcher) -> LaunchedWorker | 
             channel.send(ForkFailed(request.worker, reason))
             return None
         try:
-            pid = launcher.launch(request, descriptors[0], descriptors[1])
+            child = launcher.launch(request, descriptors[0], descriptors[1])
         except OSError as error:
             channel.send(ForkFailed(request.worker, str(error)))
             return None
-        child = LaunchedWorker(request.worker, pid, os.pidfd_open(pid))
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -104,7 +103,8 @@ def _launch_one(channel: Channel[Fork], launcher: Launcher) -> LaunchedWorker | 
 def _pid_outside(child: LaunchedWorker) -> int:
     """The child's pid in the daemon's namespace, which /proc shows; this process may be in another one."""
     with open(f"/proc/self/fdinfo/{child.pidfd}") as lines:
-        return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), child.pid)
+        pid = next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), child.pid)
+    return pid if pid > 0 else child.pid  # -1: it has ended, and was not this process' to reap
 
 
 def has_ended(pidfd: int) -> bool:
