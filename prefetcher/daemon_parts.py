@@ -25,7 +25,7 @@ from .network.node_identity import NodeCertificate, open_certificate
 from .network.platform_addresses import PlatformAddresses, platform_hosts
 from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
-from .processes.forkserver_client import ForkServer
+from .processes.forkserver_client import END_TIMEOUT_S, ForkServer
 from .processes.prefork_policy import is_unsandboxed
 from .processes.read_budget import ReadBudget
 from .segments.disk_cache import DiskCache
@@ -33,6 +33,8 @@ from .sources.base import Source
 
 log = logging.getLogger(__name__)
 
+CONTAINERS_END_S = 10.0
+"""Time for the removal of a node's containers at its end, some tenths of a second each on a busy machine."""
 CONTAINER_UIDS_PART = 4
 """Containers get one part in so many of FS_ISOLATION_UIDS, one id each; functions in namespaces have the rest."""
 SHARED = ("bundles", "layers", "volumes")
@@ -127,6 +129,7 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
             reads=reads,
             on_demand=on_demand,
             advice=ISOLATION_ADVICE if module == "forkserver" else "",
+            end_s=CONTAINERS_END_S if module == "container" else END_TIMEOUT_S,
         )
 
     isolation = ["--isolation", "best-effort" if config.best_effort else "required"]

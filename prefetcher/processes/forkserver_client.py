@@ -56,10 +56,13 @@ class ForkServer:
         on_demand: bool = False,
         reads: ReadBudget | None = None,
         advice: str = "",
+        end_s: float = END_TIMEOUT_S,
     ) -> None:
         """`on_demand`: it is launched by `want`, not by `run`. `advice`: what to do where it cannot make workers.
-        `reads`: the budget that it shares with the node's other servers."""
+        `reads`: the budget that it shares with the node's other servers. `end_s`: how long it may take to end, before
+        it is killed."""
         self._advice = advice
+        self._end_s = end_s
         self._reads = reads or ReadBudget()
         self.warm: LauncherReady | None = None
         self.refused = ""
@@ -256,7 +259,7 @@ class ForkServer:
                 asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self._channel.close()
             self._channel = None
-        status = await _wait(self._popen) if self._popen is not None else None
+        status = await _wait(self._popen, self._end_s) if self._popen is not None else None
         for worker, process in list(self._processes.items()):
             process.kill()
             process.ended(None)
@@ -270,11 +273,11 @@ class ForkServer:
         return status
 
 
-async def _wait(popen: subprocess.Popen[bytes]) -> int | None:
+async def _wait(popen: subprocess.Popen[bytes], end_s: float) -> int | None:
     """Exit status of the server, which ends when its socket does; SIGKILL if it does not. None if even that took too
     long."""
     for last_resort in (popen.kill, lambda: None):
-        deadline = asyncio.get_running_loop().time() + END_TIMEOUT_S
+        deadline = asyncio.get_running_loop().time() + end_s
         while asyncio.get_running_loop().time() < deadline:
             if (status := popen.poll()) is not None:
                 return status

@@ -4,8 +4,9 @@ It speaks the fork server's protocol (`launcher`) with the daemon and the Docker
 generic and made ahead (`containers`): one is given its worker's descriptors over its control socket, serves one
 function, and is removed. The engine confines it; the daemon's control groups hold its memory, as they do for all.
 
-Containers outlive their launcher. The control socket ends their workers with it, and the next launcher of the same node
-removes what is left, by its label.
+Containers outlive their launcher, so it outlives its daemon for a moment, however that ended, and removes what it made.
+Should it be killed itself, the control sockets end its workers, and the node's next launcher removes what is left, by
+its label.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract.node.messages import Fork, LauncherReady
+from ..isolation import linux
 from ..isolation.root import plan_for_this_python
 from .base_image import base_image, shown_mounts
 from .launcher import LaunchedWorker, begin, refuse, serve
@@ -94,7 +96,8 @@ def open_stock(address: str, state: Path, hide: Iterable[str], users: range) -> 
     if left := engine.remove_all(node):
         sys.stderr.write(f"removed {left} containers that this node had left when it was killed\n")
     shutil.rmtree(state, ignore_errors=True)
-    state.mkdir(mode=0o700, parents=True)
+    own = state / f"{os.getpid()}-{os.urandom(4).hex()}"  # the launcher before this one may still be ending
+    own.mkdir(mode=0o700, parents=True)
     plan = plan_for_this_python(hide, os.environ.get("LD_LIBRARY_PATH", ""))
     image, data = base_image(plan)
     engine.ensure_image(image, data)
@@ -104,7 +107,7 @@ def open_stock(address: str, state: Path, hide: Iterable[str], users: range) -> 
         shown=shown_mounts(plan),
         environment=worker_environment(os.environ),
         python=os.path.join(os.path.realpath(sys.prefix), "bin", os.path.basename(sys.executable)),
-        folder=state,
+        folder=own,
         users=users,
     )
     stock = ContainerStock(ContainerFactory(engine, kind))
@@ -136,22 +139,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--users", type=int, nargs=2, default=(0, 0), metavar=("FIRST", "END"), help="their user ids")
     options = parser.parse_args(arguments)
     sock = begin(options.fd)
+    linux.die_with_parent(0)  # it ends by its socket, once it has removed its containers
     try:
         stock = open_stock(options.engine, options.state, options.hide, range(*options.users))
     except OSError as error:
         threading.Thread(target=await_engine, args=(options.engine,), daemon=True).start()
         refuse(sock, str(error))
         return
-    refill = threading.Thread(target=stock.run)
+    refill = threading.Thread(target=stock.run, daemon=True)
     refill.start()
     try:
         serve(sock, ContainerLauncher(stock), LauncherReady(NAME, NAME))
     finally:
-        stock.close()
-        refill.join()
-        with contextlib.suppress(OSError):
-            stock.engine.remove_all(str(options.state.absolute()))
-        shutil.rmtree(options.state, ignore_errors=True)
+        stock.end(refill)
 
 
 if __name__ == "__main__":

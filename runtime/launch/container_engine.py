@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import docker
-from docker.errors import DockerException, NotFound
+from docker.errors import APIError, DockerException, NotFound
 from docker.types import LogConfig, Ulimit
 from requests.exceptions import RequestException
 
@@ -22,12 +22,15 @@ from ..isolation.root import Mount
 
 NODE_LABEL = "fleetstart.node"
 """Label of each container: its node's folder, by which what a killed node left is found."""
+LAUNCHER_LABEL = "fleetstart.launcher"
+"""Label of each container: its launcher's folder. A launcher that ends removes none of its successor's."""
 PIDS_MAX = 512
 WRITABLE_BYTES = 64 << 20
 """Size of /tmp and of /dev/shm until a container has its function, whose memory then bounds them."""
 WRITABLE_INODES = 16_384
 API_TIMEOUT_S = 30.0
 REMOVALS_AT_ONCE = 8
+CONFLICT = 409
 EXIT_TIMEOUT_S = 10.0
 
 
@@ -47,6 +50,7 @@ class ContainerPlan:
     shown: tuple[Mount, ...]
     """Read-only mounts; without a source an empty folder."""
     node: str
+    launcher: str
     network: bool = False
 
 
@@ -82,7 +86,7 @@ class ContainerEngine:
                 user=f"{plan.user}:{plan.user}",
                 environment=dict(plan.environment),
                 working_dir="/",
-                labels={NODE_LABEL: plan.node},
+                labels={NODE_LABEL: plan.node, LAUNCHER_LABEL: plan.launcher},
                 host_config=api.create_host_config(**host_settings(plan)),
             )
             return str(made["Id"])
@@ -112,14 +116,20 @@ class ContainerEngine:
             return " ".join(self._api().logs(container, tail=5).decode(errors="replace").split())[-300:]
 
     def remove(self, container: str) -> None:
-        """Ends and removes a container, also one that is gone already."""
+        """Ends and removes a container, also one that is gone already, or is being removed by another."""
         with self._told(f"remove the container {container[:12]}"), contextlib.suppress(NotFound):
-            self._api().remove_container(container, force=True, v=True)
+            try:
+                self._api().remove_container(container, force=True, v=True)
+            except APIError as error:
+                if error.status_code != CONFLICT:
+                    raise
 
-    def remove_all(self, node: str) -> int:
-        """Removes all containers of a node, whatever their state; returns how many there were."""
+    def remove_all(self, node: str, launcher: str = "") -> int:
+        """Removes all containers of a node, or of one launcher of it, whatever their state; returns how many there
+        were."""
+        labels = [f"{NODE_LABEL}={node}", *([f"{LAUNCHER_LABEL}={launcher}"] if launcher else [])]
         with self._told("list its containers"):
-            listed = self._api().containers(all=True, quiet=True, filters={"label": f"{NODE_LABEL}={node}"})
+            listed = self._api().containers(all=True, quiet=True, filters={"label": labels})
             found = [str(one["Id"]) for one in listed]
         with ThreadPoolExecutor(REMOVALS_AT_ONCE) as pool:
             list(pool.map(self.remove, found))

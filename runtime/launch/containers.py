@@ -118,6 +118,7 @@ class ContainerFactory:
                     *(Mount(path, source) for path, source in (folders or {}).items()),
                 ),
                 node=self._kind.node,
+                launcher=str(self._kind.folder),
                 network=network,
             )
             return Container(self.engine.create(plan), name, user, folder, listener)
@@ -145,6 +146,16 @@ class ContainerFactory:
         self.engine.remove(container.id)
         container.close()
         self._give_back(container.user)
+
+    def remove_all(self) -> None:
+        """Removes all containers that were made here and not removed. Errors: OSError."""
+        self.engine.remove_all(self._kind.node, str(self._kind.folder))
+
+    def remove_folder(self) -> None:
+        """Removes the containers' own folders, and that of the node if no other launcher has one in it."""
+        shutil.rmtree(self._kind.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._kind.folder.parent.rmdir()
 
     def _give_back(self, user: int) -> None:
         with self._lock:
@@ -246,10 +257,18 @@ class ContainerStock:
                 self._woken.wait(pause_s)
                 self._woken.clear()
 
-    def close(self) -> None:
-        """Ends the thread at its next look."""
+    def end(self, refilling: threading.Thread) -> None:
+        """Removes all containers that were made here, and ends the thread of `run`. What the thread waits for ends with
+        its container; one that it makes meanwhile is removed after it."""
         self._ending = True
         self._woken.set()
+        while True:
+            with contextlib.suppress(OSError):
+                self._factory.remove_all()
+            if not refilling.is_alive():
+                break
+            refilling.join(TICK_S)
+        self._factory.remove_folder()
 
     def _pop(self, of: Callable[[_Stocked], deque[Container] | None]) -> Container | None:
         with self._lock:

@@ -198,10 +198,10 @@ def test_what_a_killed_engine_took_is_replaced_when_it_is_back(system: System, e
 
 
 def test_what_a_killed_node_left_is_removed_by_the_next(system: System, engine: DockerEngine) -> None:
-    """The last test: the next node makes all waiting workers anew."""
+    """The last test: the next node makes all waiting workers anew. The killed one's launcher removes what it made."""
     before = set(engine.containers())
     system.kill(system.one("node"))
     wait_until(lambda: not before & set(engine.containers()), 60, what="the removal of all that was before")
     assert system.ok("hello") == "well"
     system.down()
-    assert engine.containers() == []
+    wait_until(lambda: engine.containers() == [], 20, what="the removal of all containers with their node")

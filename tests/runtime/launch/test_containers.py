@@ -28,7 +28,7 @@ PLAN = Root(
 def container(*, network: bool = False) -> ContainerPlan:
     return ContainerPlan(
         name="fs-1", image="i", command=("python",), environment={}, user=2000, shown=shown_mounts(PLAN), node="/n",
-        network=network,
+        launcher="/n/1", network=network,
     )  # fmt: skip
 
 
