@@ -7,16 +7,26 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, pair
-from fleetstart.runtime.contract.node.messages import Fork, ForkFailed, ForkServerMessage, LauncherUnavailable
+from fleetstart.runtime.contract.node.messages import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    ForkServerMessage,
+    LauncherReady,
+    LauncherUnavailable,
+)
 from fleetstart.runtime.isolation.root import Mount, Root
 from fleetstart.runtime.launch.base_image import OWN_DIR, base_image, shown_mounts
 from fleetstart.runtime.launch.container_engine import ContainerPlan, host_settings
+from fleetstart.runtime.launch.launcher import LaunchedWorker, serve
 from tests.runtime.workers import receive
 
 PLAN = Root(
@@ -79,6 +89,42 @@ def test_a_node_without_its_engine_says_so_to_whoever_asks(tmp_path: Path) -> No
         channel.close()
         assert process.wait(20) == 0
     assert not (tmp_path / "state").exists()
+
+
+class EndsAtOnce:
+    """A launcher whose worker has ended and been reaped by another process before it is told of."""
+
+    def describe(self, *, network: bool) -> str:
+        return "container"
+
+    def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
+        child = subprocess.Popen(["true"])
+        pidfd = os.pidfd_open(child.pid)
+        child.wait()
+        return LaunchedWorker(fork.worker, child.pid, pidfd)
+
+    def reap(self, child: LaunchedWorker) -> int:
+        return 7
+
+
+def test_a_worker_that_ends_as_it_is_launched_ends_no_launcher() -> None:
+    ours, its = pair()
+    thread = threading.Thread(target=serve, args=(its, EndsAtOnce(), LauncherReady("container", "container")))
+    thread.start()
+    channel = Channel[ForkServerMessage](ours, ForkServerMessage)
+    try:
+        assert isinstance(receive(channel), LauncherReady)
+        for name in ("w-1", "w-2"):
+            with open(os.devnull, "rb") as nothing:
+                channel.send(Fork(worker=WorkerId(name), profile="python"), (nothing.fileno(), nothing.fileno()))
+            forked = receive(channel)
+            assert isinstance(forked, Forked)
+            assert forked.pid > 0
+            assert receive(channel) == Exited(WorkerId(name), 7)
+    finally:
+        channel.close()
+        thread.join(20)
+        its.close()
 
 
 @pytest.mark.parametrize("module", ["container", "containers", "container_worker"])
