@@ -27,7 +27,9 @@ from .inference_engine import EngineLoad, InferenceEngine
 logger = logging.getLogger(__name__)
 
 QUIET_S = 2.0
-"""Wait for a first token before the second engine is built all the same: a worker that was started ahead of calls."""
+"""Time without a call after which the second engine is built all the same: a worker that was started ahead of calls."""
+WAIT_MOST_S = 30.0
+"""Longest wait for first tokens: where calls come without a pause, some request always waits for its own."""
 WORTH_TOKENS = 16
 """Least remaining tokens of a request that moves: a shorter one ends before it would have been computed anew."""
 MOVED_TOKENS = 512
@@ -257,7 +259,9 @@ class TwoEngines:
 
     def _build_second(self) -> None:
         created_ns = time.monotonic_ns()
-        self._begin.wait(self._quiet_s)
+        while not self._begin.wait(self._quiet_s):
+            if not self._running or time.monotonic_ns() - created_ns > WAIT_MOST_S * 1e9:
+                break
         if self._closed:
             return
         began_ns = time.monotonic_ns()
