@@ -27,6 +27,7 @@ def families(view: View, budgets: Iterable[BudgetInfo], now_unix_ms: int, now_ns
         *_memory(nodes),
         *_copies(view, now_ns),
         *_bytes(nodes),
+        *_prompts(nodes),
         *_prediction(view),
         *_unreadable(view),
         *_budgets(budgets),
@@ -52,6 +53,24 @@ def _workers(view: View) -> list[MetricFamily]:
     for (name, version, state, node), count in sorted(counts.items()):
         family.add(count, function=name, version=version, state=state, node=node)
     return [family]
+
+
+def _prompts(nodes: list[NodeReport]) -> list[MetricFamily]:
+    all_tokens = MetricFamily(
+        "fleetstart_prompt_tokens_total", "counter", "Tokens of prompts that language models answered."
+    )
+    cached = MetricFamily(
+        "fleetstart_cached_prompt_tokens_total",
+        "counter",
+        "Those whose keys and values a worker had from a call before.",
+    )
+    for node in nodes:
+        for key, speed in sorted(node.speeds.items()):
+            if speed.prompt_tokens:
+                name, _, version = key.rpartition("@")
+                all_tokens.add(speed.prompt_tokens, function=name, version=version, node=node.node)
+                cached.add(speed.cached_tokens, function=name, version=version, node=node.node)
+    return [all_tokens, cached]
 
 
 def _starts(view: View) -> list[MetricFamily]:

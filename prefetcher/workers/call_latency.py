@@ -16,28 +16,39 @@ VERSIONS_KEPT = 64
 """Versions reported: those called last. The scheduler has learnt the others' latencies long before."""
 
 
+COUNT_MAX = 2**53
+"""Largest count that JSON's readers take exactly."""
+
+
 class CallLatencies:
     """Latest means by version. Not thread-safe."""
 
     def __init__(self) -> None:
         self._speeds: OrderedDict[str, Speed] = OrderedDict()
-        self._calls: dict[WorkerId, int] = {}
+        self._last: dict[WorkerId, Speed] = {}
 
     def note(self, version: str, worker: WorkerId, speed: Speed) -> None:
         """Records a worker's report. `version` is name@version."""
-        new = speed.calls - self._calls.get(worker, 0)
-        if new <= 0:
+        before = self._last.get(worker)
+        if speed.calls <= (before.calls if before is not None else 0):
             return
-        self._calls[worker] = speed.calls
+        self._last[worker] = speed
         known = self._speeds.pop(version, None)
-        calls = new + (known.calls if known is not None else 0)
-        self._speeds[version] = msgspec.structs.replace(speed, calls=calls)
+        counts = {name: _total(name, speed, before, known) for name in ("calls", "prompt_tokens", "cached_tokens")}
+        self._speeds[version] = msgspec.structs.replace(speed, **counts)
         if len(self._speeds) > VERSIONS_KEPT:
             self._speeds.popitem(last=False)
 
     def forget(self, worker: WorkerId) -> None:
         """Drops the call count of a worker that has ended."""
-        self._calls.pop(worker, None)
+        self._last.pop(worker, None)
 
     def report(self) -> dict[str, Speed]:
         return dict(self._speeds)
+
+
+def _total(name: str, speed: Speed, before: Speed | None, known: Speed | None) -> int:
+    """A version's count with what its worker's has grown by. A worker's code may lie: a count never falls."""
+    grown: int = getattr(speed, name) - (getattr(before, name) if before is not None else 0)
+    total: int = getattr(known, name) if known is not None else 0
+    return min(total + max(0, grown), COUNT_MAX)

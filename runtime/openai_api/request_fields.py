@@ -48,7 +48,7 @@ def _refused(name: str, routes: tuple[Route, ...], note: str, *off: object) -> R
     return RequestField(name, routes, "refused", note, off)
 
 
-CACHED = "no prompt is kept between calls"
+CACHED = "a worker reuses its last prompts' beginnings by itself: see `cached_tokens`"
 STORED = "no answers are stored: send the earlier items again"
 SAFETY = "the engine judges no content"
 FIELDS: tuple[RequestField, ...] = (

@@ -18,6 +18,13 @@ class TokenUsage(msgspec.Struct):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of the prompts whose keys and values were there before the call."""
+
+    def count(self, completion_tokens: int, cached_tokens: int) -> None:
+        """Adds what a step has given to a choice. A prompt's cached tokens are counted with its first choice."""
+        self.completion_tokens += completion_tokens
+        self.cached_tokens += cached_tokens
 
     def json(self) -> Json:
         """OpenAI's `usage` object."""
@@ -25,6 +32,7 @@ class TokenUsage(msgspec.Struct):
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 

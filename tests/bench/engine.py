@@ -24,6 +24,7 @@ import torch
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.engine.constraint import Constraint, masked
+from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.model.loaded_model import LoadedModel
@@ -94,6 +95,8 @@ def generate(
 ) -> tuple[float, float, list[list[int]]]:
     """Seconds until each has its first token, seconds for the rest, and the tokens."""
     greedy = SamplingParams(temperature=0)
+    if isinstance(model.engine, Engine):
+        model.engine.scheduler.pool.forget()  # each round computes its prompts
     began_s = time.perf_counter()
     ids = [
         model.engine.add(

@@ -23,6 +23,10 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Time per token after the first; None if there was none."""
     stages: int = 1
     """Number of stages that computed the last call."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts of these calls, of a language model."""
+    cached_tokens: int = 0
+    """Those of them whose keys and values were there before the call."""
 
     def is_possible(self, elapsed_s: float) -> bool:
         """Whether a worker that was ordered that long ago can have measured this: user code may have written it."""
@@ -34,7 +38,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         if mean is None:
             return self
         if mean.stages != self.stages:
-            return msgspec.structs.replace(self, calls=mean.calls + 1)
+            return msgspec.structs.replace(self, calls=mean.calls + 1, **self._tokens_after(mean))
         decode_s = mean.decode_s if self.decode_s is None else self.decode_s
         if mean.decode_s is not None and self.decode_s is not None:
             decode_s = fold(mean.decode_s, self.decode_s, mean.calls)
@@ -44,7 +48,14 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
             prefill_s=fold(mean.prefill_s, self.prefill_s, mean.calls),
             decode_s=decode_s,
             stages=self.stages,
+            **self._tokens_after(mean),
         )
+
+    def _tokens_after(self, mean: Speed) -> dict[str, int]:
+        return {
+            "prompt_tokens": mean.prompt_tokens + self.prompt_tokens,
+            "cached_tokens": mean.cached_tokens + self.cached_tokens,
+        }
 
 
 class ModeSwitch(msgspec.Struct, frozen=True, kw_only=True):

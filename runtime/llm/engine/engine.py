@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -190,6 +190,8 @@ class Engine:
         return EngineLoad(
             active=len(self._active),
             migrated_in=len(self._migrated_in),
+            prompt_tokens=self.scheduler.prompt_tokens,
+            cached_tokens=self.scheduler.reused_tokens,
             free_blocks=pool.free_count,
             block_count=pool.block_count,
         )
@@ -247,6 +249,9 @@ class Engine:
         """Replaces the runner by one with the keys and values of all running sequences; no step may be in flight."""
         assert not self._in_flight
         self._runner = runner
+        # Kept blocks are those of the runner before; one decoder computes in order, so its blocks can be shared.
+        self.scheduler.pool.forget()
+        self.scheduler.share_prefixes = runner.depth == 1
 
     def release(self) -> None:
         """Frees weights and KV memory, as of `InferenceEngine`; running requests are recomputed after `regain`.
@@ -329,7 +334,9 @@ class Engine:
             if active is not None and active.sampler.failure:
                 deltas.append(self._fail(active))
             elif active is not None:
-                deltas.append(self._accept(active, token, _logprob(active.request, logits[row], token)))
+                reused = active.sequence.take_reused()
+                delta = self._accept(active, token, _logprob(active.request, logits[row], token))
+                deltas.append(replace(delta, cached_tokens=reused) if reused else delta)
             else:
                 self._forward_token(self._migrated_in[id], token)
         return deltas

@@ -65,6 +65,8 @@ class TokenDelta:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """Log probability of each of the tokens except the end token, if asked for."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were there before the request; in the first delta with tokens."""
     embedding: tuple[float, ...] = ()
     """Last prompt token's hidden state after the final norm, if asked for."""
     finish: FinishReason | None = None

@@ -23,6 +23,10 @@ class EngineLoad:
     """Requests that have not ended, wherever their tokens are computed."""
     migrated_in: int = 0
     """Requests of another worker that are computed here."""
+    prompt_tokens: int = 0
+    """Tokens of all prompts that were begun."""
+    cached_tokens: int = 0
+    """Those of them whose keys and values were there before."""
     free_blocks: int
     block_count: int
 

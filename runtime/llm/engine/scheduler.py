@@ -8,6 +8,9 @@ rejects what never could), so each step makes progress.
 Along a pipeline several steps are in flight. A sequence waits for its last token; a long prompt does not wait: its next
 chunk follows the one before, and every stage computes them in that order.
 
+With `share_prefixes`, full blocks are kept in the pool, and a sequence that begins with the same tokens starts behind
+them. Its last token is always computed, for the next one follows from it.
+
 Pure: no clock, no tensors. The engine computes the plan and reports with `advance`.
 """
 
@@ -17,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ...contract.errors import InvalidInput
-from .block_pool import BlockPool
+from .block_pool import BlockKey, BlockPool, block_key
 
 
 @dataclass(slots=True, eq=False)
@@ -38,9 +41,19 @@ class Sequence:
     embeds: bool = False
     """Whether the hidden state of its last token is wanted, and no next token."""
 
+    keys: list[BlockKey] = field(default_factory=list)
+    """Keys of its first full blocks, as far as they were asked for."""
+    reused: int | None = None
+    """Tokens that were in kept blocks when it was first admitted; None before."""
+
     @property
     def output_count(self) -> int:
         return len(self.tokens) - self.prompt_count
+
+    def take_reused(self) -> int:
+        """Prompt tokens that were in kept blocks, the first time that it is asked for; then 0."""
+        reused, self.reused = min(self.reused or 0, self.prompt_count), 0
+        return reused
 
     @property
     def in_flight(self) -> bool:
@@ -63,17 +76,24 @@ class PlannedChunk:
 class Scheduler:
     """Queue and running sequences of one engine."""
 
-    def __init__(self, pool: BlockPool, *, max_batch: int, token_budget: int, context_tokens: int) -> None:
+    def __init__(
+        self, pool: BlockPool, *, max_batch: int, token_budget: int, context_tokens: int, share_prefixes: bool = False
+    ) -> None:
         if token_budget < max_batch:
             raise ValueError(f"a budget of {token_budget} tokens cannot hold {max_batch} decodes")
         self.pool = pool
         self.max_batch = max_batch
         self.token_budget = token_budget
         self.context_tokens = min(context_tokens, pool.block_count * pool.block_tokens)
+        self.share_prefixes = share_prefixes
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In order of arrival."""
         self.preemptions = 0
+        self.prompt_tokens = 0
+        """Tokens of all sequences that were admitted, a preempted one's counted once."""
+        self.reused_tokens = 0
+        """Those of them that were in kept blocks."""
 
     def check(self, prompt_count: int, max_new_tokens: int) -> None:
         """Checks a request's size. Errors: InvalidInput if it can never fit."""
@@ -131,13 +151,13 @@ class Scheduler:
             sequence = self.waiting[0]
             # The whole prompt must fit now, though only a chunk runs: half a prompt that is then
             # preempted by decodes would be computed for nothing.
-            if self.pool.blocks_for(len(sequence.tokens)) > self.pool.free_count - self._reserve():
+            kept = self._kept_prefix(sequence)
+            taken = self.pool.blocks_for(len(sequence.tokens)) - len(kept) + self.pool.unowned_count(kept)
+            if taken > self.pool.free_count - self._reserve():
                 break
             self.waiting.popleft()
-            count = min(len(sequence.tokens), budget)
-            if not self.pool.grow(sequence.table, len(sequence.tokens)):
-                raise AssertionError("checked above")
-            self.running.append(sequence)
+            self._admit(sequence, kept)
+            count = min(len(sequence.tokens) - sequence.submitted, budget)
             chunks[sequence.id] = _chunk(sequence, count)
             budget -= count
         for chunk in chunks.values():
@@ -146,7 +166,13 @@ class Scheduler:
 
     def advance(self, chunk: PlannedChunk) -> None:
         """Marks a chunk as computed."""
-        chunk.sequence.computed = chunk.end
+        sequence = chunk.sequence
+        if self.share_prefixes:
+            full = chunk.end // self.pool.block_tokens
+            keys = self._keys(sequence, full)
+            for index in range(sequence.computed // self.pool.block_tokens, full):
+                self.pool.keep(sequence.table[index], keys[index])
+        sequence.computed = chunk.end
 
     def put_first(self, sequence: Sequence) -> None:
         """Puts a removed sequence at the head of the queue, to be recomputed."""
@@ -156,6 +182,32 @@ class Scheduler:
         """Requeues all running sequences in order, after the loss of all computed keys and values."""
         while self.running:
             self._preempt(self.running.pop())
+        self.pool.forget()
+
+    def _kept_prefix(self, sequence: Sequence) -> list[int]:
+        """Kept blocks that a waiting sequence can begin with."""
+        if not self.share_prefixes:
+            return []
+        return self.pool.find(self._keys(sequence, (len(sequence.tokens) - 1) // self.pool.block_tokens))
+
+    def _keys(self, sequence: Sequence, count: int) -> list[BlockKey]:
+        """Keys of a sequence's first full blocks. Its tokens only grow, so those that are made stay."""
+        width = self.pool.block_tokens
+        for index in range(len(sequence.keys), count):
+            before = sequence.keys[-1] if sequence.keys else b""
+            sequence.keys.append(block_key(before, sequence.tokens[index * width : (index + 1) * width]))
+        return sequence.keys[:count]
+
+    def _admit(self, sequence: Sequence, kept: list[int]) -> None:
+        self.pool.share(sequence.table, kept)
+        sequence.computed = sequence.submitted = len(kept) * self.pool.block_tokens
+        if sequence.reused is None:
+            sequence.reused = sequence.computed
+            self.prompt_tokens += len(sequence.tokens)
+            self.reused_tokens += sequence.computed
+        if not self.pool.grow(sequence.table, len(sequence.tokens)):
+            raise AssertionError("checked above")
+        self.running.append(sequence)
 
     def _reserve(self) -> int:
         """Blocks kept for running sequences, one each, so that a new one is not preempted at once."""

@@ -131,6 +131,8 @@ def load_model(
         max_batch=settings.max_batch,
         token_budget=max(step_tokens, settings.max_batch),
         context_tokens=min(settings.max_context_tokens, config.max_positions),
+        # Along a pipeline several steps are in flight, and blocks of later stages move when it is consolidated.
+        share_prefixes=runner is None,
     )
 
     def again() -> Runner:

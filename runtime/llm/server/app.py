@@ -222,16 +222,18 @@ class LLMApp:
                 work = work.with_marks()
             await while_connected(receive, self._send_stream(work, send))
             return
-        choices = await while_connected(receive, self._collect(self.service.open(work.requests), work.usage))
+        stream = self.service.open(work.requests)
+        choices = await while_connected(receive, self._collect(stream, work.usage, work.choices))
         await respond(send, 200, work.answer.whole(choices, work.usage), JSON)
 
     @staticmethod
-    async def _collect(stream: DeltaStream, usage: openai_responses.TokenUsage) -> list[Choice]:
+    async def _collect(stream: DeltaStream, usage: openai_responses.TokenUsage, each: int = 1) -> list[Choice]:
+        """The choices; `each`: how many a prompt has."""
         choices: dict[int, Choice] = {}
         async with stream:
             async for index, delta in stream:
                 choices.setdefault(index, Choice()).add(delta)
-                usage.completion_tokens += len(delta.tokens)
+                usage.count(len(delta.tokens), delta.cached_tokens if index % each == 0 else 0)
         return [choices[index] for index in sorted(choices)]
 
     async def _send_stream(self, work: EngineCall, send: Send) -> None:
@@ -257,7 +259,7 @@ class LLMApp:
         marker = work.marker
         async for number, delta in stream:
             index = to_do[number]
-            work.usage.completion_tokens += len(delta.tokens)
+            work.usage.count(len(delta.tokens), delta.cached_tokens if index % work.choices == 0 else 0)
             if marker is not None:
                 marker.add(index, delta.tokens, delta.logprobs if work.answer.repeats_logprobs else ())
             if events := work.answer.feed(index, delta):

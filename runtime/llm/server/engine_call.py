@@ -22,6 +22,8 @@ class EngineCall:
     requests: list[Request]
     answer: AnswerWriter
     usage: TokenUsage
+    choices: int = 1
+    """Number of requests of each prompt, one after the other."""
     stream: bool = False
     marker: ResumeMarkWriter | None = None
     """Set if another worker can resume the stream."""
@@ -66,7 +68,7 @@ def engine_call(
         request = replace(request, constraint=constraint, shown_tokens=shown_tokens or {})
         requests += [_choice(request, number) for number in range(call.n or 1)]
     usage = TokenUsage(prompt_tokens=sum(map(len, prompts)))
-    return EngineCall(requests=requests, answer=answer, usage=usage, stream=bool(call.stream))
+    return EngineCall(requests=requests, answer=answer, usage=usage, choices=call.n or 1, stream=bool(call.stream))
 
 
 def request_of(call: SamplingFields, tokens: list[int], model: LoadedModel, deadline_ns: int | None) -> Request:

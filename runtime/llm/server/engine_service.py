@@ -232,7 +232,7 @@ class EngineService:
                     return False
                 case _Add(id=id, request=request):
                     self._engine.add(request, id)
-                    self._speeds.add(id, time.monotonic_ns(), self._engine.stages)
+                    self._speeds.add(id, time.monotonic_ns(), self._engine.stages, len(request.tokens))
                 case _Run(act=act):
                     assert isinstance(self._engine, Engine)
                     deltas = act(self._engine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetstart.prefetcher.workers.call_latency import VERSIONS_KEPT, CallLatencies
+from fleetstart.prefetcher.workers.call_latency import COUNT_MAX, VERSIONS_KEPT, CallLatencies
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.speed import Speed
 
@@ -22,6 +22,15 @@ def test_calls_of_all_workers_are_counted_once() -> None:
     speeds.forget(ONE)
     speeds.note("f@1", ONE, speed(1))
     assert speeds.report()["f@1"].calls == 6
+
+
+def test_tokens_of_prompts_add_up_over_workers_and_never_fall() -> None:
+    speeds = CallLatencies()
+    for worker, calls, tokens, cached in ((ONE, 1, 40, 0), (OTHER, 1, 30, 16), (ONE, 2, 90, 32), (ONE, 3, 5, 2**70)):
+        one = Speed(calls=calls, call_s=1.0, prefill_s=1.0, prompt_tokens=tokens, cached_tokens=cached)
+        speeds.note("f@1", worker, one)
+    report = speeds.report()["f@1"]
+    assert (report.prompt_tokens, report.cached_tokens) == (120, COUNT_MAX)
 
 
 def test_versions_that_nobody_calls_make_room() -> None:

@@ -155,12 +155,14 @@ def engine(
     max_batch: int = 8,
     token_budget: int = 256,
     context_tokens: int = CONTEXT_TOKENS,
+    share_prefixes: bool = False,
 ) -> Engine:
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK_TOKENS),
         max_batch=max_batch,
         token_budget=token_budget,
         context_tokens=context_tokens,
+        share_prefixes=share_prefixes,
     )
     return Engine(
         LocalRunner(decoder), scheduler, OurTokenizer(weights.file("tokenizer.json")), config_of(weights).eos_ids

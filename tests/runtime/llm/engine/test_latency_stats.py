@@ -60,3 +60,14 @@ def test_a_pipeline_and_the_worker_that_it_became_are_not_mixed() -> None:
     speeds.record([token(9, last=True)], 999 * MS, stages=1)
     assert speeds.mean is not None
     assert (speeds.mean.calls, speeds.mean.stages, speeds.mean.prefill_s) == (2, 1, 0.1)
+
+
+def test_a_prompt_that_was_cached_does_not_shorten_the_time_that_a_start_is_predicted_to_take() -> None:
+    speeds = LatencyStats()
+    for id, (cached, first_ms) in enumerate(((0, 200), (32, 10), (0, 400))):
+        speeds.add(id, 0, stages=1, prompt_tokens=48)
+        delta = TokenDelta(id=id, tokens=(7,), cached_tokens=cached, finish="stop")
+        speeds.record([delta], first_ms * MS, stages=1)
+    assert speeds.mean is not None
+    assert (speeds.mean.prompt_tokens, speeds.mean.cached_tokens) == (144, 32)
+    assert speeds.mean.prefill_s >= 0.2

@@ -153,7 +153,10 @@ def test_the_plain_route(server: Served) -> None:
     assert answer.status_code == 200
     body = answer.json()
     assert body["finish_reason"] == "length"
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
+    details = {"cached_tokens": 0}
+    assert body["usage"] == {
+        "prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6, "prompt_tokens_details": details
+    }  # fmt: skip
     answer = server.http.post("/", json={"messages": user("hi"), "max_tokens": 2})
     assert set(answer.json()) == {"text", "finish_reason", "usage"}
 
