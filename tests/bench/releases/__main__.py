@@ -6,6 +6,9 @@ warm call of `hello` through the gateway and straight to its worker, the wake-up
 and the first token of `chat`, hot and woken with its weights in memory. Each is compared as a ratio of medians, later
 to earlier, and as the median of the ratios of the rounds, which what disturbs both at once does not move.
 
+Run it where nothing else runs: workers of releases since 2026-11-23 have a quarter of the weight of other groups of
+processes, so beside other work they wait longer, which is no cost of a call.
+
 To build both takes minutes (`--build-only` does it ahead), the measurement seven with 30 rounds.
 
 Run: python -m tests.bench.releases --no-peer --before COMMIT [--after COMMIT] [--json FILE] [--quick] [--only NAMES]
