@@ -19,7 +19,7 @@ for program in apt-get apt-cache dpkg-deb python3 qemu-system-x86_64; do
 done
 
 # crc32_generic is rxe's checksum: the guest has nothing that would load it by itself.
-modules=(virtio_pci virtio_console virtio_net virtio_rng 9pnet_virtio 9p overlay crc32_generic rdma_rxe ib_uverbs)
+modules=(virtio_pci virtio_console virtio_net virtio_rng 9pnet_virtio 9p overlay crc32_generic rdma_rxe ib_uverbs sch_netem)
 meta=${RDMA_BED_KERNEL:-linux-image-amd64}
 work=$folder/work
 rm -rf "$folder"/ok-* "$work" "$folder/pyverbs"

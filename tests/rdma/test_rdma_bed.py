@@ -102,6 +102,18 @@ def test_a_fetch_that_began_by_rdma_goes_on_by_tcp_when_its_link_dies(findings: 
     assert int(found["sent_bytes"]) >= found["by_rdma_bytes"], "the holder counts what it called ready"
 
 
+def test_reads_over_a_link_that_loses_packets_are_right_or_end_with_an_error(findings: dict[str, Any]) -> None:
+    """A lost packet is sent again, by the device; where it gives up, all that is outstanding fails, and TCP goes on."""
+    found = of(findings, "loses_packets")
+    assert found["lost"] > 0
+    assert set(found["statuses"]) <= {"ok", "failed"}
+    assert len(found["requests"]) == CHUNKS
+    if found["statuses"] == ["ok"]:
+        assert found["right"] == found["right_checksums"] == CHUNKS
+    else:
+        assert found["error"]
+
+
 LIES = {
     "stranger": "NativeError: the peer does not speak this protocol",
     "closed": "NativeError: the peer closed the side channel",

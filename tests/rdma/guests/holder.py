@@ -20,6 +20,7 @@ from fleetstart.native._rdma import RdmaServer
 from tests.rdma.bed import DEBIAN_PYTHON, PYVERBS
 from tests.rdma.guests import region as shared
 from tests.rdma.guests import whole_nodes
+from tests.rdma.guests.loss import set_loss
 
 EVER_MS = 10_000_000_000_000
 PEER = "tests/rdma/guests/pyverbs_peer.py"
@@ -98,6 +99,10 @@ class Holders:
     def hold_node(self, **options: Any) -> dict[str, Any]:
         started = self._fork(lambda outcome: whole_nodes.hold(outcome=outcome, **options))
         return {**started, **json.loads(self._outcomes[started["pid"]].readline())}
+
+    def lose(self, percent: float) -> dict[str, Any]:
+        """Loses so many of a hundred packets that this guest sends; how many it has lost."""
+        return {"lost": set_loss(percent)}
 
     def signal(self, pid: int, name: str) -> dict[str, Any]:
         os.kill(pid, signal.Signals[name])

@@ -25,10 +25,13 @@ from tests.rdma.guests import region as shared
 from tests.rdma.guests import whole_nodes
 from tests.rdma.guests.holder import PEER, pyverbs_environment
 from tests.rdma.guests.hostile import HOSTILE
+from tests.rdma.guests.loss import set_loss
 from tests.rdma.guests.node import CALM_S, LIMIT_S, PORTS, RANGES, SILENCE_S, Holder, Node
 
 ATTEMPTS = 5
 """A guest that stands still for longer than the silence loses its connection before the test does anything to it."""
+LOSS_PERCENT = 1.0
+"""Of the packets in each direction: a link that is broken. About twenty of a region's."""
 NUMBERS = count()
 """Of requests that are sent until a connection is lost."""
 
@@ -195,6 +198,22 @@ def goes_on_by_tcp(node: Node) -> dict[str, Any]:
     return whole_nodes.fetch(Path(sys.argv[1]), node.holder)
 
 
+def loses_packets(node: Node) -> dict[str, Any]:
+    """Both guests lose packets while it reads."""
+    node.clear()
+    pid = node.holder.hold(port := next(PORTS))
+    reader = node.reader(port)
+    set_loss(LOSS_PERCENT)
+    node.holder("lose", percent=LOSS_PERCENT)
+    try:
+        found = read_all(reader)
+    finally:
+        lost = set_loss(0) + node.holder("lose", percent=0)["lost"]
+    reader.cancel()
+    del reader
+    return {**found, "right": node.right(), "holder": node.holder("outcome", pid=pid), "lost": lost}
+
+
 FINDINGS: tuple[Callable[[Node], dict[str, Any]], ...] = (
     ours_reads_pyverbs,
     pyverbs_reads_ours,
@@ -204,6 +223,7 @@ FINDINGS: tuple[Callable[[Node], dict[str, Any]], ...] = (
     reader_is_killed,
     reader_is_silent,
     goes_on_by_tcp,
+    loses_packets,
     *HOSTILE,
 )
 
