@@ -146,6 +146,7 @@ EXAMPLES = (
     Example("keep", "host"),
     Example("layers", "blocks.{}", "layered"),
     Example("engine", "transformers", "llm"),
+    Example("first", "native", "llm"),
     Example("dtype", "bf16", "llm"),
     Example("max_batch", 16, "llm"),
     Example("max_context", 4096, "llm"),
