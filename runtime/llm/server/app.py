@@ -259,9 +259,11 @@ class LLMApp:
         marker = work.marker
         async for number, delta in stream:
             index = to_do[number]
-            work.usage.count(len(delta.tokens), delta.cached_tokens if index % work.choices == 0 else 0)
+            cached_tokens = work.cached_tokens(index, delta)
+            work.usage.count(len(delta.tokens), cached_tokens)
             if marker is not None:
-                marker.add(index, delta.tokens, delta.logprobs if work.answer.repeats_logprobs else ())
+                logprobs = delta.logprobs if work.answer.repeats_logprobs else ()
+                marker.add(index, delta.tokens, logprobs, cached_tokens)
             if events := work.answer.feed(index, delta):
                 yield events if marker is None else events + marker.mark()
         yield work.answer.closing(work.usage)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...openai_api.responses import TokenUsage
 from ..engine.constraint import Constraint
-from ..engine.generation import Request
+from ..engine.generation import Request, TokenDelta
 from ..engine.inference_engine import InferenceEngine
 from ..model.loaded_model import LoadedModel
 from .answer_writers import AnswerWriter
@@ -28,6 +28,13 @@ class EngineCall:
     marker: ResumeMarkWriter | None = None
     """Set if another worker can resume the stream."""
 
+    def cached_tokens(self, index: int, delta: TokenDelta) -> int:
+        """What a choice's delta adds to the cached tokens: a prompt's count with its first choice, and where its first
+        token was computed."""
+        resume = self.requests[index].resume
+        begun = resume is not None and bool(resume.tokens)
+        return 0 if begun or index % self.choices else delta.cached_tokens
+
     def with_marks(self) -> EngineCall:
         """The call of a stream that another worker can resume."""
         first = choose_settings(self.answer.id, self.answer.created_s, self.requests)
@@ -42,6 +49,7 @@ class EngineCall:
         before = read_resume_marks(carried, choices=len(self.requests), vocab_size=vocab_size)
         self.answer.resume(before.chosen.id, before.chosen.created_s)
         self.usage.completion_tokens = sum(map(len, before.tokens))
+        self.usage.cached_tokens = before.cached_tokens
         requests = []
         for index, request in enumerate(apply_settings(self.requests, before.chosen)):
             state = engine.resume(request, before.tokens[index])

@@ -26,6 +26,7 @@ from .requests import SEED_BITS
 CARRIED_MAX_BYTES = 4 << 20
 """Largest size of all marks of a call: twice the gateway's limit."""
 CREATED_MAX_S = 1 << 40
+CACHED_MAX = 1 << 32
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -49,6 +50,8 @@ class _ResumeMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """Set in the first mark only."""
     logprobs: list[tuple[int, list[_Logprob]]] = []
     """Pairs of a choice and the log probabilities of its tokens, if later events repeat them."""
+    cached_tokens: int = 0
+    """Prompt tokens that were cached where their choices' first tokens, which are in this mark, were computed."""
 
 
 _DECODER = msgspec.json.Decoder(_ResumeMark)
@@ -79,9 +82,13 @@ class ResumeMarkWriter:
         self._first = first
         self._tokens: dict[int, list[int]] = {}
         self._logprobs: dict[int, list[_Logprob]] = {}
+        self._cached_tokens = 0
 
-    def add(self, choice: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+    def add(
+        self, choice: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = (), cached_tokens: int = 0
+    ) -> None:
         """Adds output tokens of a choice, with their log probabilities if a resume needs them."""
+        self._cached_tokens += cached_tokens
         self._tokens.setdefault(choice, []).extend(tokens)
         if logprobs:
             listed = [(one.token, one.logprob, list(one.top)) for one in logprobs]
@@ -89,8 +96,8 @@ class ResumeMarkWriter:
 
     def mark(self) -> bytes:
         """Returns the mark of the tokens since the last one, to be sent right after their event."""
-        said = _ResumeMark(list(self._tokens.items()), self._first, list(self._logprobs.items()))
-        self._tokens, self._first, self._logprobs = {}, None, {}
+        said = _ResumeMark(list(self._tokens.items()), self._first, list(self._logprobs.items()), self._cached_tokens)
+        self._tokens, self._first, self._logprobs, self._cached_tokens = {}, None, {}, 0
         return MARK + msgspec.json.encode(said) + b"\n\n"
 
 
@@ -102,6 +109,8 @@ class ResumedStream(msgspec.Struct, frozen=True):
     """Output tokens by choice."""
     logprobs: list[list[TokenLogprob]]
     """Their log probabilities by choice; empty if no event repeats them."""
+    cached_tokens: int = 0
+    """Prompt tokens of these choices that were cached."""
 
 
 def read_resume_marks(carried: bytes, *, choices: int, vocab_size: int) -> ResumedStream:
@@ -134,7 +143,9 @@ def read_resume_marks(carried: bytes, *, choices: int, vocab_size: int) -> Resum
         for token, one in zip(put_out, logprobs[choice], strict=False):
             if one.token != token or any(not 0 <= other < vocab_size for other, _ in one.top):
                 raise InvalidInput(f"marks with log probabilities of other tokens than those of choice {choice}")
-    return ResumedStream(first, tokens, logprobs)
+    if any(not 0 <= mark.cached_tokens <= CACHED_MAX for mark in marks):
+        raise InvalidInput(f"marks with cached tokens that are not of 0 to {CACHED_MAX}")
+    return ResumedStream(first, tokens, logprobs, sum(mark.cached_tokens for mark in marks))
 
 
 def _check(said: StreamSettings, choices: int) -> None:
