@@ -24,15 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.e2e)
-            _check_listed(item)
 
 
-def _check_listed(item: pytest.Item) -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Holds that a file whose tests use the system of all is listed: one worker is to run all of these files."""
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     file = item.nodeid.split("::", 1)[0]
     if file not in ON_SHARED_SYSTEM and any(found.baseid == "tests/e2e" for found in fixtures.get("system", ())[-1:]):
-        raise pytest.UsageError(f"{file} uses `system`: add it to ON_SHARED_SYSTEM in tests/scopes.py")
+        pytest.fail(f"{file} uses `system`: add it to ON_SHARED_SYSTEM in tests/scopes.py", pytrace=False)
 
 
 @pytest.fixture(scope="session")
