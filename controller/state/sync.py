@@ -23,6 +23,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import GatewayReport
+from fleetstart.runtime.contract.process.subscription import messages
 from fleetstart.runtime.contract.process.tasks import run_all
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
@@ -176,10 +177,8 @@ class StateSync:
                     await pubsub.aclose()  # type: ignore[no-untyped-call]
 
     async def _hear(self, pubsub: PubSub) -> None:
-        while True:
-            message = await pubsub.get_message(timeout=5.0)
-            if message is not None:
-                self._event(message["channel"].decode(), message["data"])
+        async for message in messages(pubsub):
+            self._event(message["channel"].decode(), message["data"])
 
     def _event(self, channel: str, data: bytes) -> None:
         view = self.view

@@ -30,6 +30,7 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.peers import CopyOrder, SealedPeerKey
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.sealed_secrets import Sealed
+from fleetstart.runtime.contract.process.subscription import messages
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 from fleetstart.runtime.contract.sizes import MIB
 
@@ -107,10 +108,7 @@ class NodeState:
         pubsub = self._redis.pubsub()
         try:
             await pubsub.subscribe(keys.events_desired(self._node))
-            while True:
-                message = await pubsub.get_message(timeout=None)
-                if message is None:
-                    continue
+            async for message in messages(pubsub):
                 if message["type"] == "subscribe":
                     yield None
                 elif message["type"] == "message" and (order := self._decode(message["data"])) is not None:
@@ -135,8 +133,8 @@ class NodeState:
         pubsub = self._redis.pubsub()
         try:
             await pubsub.subscribe(keys.events_copies(self._node))
-            while True:
-                if (message := await pubsub.get_message(timeout=None)) is not None and message["type"] in EVENTS:
+            async for message in messages(pubsub):
+                if message["type"] in EVENTS:
                     yield
         finally:
             await pubsub.aclose()

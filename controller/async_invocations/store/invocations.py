@@ -20,6 +20,7 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, QueueFull, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.process.subscription import messages
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ...state.invocation_records import Envelope, Progress
@@ -246,10 +247,8 @@ class InvocationStore:
             pubsub = self._client.pubsub(ignore_subscribe_messages=True)
             try:
                 await pubsub.subscribe(keys.EVENTS_INVOCATIONS)
-                while True:
-                    message = await pubsub.get_message(timeout=5.0)
-                    if message is not None:
-                        self._heard(message["data"].decode())
+                async for message in messages(pubsub):
+                    self._heard(message["data"].decode())
             except REDIS_ERRORS:
                 await asyncio.sleep(0.1)
             finally:
