@@ -22,7 +22,7 @@ from fleetstart.runtime.llm import create_app
 from fleetstart.runtime.llm.server.app import LLMApp
 from fleetstart.runtime.llm.server.connection import BODY_MAX_BYTES
 from tests.late import late
-from tests.runtime.llm.models import Checkpoint, tiny
+from tests.runtime.llm.models import BLOCK_TOKENS, Checkpoint, tiny
 from tests.servers import wait_until
 
 openai = late("openai")
@@ -139,6 +139,19 @@ def test_completions_with_several_prompts_and_choices(server: Served) -> None:
     assert texts == [choice.text for choice in answer.choices]
     as_tokens = server.client.completions.create(model="chat", prompt=[67, 68], max_tokens=3, temperature=0)
     assert as_tokens.usage.prompt_tokens == 2
+
+
+def test_usage_counts_the_tokens_that_an_earlier_prompt_had(server: Served) -> None:
+    prompt = "One system prompt that many calls have in common. "
+    usages = []
+    for question in ("first", "another", "another"):
+        fields = {"model": "chat", "prompt": prompt + question, "max_tokens": 3, "temperature": 0}
+        usages.append(server.client.completions.create(**fields).usage)
+    before, common, same = (usage.prompt_tokens_details.cached_tokens for usage in usages)
+    assert (before, common) == (0, len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS)
+    assert same == (usages[2].prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    chunks = server.client.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    assert [chunk.usage for chunk in chunks][-1].prompt_tokens_details.cached_tokens == same
 
 
 def test_models(server: Served) -> None:

@@ -146,6 +146,8 @@ def marks(tokens: list[tuple[int, list[int]]], **fields: Any) -> bytes:
         (marks([(0, [5] * 41)]), "at most"),
         (marks([(0, [5, 1, 5])]), "ends after 2"),
         (marks([], more=1), "invalid marks"),
+        (marks([])[:-1] + b",[],-1]", "cached tokens"),
+        (marks([])[:-1] + b",[],5000000000]", "cached tokens"),
         (b"[" * 2000, "invalid marks"),
         (b"\xff\xfe", "invalid marks"),
     ],
@@ -188,7 +190,7 @@ def test_what_marks_say_is_read(steps: list[tuple[int, list[int]]], body: bytes)
     marker = ResumeMarkWriter(first)
     said = []
     for choice, tokens in steps:
-        marker.add(choice, tokens)
+        marker.add(choice, tokens, cached_tokens=16)
         said.append(marker.mark())
     said.append(marker.mark())
     carried = b"\n".join(mark[len(MARK) : -2] for mark in said)
@@ -196,6 +198,7 @@ def test_what_marks_say_is_read(steps: list[tuple[int, list[int]]], body: bytes)
     assert (got_body, got) == (body, carried)
     read = read_resume_marks(carried, choices=3, vocab_size=VOCAB)
     assert read.chosen == first
+    assert read.cached_tokens == 16 * len(steps)
     wanted: list[list[int]] = [[], [], []]
     for choice, tokens in steps:
         wanted[choice] += tokens
