@@ -95,12 +95,21 @@ class DockerEngine:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(15)
         self._kill(lambda name: True)
+        self._kill_containers()
         wait_until(lambda: not self.processes(), 10, what="the end of all processes of the engine")
         for controller in (*CGROUPS.iterdir(), CGROUPS):
             for path, _, _ in os.walk(controller / self._group, topdown=False):
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _kill_containers(self) -> None:
+        """Kills what a dead engine could not remove: also paused containers, which end once they are thawed."""
+        for procs in CGROUPS.glob(f"*/{self._group}/*/cgroup.procs"):
+            with contextlib.suppress(OSError):
+                for pid in procs.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+                (procs.parent / "freezer.state").write_text("THAWED")
 
     def _answers(self) -> bool:
         assert self._process is not None
