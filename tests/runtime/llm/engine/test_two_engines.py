@@ -132,9 +132,8 @@ def test_a_hundred_handovers_neither_lose_nor_double_a_token(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ENGINES[1:], indirect=True)  # the native engine's own are held by test_golden.py
 def test_streams_of_the_real_model_keep_their_golden_tokens(name: EngineName, chat_model: Checkpoint) -> None:
-    if name == "native":
-        pytest.skip("its own golden tokens are those of test_golden.py")
     settings: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_context_tokens": 512, "max_batch": 8, "dtype": "fp32"}
     native, other = load("native", chat_model, **settings).engine, load(name, chat_model, **settings).engine
     every, wanted = (GOLDEN, HANDOVERS) if name == "vllm" else (GOLDEN[:4], 4)
