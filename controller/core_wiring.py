@@ -22,7 +22,7 @@ from .gateway.load_reporter import LoadReporter
 from .gateway.node_links import NodeLinks
 from .identity.nodes import NodeIdentities
 from .identity.peer_keys import NodePeerKeys
-from .scheduler.calibrator import Calibrator
+from .scheduler.calibration.calibrator import Calibrator
 from .scheduler.leader import LeaderLease
 from .scheduler.loop import Scheduler
 from .state.redis_client import REDIS_ERRORS, RedisClients, connect_all

@@ -2,7 +2,7 @@
 
 At a deploy or a scaling a function counts with its maximum: `scale.max` workers with their memory each, whether they
 run or not. So what fits today cannot fail tomorrow for lack of its own project's quota. What runs, of all versions, is
-held to the same quotas by the scheduler (`scheduler.project_quotas`). Calls per second are a token bucket of one
+held to the same quotas by the scheduler (`scheduler.quotas`). Calls per second are a token bucket of one
 second's worth in each gateway, which has its share of the quota.
 """
 

@@ -30,7 +30,7 @@ from ..http.invoke_url import Target, parse_target
 from ..http.keyed_call import KEYED_CALL, KeyedCall, NotAttached
 from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
 from ..http.scope import CALL_ORIGIN, GIVEN_REQUEST_ID, PROGRESS, REPEAT_KEY, CallOrigin
-from ..scheduler.project_limits import used_up
+from ..scheduler.quotas.limits import used_up
 from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
 from .admission.feasibility import FeasibilityCheck

@@ -14,7 +14,7 @@ from ..schemas.history import SystemEvent
 from ..state.records import Failure, VersionKey
 from ..state.redis_client import Script
 from ..state.sync import StateSync
-from .reconcile import Step
+from .step import Step
 from .worker_pool import FAILURES_TO_BREAK
 
 PLAN_KEPT_S = 24 * 3600

@@ -23,8 +23,9 @@ from ..state.records import VersionKey
 from ..state.redis_client import REDIS_ERRORS
 from .agenda import Agenda
 from .leader import LeaderLease
-from .reconcile import Reconciler, Step
+from .reconcile import Reconciler
 from .start_orders import planned_peers
+from .step import Step
 from .volume_mounts import with_mounts
 
 log = logging.getLogger(__name__)

@@ -1,85 +1,40 @@
 """Reconciliation, one step of the scheduler: the view and `now` in, writes out. Pure.
 
-For every version that is live, ordered or called: `autoscaler` computes the desired workers, `project_quotas` cuts them
+For every version that is live, ordered or called: `autoscaler` computes the desired workers, `quotas` cuts them
 to what the project may run, `worker_pool` decides about the difference, and the planner places new ones, as single
 workers or pipelines. `loop` carries the writes out.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import ErrorInfo, StartFailed
+from fleetstart.runtime.contract.errors import StartFailed
 from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
-from ..peers.pool import PoolChanges
-from ..peers.sources import DEFAULT_BYTES_PER_S, peer_bytes_per_s
-from ..planner import Plan
 from ..planner.selection import SIZE_USUAL
 from ..state.records import Failure, VersionKey, VersionRecord, is_helper
-from ..state.traffic import in_service, scale_of
+from ..state.traffic import scale_of
 from ..state.view import View
 from .agenda import Rest, all_versions, called_versions, start_order
-from .autoscaler import KeepAliveWindow, ScaleUpWindow, consolidation_count, quiet_ns, workers_needed
+from .autoscaler import consolidation_count
+from .demand import Demand, waited_s_of
 from .live_cluster import FleetCache, LiveCluster, PlanningContext
 from .pipelines import consolidation_orders, update_pipelines
-from .project_limits import ObservedVersion, ProjectLimits, limited_projects
+from .quotas.limits import ObservedVersion, ProjectLimits, limited_projects
 from .start_orders import NEW_IDS, IdSource, orders_of, plan_start, request_of
+from .step import Step
 from .worker_pool import FAILURES_TO_BREAK, Decision, Member, broken, decide
 
 NO_LOAD = FunctionLoad(0, 0)
-LINKS_SEEN = 16
-"""Nodes whose links are looked at to tell how long weights take: enough for a guess."""
-WAITED_LEAST_S = 0.05
-"""Minimum waiting time that counts: less is the latency of load reports."""
-
-
-@dataclass(slots=True)
-class Step:
-    """The writes of one step, in this order."""
-
-    failures: list[tuple[VersionKey, Failure | None]] = field(default_factory=list)
-    """Records of failed starts; None clears the record."""
-    orders: list[WorkerOrder] = field(default_factory=list)
-    deleted_orders: list[WorkerOrder] = field(default_factory=list)
-    pool: PoolChanges = field(default_factory=PoolChanges)
-    """Changes of copies and of peer keys."""
-    rests: dict[VersionKey, tuple[Rest, int | None]] = field(default_factory=dict)
-    """What is expected of each version that was looked at, and the monotonic time at which it must be again."""
-    impossible: list[str] = field(default_factory=list)
-    """Stories of workers in an impossible state, to be logged."""
-    unplaced: dict[VersionKey, ErrorInfo] = field(default_factory=dict)
-    plans: dict[WorkerId, Plan] = field(default_factory=dict)
-    """The plan of each new worker; the stages of a pipeline share one."""
-    faults: dict[VersionKey, Exception] = field(default_factory=dict)
-    """Versions that could not be decided about, to be logged."""
-    again_unix_ms: int | None = None
-
-    def add(self, other: Step) -> None:
-        """Adds the writes of another step, which come after these."""
-        for name in _WRITES:
-            theirs = getattr(other, name)
-            if theirs:
-                ours = getattr(self, name)
-                ours.update(theirs) if isinstance(ours, dict) else ours.extend(theirs)
-        self.soonest(other.again_unix_ms)
-
-    def soonest(self, unix_ms: int | None) -> None:
-        if unix_ms is not None:
-            self.again_unix_ms = min(unix_ms, self.again_unix_ms or unix_ms)
-
-
-_WRITES = ("failures", "orders", "deleted_orders", "impossible", "unplaced", "plans", "faults", "rests")
-"""The fields of a step that add up."""
 
 
 class Reconciler:
@@ -87,8 +42,7 @@ class Reconciler:
     costs some warm workers, and gives starts that never end more time."""
 
     def __init__(self, ids: IdSource = NEW_IDS) -> None:
-        self._windows: dict[VersionKey, KeepAliveWindow] = {}
-        self._scale_ups: dict[VersionKey, ScaleUpWindow] = {}
+        self._demand = Demand()
         self._seen: dict[WorkerId, tuple[WorkerOrder, int]] = {}
         """Each worker's last order but for its sources, and when it was first seen, on a monotonic clock."""
         self._active: set[VersionKey] = set()
@@ -149,7 +103,7 @@ class Reconciler:
         self, view: View, key: VersionKey, load: FunctionLoad, part: Step, now_ns: int, now_unix_ns: int
     ) -> tuple[Rest, int | None]:
         """What is to be expected of a version after its part of a step, and when it must be looked at again."""
-        orders, window = view.orders_of(key).values(), self._windows.get(key)
+        orders, window = view.orders_of(key).values(), self._demand.window(key)
         writes = part.orders or part.deleted_orders or part.failures or part.unplaced or part.faults
         function = view.functions.get(key.name)
         tried = function is not None and function.rollout is not None and function.rollout.version == key.version
@@ -162,8 +116,7 @@ class Reconciler:
         if part.again_unix_ms is not None:
             again_ns = now_ns + part.again_unix_ms * 1_000_000 - now_unix_ns
         if rest == "inert" and again_ns is None:
-            self._windows.pop(key, None)
-            self._scale_ups.pop(key, None)
+            self._demand.forget(key)
             self._active.discard(key)
         else:
             self._active.add(key)
@@ -191,7 +144,7 @@ class Reconciler:
             spec = msgspec.structs.replace(spec, scale=scale_of(function, spec))
         orders = _leave_draining(step, view, orders, now_unix_ns)
         members = [self._member(view, order, load, now_ns) for order in orders]
-        needed, desired = self._desired(view, key, spec, load, members, view.failures.get(key), now_ns)
+        needed, desired = self._demand.workers(view, key, spec, load, members, view.failures.get(key), now_ns)
         return ObservedVersion(
             key=key,
             record=record,
@@ -220,7 +173,7 @@ class Reconciler:
             members=members,
             failure=view.failures.get(key),
             now_unix_ms=now_unix_ns // 1_000_000,
-            standby_s=spec.scale.standby_s if key in self._windows and spec.llm is not None else 0.0,
+            standby_s=spec.scale.standby_s if self._demand.window(key) is not None and spec.llm is not None else 0.0,
         )
         limits.started(one, len(decision.wake))
         start = limits.room_for(one, decision.start)
@@ -230,69 +183,19 @@ class Reconciler:
         self._write(step, key, one.orders, decision, now_unix_ns)
         helped = self._tend_pipelines(step, view, spec, one.orders, members, start, now_unix_ns)
         limits.started(one, min(helped, start))
-        window = self._windows.get(key)
+        window = self._demand.window(key)
         falls_ns = window.falls_ns(spec.scale) if window is not None else None
         if falls_ns is not None:
             step.soonest((now_unix_ns + falls_ns - now_ns) // 1_000_000 + 1)
-        wait_ns = self._gathering_ns(view, one, start - helped, now_ns)
+        wait_ns = self._demand.gathering_ns(view, one, start - helped, now_ns)
         if wait_ns:
             step.soonest((now_unix_ns + wait_ns) // 1_000_000 + 1)
         elif record is not None and start > helped:
-            waited_s = _waited_s(load, members, now_unix_ns)
+            waited_s = waited_s_of(load, members, now_unix_ns)
             begun = len(step.orders)
             placed = self._start(step, view, planning, key, record, start - helped, waited_s, now_ns, now_unix_ns)
             limits.started(one, placed)
             step.orders[begun:] = [msgspec.structs.replace(order, cause=load.oldest) for order in step.orders[begun:]]
-
-    def _gathering_ns(self, view: View, one: ObservedVersion, missing: int, now_ns: int) -> int:
-        """Time for which a scale-up waits for the other calls of its burst; 0: it does not.
-
-        The first worker never waits, nor does one beyond which the function may have none, nor one without weights.
-        """
-        weights_bytes = one.record.segment_bytes if one.record is not None and one.spec.weights is not None else 0
-        may_rise = one.load.queued and one.desired < one.spec.scale.max
-        if not weights_bytes or not may_rise or not one.running:
-            self._scale_ups.pop(one.key, None)
-            return 0
-        return self._scale_ups.setdefault(one.key, ScaleUpWindow()).wait_ns(
-            missing=missing,
-            calls=one.load.queued + one.load.running,
-            now_ns=now_ns,
-            quiet_ns=quiet_ns(weights_bytes, _link_bytes_per_s(view)),
-        )
-
-    def _desired(
-        self,
-        view: View,
-        key: VersionKey,
-        spec: FunctionSpec,
-        load: FunctionLoad,
-        members: list[Member],
-        failure: Failure | None,
-        now_ns: int,
-    ) -> tuple[int, int]:
-        """Needed and desired workers of a version.
-
-        Out of service: current demand, no keep-alive. After failed starts: no more than current demand. In a rollout:
-        at least one.
-        """
-        function = view.functions.get(key.name)
-        need = _needed(load, spec) if function is not None else 0
-        if function is not None and function.rollout is not None and function.rollout.version == key.version:
-            need = max(need, 1)
-        if function is None or key.version not in in_service(function):
-            self._windows.pop(key, None)
-            return need, need
-        window = self._windows.get(key)
-        if window is None:
-            here = sum(m.wanted == "run" and not m.lost for m in members)
-            window = self._windows[key] = KeepAliveWindow(here, now_ns)
-        window.observe(need, now_ns)
-        desired = window.desired(spec.scale, now_ns)
-        if failure is not None:
-            ready = sum(m.wanted == "run" and m.state == "ready" for m in members)
-            desired = min(desired, max(spec.scale.min, need, ready))
-        return need, desired
 
     def _member(self, view: View, order: WorkerOrder, load: FunctionLoad, now_ns: int) -> Member:
         status = view.statuses.get(order.worker) or view.ended.get(order.worker)
@@ -433,13 +336,6 @@ def _faulty(view: View, key: VersionKey, error: Exception, now_unix_ms: int) -> 
     return step
 
 
-def _link_bytes_per_s(view: View) -> float:
-    """The usual rate of nodes' links, of a few of them."""
-    reports = (seen.report for seen in itertools.islice(view.nodes.values(), LINKS_SEEN))
-    rates = sorted(peer_bytes_per_s(report) for report in reports)
-    return rates[len(rates) // 2] if rates else DEFAULT_BYTES_PER_S
-
-
 def _same_work(known: WorkerOrder, order: WorkerOrder) -> bool:
     """True if an order asks for what an earlier one did: other sources give a start no more time."""
     changed = msgspec.structs.replace(
@@ -456,16 +352,6 @@ def _moves(view: View, order: WorkerOrder) -> bool:
     return order.wanted != "run" or status is None or status.state != "ready" or order.stage is not None
 
 
-def _needed(load: FunctionLoad, spec: FunctionSpec) -> int:
-    """Workers needed now. Recent calls count as long as there are calls at all: idle workers are kept by the keep-alive
-    alone."""
-    if not load.queued + load.running:
-        return 0
-    return workers_needed(
-        queued=load.queued, running=load.running, predicted=load.recent, call_s=load.call_s, spec=spec
-    )
-
-
 def _leave_draining(step: Step, view: View, orders: list[WorkerOrder], now_unix_ns: int) -> list[WorkerOrder]:
     """Drains the workers on nodes that drain, and whole pipelines with a stage there. Returns the orders as changed."""
     if not any(order.node in view.draining for order in orders):
@@ -480,12 +366,3 @@ def _leave_draining(step: Step, view: View, orders: list[WorkerOrder], now_unix_
             step.orders.append(order)
         left.append(order)
     return left
-
-
-def _waited_s(load: FunctionLoad, members: list[Member], now_unix_ns: int) -> float:
-    """Time that the call behind a start has waited; 0 if another worker is starting, which serves the earlier calls."""
-    starting = any(m.wanted == "run" and m.state in (None, "starting") and not (m.lost or m.helper) for m in members)
-    if starting or not load.oldest_unix_ms:
-        return 0.0
-    waited_s = now_unix_ns / 1e9 - load.oldest_unix_ms / 1000
-    return waited_s if waited_s >= WAITED_LEAST_S else 0.0

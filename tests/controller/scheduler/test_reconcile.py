@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from fleetstart.controller.gateway.dispatch.version_backend import VersionBackend
 from fleetstart.controller.planner import Cluster as PlannedCluster
 from fleetstart.controller.planner import Plan, PlanRequest
-from fleetstart.controller.scheduler.reconcile import Reconciler, Step
+from fleetstart.controller.scheduler.reconcile import Reconciler
 from fleetstart.controller.scheduler.start_orders import plan_start
+from fleetstart.controller.scheduler.step import Step
 from fleetstart.controller.scheduler.worker_pool import broken
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.view import NodeSeen, View

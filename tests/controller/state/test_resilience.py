@@ -17,7 +17,7 @@ import pytest
 from fleetstart.controller.billing.ledger_writer import LedgerWriter
 from fleetstart.controller.scheduler.leader import LeaderLease
 from fleetstart.controller.scheduler.loop import Scheduler
-from fleetstart.controller.scheduler.reconcile import Step
+from fleetstart.controller.scheduler.step import Step
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View

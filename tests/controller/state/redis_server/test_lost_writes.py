@@ -15,7 +15,7 @@ import redis as plain_redis
 
 from fleetstart.controller.billing.ledger_writer import LedgerWriter
 from fleetstart.controller.scheduler.leader import LeaderLease
-from fleetstart.controller.scheduler.reconcile import Step
+from fleetstart.controller.scheduler.step import Step
 from fleetstart.controller.state.access_records import KeyRecord
 from fleetstart.controller.state.cas_hash import CasHash
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord

@@ -22,13 +22,15 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
-from ..planner import Plan
-from ..planner.estimates import NodeMeasures, VersionMeasures, node_prior, observe_device_shortage
-from ..state.full_resync import read_measures
-from ..state.records import StartOutcome, VersionKey
-from ..state.redis_client import REDIS_ERRORS, Script
-from ..state.sync import StateSync
-from .calibration import (
+from ...planner import Plan
+from ...planner.estimates import NodeMeasures, VersionMeasures, node_prior, observe_device_shortage
+from ...state.full_resync import read_measures
+from ...state.records import StartOutcome, VersionKey
+from ...state.redis_client import REDIS_ERRORS, Script
+from ...state.sync import StateSync
+from ..leader import PLAN_KEPT_S
+from ..start_orders import prior_of, stage_of
+from .observations import (
     NOT_YET,
     SpeedTracker,
     StartSample,
@@ -39,8 +41,6 @@ from .calibration import (
     ready_s,
     sharers,
 )
-from .leader import PLAN_KEPT_S
-from .start_orders import prior_of, stage_of
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.scheduler.project_limits import used_up
-from fleetstart.controller.scheduler.project_quotas import VersionDemand, share_quota
+from fleetstart.controller.scheduler.quotas.limits import used_up
+from fleetstart.controller.scheduler.quotas.shares import VersionDemand, share_quota
 from fleetstart.controller.state.access_records import ProjectRecord, Quotas
 from fleetstart.controller.state.access_table import AccessTable
 from fleetstart.controller.state.records import FunctionRecord, Rollout, VersionKey, VersionRecord

@@ -12,7 +12,7 @@ import pytest
 
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
-from fleetstart.controller.scheduler.calibrator import Calibrator
+from fleetstart.controller.scheduler.calibration.calibrator import Calibrator
 from fleetstart.controller.state.full_resync import read_measures
 from fleetstart.controller.state.records import VersionKey
 from fleetstart.controller.state.redis_client import connect
@@ -28,8 +28,8 @@ from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 from fleetstart.runtime.contract.weights.stage import Stage
 from tests.controller.conftest import ControllerProcess, HandNode
+from tests.controller.scheduler.calibration.test_observations import stage
 from tests.controller.scheduler.test_autoscaler import spec
-from tests.controller.scheduler.test_calibration import stage
 from tests.servers import RedisServer, wait_until
 
 F = VersionKey(FunctionName("f"), Version(1))

@@ -1,6 +1,6 @@
 """Limits of one reconciliation step by the projects' quotas: how many workers each version may have, and start now.
 
-Pure. `project_quotas` shares a quota among the versions of a project; here is what each of them has and wants.
+Pure. `shares` divides a quota among the versions of a project; here is what each of them has and wants.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
-from ..state.access_records import Quotas
-from ..state.records import VersionKey, VersionRecord
-from ..state.view import View
-from .project_quotas import QuotaRoom, VersionDemand, has_worker_quotas, quota_reached, share_quota
-from .worker_pool import Member
+from ...state.access_records import Quotas
+from ...state.records import VersionKey, VersionRecord
+from ...state.view import View
+from ..worker_pool import Member
+from .shares import QuotaRoom, VersionDemand, has_worker_quotas, quota_reached, share_quota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

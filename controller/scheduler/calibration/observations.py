@@ -15,9 +15,9 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.speed import Speed
 
-from ..planner import Plan, StagePlan
-from ..planner.error_margins import Kind
-from ..planner.estimates import (
+from ...planner import Plan, StagePlan
+from ...planner.error_margins import Kind
+from ...planner.estimates import (
     NodeMeasures,
     Source,
     StartObservation,
@@ -28,9 +28,9 @@ from ..planner.estimates import (
     observe_start_on_node,
     start_observation,
 )
-from ..state.records import StartOutcome, VersionKey, parse_version_key
-from ..state.traffic import tracked_versions
-from ..state.view import View
+from ...state.records import StartOutcome, VersionKey, parse_version_key
+from ...state.traffic import tracked_versions
+from ...state.view import View
 
 Measures = tuple[NodeMeasures, VersionMeasures]
 

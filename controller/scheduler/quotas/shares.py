@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fleetstart.runtime.contract.errors import ErrorInfo, QuotaExceeded
 from fleetstart.runtime.contract.sizes import GIB
 
-from ..state.access_records import Quotas
-from ..state.records import VersionKey
+from ...state.access_records import Quotas
+from ...state.records import VersionKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 
 from fleetstart.controller.planner import Plan, StagePlan
 from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
-from fleetstart.controller.scheduler.calibration import (
+from fleetstart.controller.scheduler.calibration.observations import (
     NOT_YET,
     SpeedTracker,
     StartSample,

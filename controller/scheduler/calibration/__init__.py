@@ -1,0 +1,1 @@
+"""Calibration of the planner by what starts and answers really took."""

@@ -1,0 +1,1 @@
+"""Limits of projects: how many workers each of their versions may have."""
