@@ -23,8 +23,8 @@ LIMIT_S = 150
 """Of one command: some wait for a cold start of torch, which a busy machine stretches."""
 NEEDS = {"docs/recipes.md": ("onnxruntime", "skl2onnx", "skops", "xgboost")}
 """Modules that a page's scripts and handlers import, beside those that everything needs."""
-SILENT = ("fs rm", "fs budget rm", "fs key revoke", "python ")
-"""Commands that print no data."""
+SILENT = ("fs rm", "fs budget rm", "fs key revoke", "fs weights uploads", "python ")
+"""Commands that print no data, or none where there is nothing to list."""
 
 
 def _steps(page: str) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,14 +101,18 @@ def test_a_second_push_sends_nothing_and_says_so(fresh: System, tmp_path: Path) 
 
 
 def test_a_push_that_broke_is_listed_gone_on_with_and_aborted(fresh: System, tmp_path: Path) -> None:
+    first, stored = threading.Lock(), threading.Event()
+
     class Breaking(ApiClient):
-        left = 1
+        """Its line is cut as soon as the first of the parts, which are sent side by side, is stored."""
 
         def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
-            if self.left == 0:
+            if first.acquire(blocking=False):
+                super().put_object(key, content, size_bytes)
+                stored.set()
+            else:
+                assert stored.wait(60)
                 raise StoreFailed("the line is cut")
-            self.left -= 1
-            super().put_object(key, content, size_bytes)
 
     source = read_source(write_model(tmp_path / "model", model(4), files={}))
 
