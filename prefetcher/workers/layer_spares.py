@@ -123,9 +123,7 @@ class LayerSpares:
         version = _version(order)
         if version in self._distrusted:
             return
-        spare = self._spares.get(version)
-        if spare is not None and not spare.modules.issuperset(self._layers.imports(spec.layer, spec.name)):
-            self._end(version, "its version imports more by now")
+        self._end_outgrown(version)
         self._wanted.pop(version, None)
         self._wanted[version] = spec
         while len(self._wanted) > WANTED_MAX:
@@ -205,6 +203,8 @@ class LayerSpares:
         process.listen(lambda event: self._on_event(version, process, event))
         extra = {"version": str(version), "modules": len(modules), "size_bytes": size_bytes}
         log.info("spare worker prepared", extra=extra)
+        if self._end_outgrown(version):  # a worker reported more modules while these were imported
+            self._wanted[version] = spec
 
     async def _prepare(self, process: ForkedProcess, spec: FunctionSpec, modules: list[str]) -> bool:
         """Whether the process has prepared itself. Errors: FleetError, OSError, ValueError if the list is too long."""
@@ -242,6 +242,14 @@ class LayerSpares:
             log.warning("a prepared spare worker died", extra={"version": str(version)})
             self._distrust(version)
             self._end(version, "it died")
+
+    def _end_outgrown(self, version: VersionOf) -> bool:
+        """Ends the version's spare if it lacks modules that the version is known to import; returns True if it did."""
+        spare = self._spares.get(version)
+        if spare is None or spare.modules.issuperset(self._layers.imports(spare.layer, spare.spec.name)):
+            return False
+        self._end(version, "its version imports more by now")
+        return True
 
     def _distrust(self, version: VersionOf) -> None:
         self._distrusted[version] = None

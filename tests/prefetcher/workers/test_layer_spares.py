@@ -117,6 +117,17 @@ def test_from_the_second_start_on_a_versions_packages_are_imported_ahead_and_con
     wait_until(lambda: (report := node.report()) is not None and report.preloaded_bytes > 0, 30, what="another spare")
 
 
+def test_modules_that_a_worker_reports_while_its_spare_is_prepared_are_in_the_next_spare(
+    node: Node, store: Store
+) -> None:
+    first = node.order(spec_with_layer(store, "import slow"))
+    node.wait_for(first, "ready")
+    wait_until(lambda: "slow-import" in _names(node), 30, what="the spare's import")
+    answer_of(node, first)  # its call imports another module, which it reports at its end
+    end(node, first)
+    wait_for_spare(node, modules=3)
+
+
 def test_a_start_takes_over_the_spare_that_is_being_prepared(node: Node, store: Store) -> None:
     spec = spec_with_layer(store, "import slow")
     first = node.order(spec)
