@@ -41,15 +41,13 @@ CLASSIFY := examples/classify/weights/model.safetensors
 demo: models
 	@$(BIN)/python examples/demo.py
 
-# Four at a time, as most tests wait for something now and then; the longest come first. The test beds, which
-# leave three quarters of the cores idle, run beside the other systems. PYTEST_ARGS=... picks some.
+# PYTEST_ARGS=... picks some. SECOND_RUN=1, as CI has it, tries the files of few failed tests once more (tests/suites.py).
 test: dev models rdma-bed
 	@$(PYTHON) tests/programs.py
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	@$(BIN)/python -m pytest --quiet -m 'not e2e' -n 4 --dist worksteal
-	@$(BIN)/python -m pytest --quiet -m e2e -n 4 --dist loadscope --no-loadscope-reorder
+	@$(BIN)/python -m tests.suites $(if $(SECOND_RUN),--second-run)
 endif
 
 # $(call timed,NAME,COMMAND): the command, and after it how long it took.
