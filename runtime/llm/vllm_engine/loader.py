@@ -30,7 +30,8 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) -> LoadedModel:
     """Loads a model. Errors: CheckpointInvalid if vLLM cannot run it, InvalidSpec for settings that do not fit."""
     prepare_environment()
-    torch.set_num_threads(settings.threads or threads or len(os.sched_getaffinity(0)))
+    cores = settings.threads or threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
     import vllm  # noqa: F401  # fails here with the module's name where it is not installed
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -50,7 +51,7 @@ def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) ->
     model = VllmModel(tokenizer=files.tokenizer, eos_ids=eos_ids, context_tokens=context_tokens)
     engine = VllmEngine(model, build, _close, samplers)
     vocab_size: int = engine._vllm.model_config.get_vocab_size()
-    return files.model(engine, vocab_size, eos_ids)
+    return files.model(engine, vocab_size, eos_ids, torch_threads=cores)
 
 
 def _inspect_in_process() -> None:
@@ -71,8 +72,13 @@ def _call(function: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _building(weights: ModelWeights) -> Iterator[None]:
-    """Offers the weights, keeps the garbage collector from looking at what is being built, and explains failures."""
-    enabled = gc.isenabled()
+    """Offers the weights, keeps the garbage collector from looking at what is being built, and explains failures.
+
+    On processors vLLM puts a function that does nothing in the place of `torch.set_num_threads`. The number is a
+    thread's own, and the thread that steps sets it: without that, an engine that came up behind another one computed
+    with the one thread of that one.
+    """
+    enabled, set_num_threads = gc.isenabled(), torch.set_num_threads
     gc.disable()
     try:
         with offering(cast("Mapping[str, torch.Tensor]", weights)):
@@ -85,6 +91,7 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             raise InvalidSpec(f"llm: vLLM does not start: {reason}", hint="change kv_memory or max_context") from error
         raise CheckpointInvalid(f"vLLM does not run this model: {reason}") from error
     finally:
+        torch.set_num_threads = set_num_threads
         if enabled:
             gc.enable()
 

@@ -8,24 +8,38 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fleetstart.runtime.contract.errors import FleetError, InvalidInput, StartFailed, Unavailable
-from fleetstart.runtime.contract.function.spec import EngineName
+from fleetstart.runtime.contract.function.spec import EngineName, LLMSettings
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.engine.inference_engine import InferenceEngine
 from fleetstart.runtime.llm.engine.two_engines import MOVED_TOKENS, WORTH_TOKENS, TwoEngines
 from fleetstart.runtime.llm.model.loaded_model import LoadedModel
-from tests.runtime.llm.engine.test_inference_engine import DRAWN, GREEDY, NEEDED, SHAPE, VLLM, load, request
+from fleetstart.runtime.llm.server.engines import load_engine
+from tests.runtime.llm.engine.test_inference_engine import (
+    DRAWN,
+    GREEDY,
+    NEEDED,
+    SETTINGS,
+    SHAPE,
+    VLLM,
+    load,
+    request,
+)
 from tests.runtime.llm.models import Checkpoint, run, text_of, tiny, tokens_of
 from tests.servers import wait_until
 
 WAIT_S = 60.0
 HANDOVERS = 100
+THREADS = 3
+"""Unlike what any thread has by itself."""
 SEEDED = 1
 """Place among `requests_of` of the one that is drawn."""
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())["cases"]
@@ -186,6 +200,34 @@ def test_a_call_that_waits_long_for_its_first_token_keeps_the_second_engine_wait
         pass
     wait_until(lambda: both.second.state != "waiting", WAIT_S, what="the second engine's start")
     both.cancel(id)
+
+
+@pytest.mark.parametrize(
+    "name", ENGINES[1:], indirect=True
+)  # the native engine has threads of its own, none of torch's
+def test_the_second_engine_computes_with_all_its_threads(name: EngineName) -> None:
+    """The number is one of each thread, and the engines' thread has one while the native engine computes."""
+    settings = LLMSettings(engine=name, first="native", threads=THREADS, **SETTINGS)
+    model = load_engine(tiny(**SHAPE), settings, threads=1)
+    engine = model.engine
+    assert isinstance(engine, TwoEngines)
+
+    def compute() -> int:
+        torch.set_num_threads(model.torch_threads)
+        before = torch.get_num_threads()
+        while engine.second.state != "running":
+            assert engine.second.state != "failed", engine.second.error
+            run(engine, [request(4, 4)])
+        assert before == 1
+        return torch.get_num_threads()
+
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(compute).result() == THREADS
+    finally:
+        torch.set_num_threads(threads)  # later threads begin with the last number that any has set
+        engine.close()
 
 
 def test_without_a_second_engine_the_first_one_goes_on(first: InferenceEngine) -> None:
