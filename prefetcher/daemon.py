@@ -95,7 +95,6 @@ class Daemon:
         self._keeper = LeaseKeeper(config.redis_url, config.node, lease_ms=LEASE_MS)
         self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync(), self._keeper)
         self._workers: dict[WorkerId, Worker] = {}
-        self._metering = Metering(self._state, lambda: self._workers.values())
         self._ledger = LedgerBuffer()
         self._latencies = CallLatencies()
         self._decryptor = SecretDecryptor()
@@ -121,6 +120,7 @@ class Daemon:
             room_bytes=lambda: self._segments.budget.free_bytes,
         )
         self._devices = open_devices(config.devices, config.worker_env, gpus=config.find_gpus)
+        self._metering = Metering(self._state, self._workers.values, self._devices.used_by_process)
         self._peers = NodePeers(node=config.node, epoch=self.epoch, read_key=self._read_peer_key, rdma=config.rdma)
         self._segments = SegmentStore(
             source=source,

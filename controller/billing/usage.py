@@ -6,12 +6,12 @@ Any grouping is a partition of the same rows, so its lines add up to the same to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
-from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow
+from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, PhaseRow
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName, Version
 from fleetstart.runtime.contract.sizes import GIB
@@ -23,6 +23,15 @@ from .archive_format import LedgerEntry
 DIMENSIONS = ("function", "version", "phase", "key", "project", "caller", "parent", "tag", "day")
 DEFAULT_BY = ("function", "version", "phase")
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
+
+MEASURED: dict[str, Callable[[tuple[int, int]], int]] = {
+    "cpu_ms": sum,
+    "memory_peak_bytes": max,
+    "received_bytes": sum,
+    "sent_bytes": sum,
+    "device_peak_bytes": max,
+}
+"""Columns of workers' rows that are for information, and how those of several rows are joined."""
 
 By = tuple[str, ...]
 Group = tuple[str | int, ...]
@@ -85,10 +94,18 @@ class _Sum:
     waived_ms: int = 0
     cost_nusd: int = 0
     device_byte_ms: int = 0
+    measured: dict[str, int] = field(default_factory=dict)
+    """What workers used, of MEASURED; without what no row has."""
 
     @property
     def device_gib_ms(self) -> int:
         return (self.device_byte_ms + GIB // 2) // GIB
+
+    def measure(self, row: LedgerRow) -> None:
+        for name, joined in MEASURED.items() if isinstance(row, PhaseRow) else ():
+            value: int | None = getattr(row, name)
+            if value is not None:
+                self.measured[name] = joined((self.measured.get(name, 0), value))
 
 
 @dataclass(slots=True)
@@ -114,6 +131,7 @@ class UsageSums:
             total.waived_ms += length_ms if is_waived(row) else 0
             total.cost_nusd += row.cost_nusd
             total.device_byte_ms += length_ms * row.device_bytes
+            total.measure(row)
 
     def result(self, since_unix_ms: int, until_unix_ms: int) -> Usage:
         lines = [self._line(group, total) for group, total in sorted(self._sums.items())]
@@ -143,6 +161,7 @@ class UsageSums:
             waived_ms=total.waived_ms,
             device_gib_ms=total.device_gib_ms,
             cost_nusd=total.cost_nusd,
+            **total.measured,
         )
 
 

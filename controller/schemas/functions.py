@@ -238,6 +238,16 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     device_gib_ms: int = 0
     """The same time, times the device memory that workers had: GiB-milliseconds."""
     cost_nusd: int
+    cpu_ms: int | None = None
+    """Processor time that workers used, for information; null where none was measured, as in the fields below."""
+    memory_peak_bytes: int | None = None
+    """The most memory that one worker had."""
+    received_bytes: int | None = None
+    """Bytes from the hosts that functions list in `network`."""
+    sent_bytes: int | None = None
+    """Bytes to them."""
+    device_peak_bytes: int | None = None
+    """The most memory of GPUs that one worker was seen with."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

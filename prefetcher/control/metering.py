@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 
+from ..concurrency.threads import in_thread
 from ..workers.meter import FLUSH_S
 from ..workers.worker import Worker
 from .outbox import retries
@@ -18,13 +19,24 @@ RATES_S = 1.0
 class Metering:
     """The loops that write workers' time and keep their rates. `workers`: those that have not ended."""
 
-    def __init__(self, state: NodeState, workers: Callable[[], Iterable[Worker]]) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        workers: Callable[[], Iterable[Worker]],
+        device_memory: Callable[[], dict[int, int]] | None = None,
+    ) -> None:
+        """`device_memory`: memory of GPUs that each process has, asked in a thread; None where there are no GPUs."""
         self._state = state
         self._workers = workers
+        self._device_memory = device_memory
 
     async def flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
+            if self._device_memory is not None:
+                used_bytes = await in_thread(self._device_memory, "device-memory")
+                for worker in self._workers():
+                    worker.note_devices(used_bytes)
             for worker in self._workers():
                 worker.record.flush()
 

@@ -36,10 +36,17 @@ UNKNOWN = MovingAverage(0.0)
 class DeviceAllocator:
     """Devices of a node, with what workers have of each."""
 
-    def __init__(self, devices: Sequence[Device], used_bytes: Callable[[Device], int] = lambda device: 0) -> None:
-        """`used_bytes`: memory of a GPU that is in use, by its driver."""
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        used_bytes: Callable[[Device], int] = lambda device: 0,
+        used_by_process: Callable[[], dict[int, int]] | None = None,
+    ) -> None:
+        """`used_bytes`: memory of a GPU that is in use, by its driver. `used_by_process`: that of each process, on all
+        GPUs; None if there are none."""
         self.devices = {device.id: device for device in devices}
         self._used_bytes = used_bytes
+        self.used_by_process = used_by_process
         self._shares: dict[WorkerId, tuple[DeviceShare, ...]] = {}
         self._rates: dict[DeviceId, MovingAverage] = {}
 
@@ -121,4 +128,5 @@ def open_devices(declared: Sequence[int], env: Mapping[str, str], *, gpus: bool 
     return DeviceAllocator(
         (*found, *cpu_devices(tuple(declared), cores)),
         used_bytes=lambda device: nvml.used_bytes(library, device) if library is not None else 0,
+        used_by_process=(lambda: nvml.used_by_process(library, found)) if found else None,
     )

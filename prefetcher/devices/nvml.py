@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,17 @@ def read_gpus(nvml: Any, env: Mapping[str, str]) -> tuple[Device, ...]:
 def used_bytes(nvml: Any, device: Device) -> int:
     """Memory of a GPU that is in use; 0 if the driver does not say."""
     return int(_or(0, lambda: nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(device.uuid)).used))
+
+
+def used_by_process(nvml: Any, devices: Iterable[Device]) -> dict[int, int]:
+    """Memory of GPUs that each process has, by its pid; without those of which the driver does not say."""
+    found: dict[int, int] = {}
+    for device in devices:
+        handle = _or(None, partial(nvml.nvmlDeviceGetHandleByUUID, device.uuid))
+        for process in _or([], partial(nvml.nvmlDeviceGetComputeRunningProcesses, handle)):
+            if process.usedGpuMemory is not None:
+                found[process.pid] = found.get(process.pid, 0) + int(process.usedGpuMemory)
+    return found
 
 
 def _gpus(nvml: Any, visible: Callable[[int, str], bool]) -> Iterator[Device]:

@@ -81,7 +81,7 @@ class ProxyRejection(Exception):
 
 @dataclass(slots=True)
 class EgressTraffic:
-    """Totals since the daemon started; written by the I/O thread alone."""
+    """Totals of a node since its daemon started, or of one worker; written by the I/O thread alone."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -104,16 +104,18 @@ class NodeEgress:
         self._limits = limits
         self._io_thread = io_thread
 
-    def open(self, listener: socket.socket, entries: Sequence[str], log_line: LogLine) -> Callable[[], None]:
-        """Starts a proxy on the listener, which it owns. `log_line` writes to the function's log. Returns a function
-        that closes it."""
+    def open(
+        self, listener: socket.socket, entries: Sequence[str], log_line: LogLine, own: EgressTraffic
+    ) -> Callable[[], None]:
+        """Starts a proxy on the listener, which it owns. `log_line` writes to the function's log, `own` counts what is
+        this worker's. Returns a function that closes it."""
         loop = asyncio.get_running_loop()
 
         def log_in_daemon(text: str) -> None:
             with contextlib.suppress(RuntimeError):  # the daemon's loop has ended
                 loop.call_soon_threadsafe(log_line, text)
 
-        proxy = EgressProxy(listener, entries, log_in_daemon, self._limits, self.traffic, self._platform)
+        proxy = EgressProxy(listener, entries, log_in_daemon, self._limits, (self.traffic, own), self._platform)
         self._io_thread.call(proxy.start)
         return lambda: self._io_thread.call(proxy.stop)
 
@@ -127,9 +129,10 @@ class EgressProxy:
         entries: Sequence[str],
         log_line: LogLine,
         limits: EgressLimits,
-        traffic: EgressTraffic,
+        traffic: tuple[EgressTraffic, EgressTraffic],
         platform: PlatformAddresses,
     ) -> None:
+        """`traffic`: of the node, and of the worker alone."""
         self._platform = platform
         self._acceptor = Acceptor(listener, self._on_connection)
         self._open = 0
@@ -139,7 +142,7 @@ class EgressProxy:
         self._log_line = log_line
         self._logged: set[str] = set()
         self._limits = limits
-        self._traffic = traffic
+        self._traffic, self._own = traffic
         self._lookups = asyncio.Semaphore(LOOKUPS)
 
     def start(self) -> None:
@@ -191,12 +194,16 @@ class EgressProxy:
         loop = asyncio.get_running_loop()
         with server:
             first = request.forward + rest
-            self._traffic.count(len(first), 0)
+            self._count(len(first), 0)
             async with asyncio.timeout(self._limits.idle_s):
                 if not request.forward:
                     await loop.sock_sendall(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
                 await loop.sock_sendall(server, first)
-            await carry(client, server, idle_s=self._limits.idle_s, count=self._traffic.count)
+            await carry(client, server, idle_s=self._limits.idle_s, count=self._count)
+
+    def _count(self, sent_bytes: int, received_bytes: int) -> None:
+        for traffic in (self._traffic, self._own):
+            traffic.count(sent_bytes, received_bytes)
 
     async def _read_request(self, client: socket.socket) -> tuple[ProxyRequest, bytes]:
         """The request, and the bytes received after its head. Errors: ProxyRejection, EOFError if the client left."""

@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 SEARCH_DEPTH = 6
 """Levels below a mount that are searched for groups of dead daemons."""
 
-V1_CONTROLLERS = ("memory", "pids", "cpu")
-"""cpu without a quota: groups share the cores evenly, whatever their number of threads."""
+V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+"""cpu without a quota: groups share the cores evenly, whatever their number of threads. cpuacct counts their time; it
+usually is in one hierarchy with cpu."""
 WORKERS_WEIGHT = 25
 """Share of all workers together, where any other group has 100: controller, node and Redis come first when processors
 or disks are short. They need little, and calls wait for them; workers have all that is left."""
@@ -74,8 +75,10 @@ def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV1 | None:
     parents: dict[str, Path] = {}
     for controller in V1_CONTROLLERS:
         hierarchy = next((entry for entry in hierarchies if controller in entry.controllers), None)
-        made = hierarchy and _make_parent(epoch, hierarchy)
-        if made:
+        if hierarchy is None:
+            continue
+        shared = next((parents[other] for other in hierarchy.controllers if other in parents), None)
+        if made := shared or _make_parent(epoch, hierarchy):
             parents[controller] = made
     if "memory" not in parents:
         for parent in parents.values():

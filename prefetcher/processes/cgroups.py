@@ -32,6 +32,14 @@ class Cgroup(Protocol):
 
     def oom_kills(self) -> int: ...
 
+    def cpu_ns(self) -> int | None:
+        """Processor time of all processes that were ever in it; None where the kernel does not count it."""
+        ...
+
+    def memory_peak_bytes(self) -> int | None:
+        """The most memory that it has had; None where the kernel does not keep it."""
+        ...
+
     def remove(self) -> bool:
         """True once the group is removed; False while processes are left in it."""
         ...
@@ -51,16 +59,18 @@ class Cgroups(Protocol):
 
 
 class CgroupV1:
-    """A control group of version 1: one folder a controller."""
+    """A control group of version 1: one folder a hierarchy, which has one controller or several."""
 
     def __init__(self, folders: dict[str, Path]) -> None:
+        """`folders`: by controller."""
         self._folders = folders
-        for folder in folders.values():
+        self._own = list(dict.fromkeys(folders.values()))
+        for folder in self._own:
             folder.mkdir()
 
     @property
     def procs(self) -> list[str]:
-        return [str(folder / "cgroup.procs") for folder in self._folders.values()]
+        return [str(folder / "cgroup.procs") for folder in self._own]
 
     def limit(self, memory_bytes: int) -> None:
         memory = self._folders["memory"]
@@ -72,10 +82,16 @@ class CgroupV1:
             (self._folders["pids"] / "pids.max").write_text(str(PIDS_MAX))
 
     def oom_kills(self) -> int:
-        return _field(self._folders["memory"] / "memory.oom_control", "oom_kill")
+        return _field(self._folders["memory"] / "memory.oom_control", "oom_kill") or 0
+
+    def cpu_ns(self) -> int | None:
+        return _number(self._folders["cpuacct"] / "cpuacct.usage") if "cpuacct" in self._folders else None
+
+    def memory_peak_bytes(self) -> int | None:
+        return _number(self._folders["memory"] / "memory.max_usage_in_bytes")
 
     def remove(self) -> bool:
-        return all([_remove(folder) for folder in self._folders.values()])
+        return all([_remove(folder) for folder in self._own])
 
 
 class CgroupsV1:
@@ -118,7 +134,14 @@ class CgroupV2:
         (self._folder / "pids.max").write_text(str(PIDS_MAX))
 
     def oom_kills(self) -> int:
-        return _field(self._folder / "memory.events", "oom_kill")
+        return _field(self._folder / "memory.events", "oom_kill") or 0
+
+    def cpu_ns(self) -> int | None:
+        used_us = _field(self._folder / "cpu.stat", "usage_usec")
+        return None if used_us is None else used_us * 1000
+
+    def memory_peak_bytes(self) -> int | None:
+        return _number(self._folder / "memory.peak")  # Linux 5.19 and later
 
     def remove(self) -> bool:
         return _remove(self._folder)
@@ -162,7 +185,7 @@ def _remove(folder: Path) -> bool:
     return True
 
 
-def _field(path: Path, name: str) -> int:
+def _field(path: Path, name: str) -> int | None:
     try:
         for line in path.read_text().splitlines():
             key, _, value = line.partition(" ")
@@ -170,4 +193,11 @@ def _field(path: Path, name: str) -> int:
                 return int(value)
     except (OSError, ValueError):
         pass
-    return 0
+    return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -12,7 +12,8 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed, error_from
@@ -41,9 +42,11 @@ from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
 from ..concurrency.threads import in_thread
+from ..network.egress_proxy import EgressTraffic
 from ..processes.forked_process import ChannelEnded, ProcessExited
 from ..processes.process_memory import private_bytes
 from ..stage_links.stage_links import PipelineMembership
+from .consumption import Consumption
 from .exit_reasons import device_out_of_memory
 from .node_services import NodeServices
 from .worker_process import WorkerProcess
@@ -66,7 +69,7 @@ class Worker:
         self.order = order
         self.state: WorkerState = "starting"
         self.task: asyncio.Task[None] | None = None
-        self.record = WorkerRecord(order, services)
+        self.record = WorkerRecord(order, services, self._consumption)
         self.process = WorkerProcess(order.worker, services.prefork_pool, self.record.on_output)
         self._services = services
         self._membership = PipelineMembership(
@@ -93,6 +96,8 @@ class Worker:
         self._fetched: dict[str, int] = {}
         self._switch: ModeSwitch | None = None
         self._close_egress: Callable[[], None] = lambda: None
+        self._egress = EgressTraffic()
+        """Its own part of what the node's proxies have carried."""
 
     # ── commands ───────────────────────────────────────────────────────────────────────────────────
 
@@ -235,8 +240,21 @@ class Worker:
             return  # sent by user code: closed with the process
         listener = socket.socket(fileno=descriptor)
         self._close_egress = self._services.egress.open(
-            listener, self.order.spec.egress, lambda text: self.record.log_line("system", text)
+            listener, self.order.spec.egress, lambda text: self.record.log_line("system", text), self._egress
         )
+
+    def note_devices(self, used_bytes: Mapping[int, int]) -> None:
+        """Takes a look at the memory of GPUs that each process of the node has."""
+        if self.order.devices and (pids := self.process.pids()) & used_bytes.keys():
+            self.record.consumed.note_device(sum(used_bytes.get(pid, 0) for pid in pids))
+
+    def _consumption(self) -> Consumption:
+        """What it has used so far. Of the network only what its function lists is counted: without a list it has none,
+        or the node's, in which bytes are not counted by process."""
+        used = self.process.consumption()
+        if not self.order.spec.egress:
+            return used
+        return replace(used, received_bytes=self._egress.received_bytes, sent_bytes=self._egress.sent_bytes)
 
     def _started(self, timeline: Timeline) -> None:
         """Records the phases of the start, whether it succeeded or failed."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node import exit_codes
 
 from ..processes.forked_process import ForkedProcess, ProcessEvent, ProcessExited
 from ..processes.prefork_pool import PreforkPool
+from .consumption import Consumption
 from .exit_reasons import describe_status, exit_error
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ class WorkerProcess:
         self.forked: ForkedProcess | None = None
         self.killed_for_memory = False
         """Set by the memory watchdog when it kills the process."""
+        self._cpu_before_ns = 0
+        """Processor time of a preforked process before it was taken, which is the node's own."""
         self.events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._name = name
         self._prefork_pool = prefork_pool
@@ -38,6 +43,7 @@ class WorkerProcess:
         """Takes over a forked process. From now on `events` are its events, and those of an earlier process no
         longer count."""
         self.forked = process
+        self._cpu_before_ns = (process.group.cpu_ns() or 0) if process.group is not None else 0
         self.events = asyncio.Queue()
         process.log.send_to(self._print_line)
         process.listen(self.events.put_nowait)
@@ -71,6 +77,26 @@ class WorkerProcess:
             if isinstance(event, ProcessExited):
                 return event.status
         return None
+
+    def pids(self) -> set[int]:
+        """Its processes: those in its control group, else its first alone."""
+        if self.forked is None:
+            return set()
+        with contextlib.suppress(OSError):
+            if self.forked.group is not None:
+                return set(map(int, Path(self.forked.group.procs[0]).read_text().split()))
+        return {self.forked.pid}
+
+    def consumption(self) -> Consumption:
+        """Processor time and memory since the process was taken; nothing without a control group."""
+        group = self.forked.group if self.forked is not None else None
+        if group is None:
+            return Consumption()
+        cpu_ns = group.cpu_ns()
+        return Consumption(
+            cpu_ns=None if cpu_ns is None else cpu_ns - self._cpu_before_ns,
+            memory_peak_bytes=group.memory_peak_bytes(),
+        )
 
     @property
     def ran_out_of_memory(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
 from ..processes.worker_logs import Stream, parse_tagged_line
+from .consumption import Consumption, ConsumptionMeter
 from .meter import WorkerMeter
 from .node_services import NodeServices
 
@@ -30,7 +32,8 @@ SECOND_ERROR_MAX = 500
 class WorkerRecord:
     """The record of one worker, from the moment its order was seen."""
 
-    def __init__(self, order: WorkerOrder, services: NodeServices) -> None:
+    def __init__(self, order: WorkerOrder, services: NodeServices, consumption: Callable[[], Consumption]) -> None:
+        """`consumption`: what the worker has used until now."""
         self.seen_ns = time.monotonic_ns()
         self.timeline = Timeline()
         self.redactor = Redactor()
@@ -40,6 +43,8 @@ class WorkerRecord:
         self._order = order
         self._services = services
         self._meter = WorkerMeter(_template(order, services), machine_origin_ns())
+        self._consumption = consumption
+        self.consumed = ConsumptionMeter()
 
     @property
     def was_ready(self) -> bool:
@@ -152,12 +157,14 @@ class WorkerRecord:
 
     def _write_rows(self, *rows: PhaseRow) -> None:
         """Adds rows to the ledger, but not for a shell, which is not part of a function's cost."""
-        if not self._order.shell:
-            self._services.ledger.add(*rows)
+        if rows and not self._order.shell:
+            self._services.ledger.add(*self.consumed.onto(rows, self._consumption()))
 
     def _phase(self, name: Literal["start", "fetch"], begun_ns: int, ended_ns: int) -> None:
+        """Writes a phase before the load, once that has ended: what was used until then is the load's."""
         self.timeline.add(name, begun_ns, ended_ns)
-        self._write_rows(self._meter.phase(name, begun_ns, ended_ns))
+        if not self._order.shell:
+            self._services.ledger.add(self._meter.phase(name, begun_ns, ended_ns))
 
 
 def _template(order: WorkerOrder, services: NodeServices) -> PhaseRow:

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 from multidict import CIMultiDict
 
+from fleetstart.prefetcher.workers.consumption import Consumption
 from fleetstart.prefetcher.workers.worker_record import WorkerRecord
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
 from fleetstart.runtime.contract.node.messages import Usage
@@ -68,7 +69,7 @@ class SimulatedWorker:
         self.order = order
         self.state: WorkerState = "starting"
         self.task: asyncio.Task[None] | None = None
-        self.record = WorkerRecord(order, node.services)
+        self.record = WorkerRecord(order, node.services, Consumption)
         self.resources = self
         self.reserved_bytes = order.spec.memory_bytes
         self._node = node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -56,6 +57,7 @@ def command(
 
     Calls are billed, and the idle time of workers that are kept because of `min`. Everything else is shown and waived:
     starting, fetching, loading, other idle time, starts that failed. A row counts to the moment at which it was booked.
+    What workers used (processor time, most memory, bytes of hosts in `network`) stands beside it and is not charged.
     `--by caller` tells calls that functions made from those of clients, `--by parent` names the calls that needed them.
     """
     now_s = time.time()
@@ -81,25 +83,37 @@ def command(
         output.data(shown(usage))
 
 
-def _gib_s(line: UsageLine) -> str:
-    return f"{line.device_gib_ms / 1000:.3f}" if line.device_gib_ms else ""
+_MEASURED: dict[str, Callable[[UsageLine], str]] = {
+    "DEVICE GiB-s": lambda line: f"{line.device_gib_ms / 1000:.3f}" if line.device_gib_ms else "",
+    "CPU s": lambda line: "" if line.cpu_ms is None else f"{line.cpu_ms / 1000:.3f}",
+    "MEMORY PEAK": lambda line: _size(line.memory_peak_bytes),
+    "IN": lambda line: _size(line.received_bytes),
+    "OUT": lambda line: _size(line.sent_bytes),
+    "DEVICE PEAK": lambda line: _size(line.device_peak_bytes),
+}
+"""Columns that are shown if a line has something in them."""
+_MEASURED_CSV = ("cpu_ms", "memory_peak_bytes", "received_bytes", "sent_bytes", "device_peak_bytes")
+
+
+def _size(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else output.format_size(size_bytes)
 
 
 def shown(usage: Usage) -> str:
-    devices = any(line.device_gib_ms for line in usage.lines)
+    measured = {name: cell for name, cell in _MEASURED.items() if any(map(cell, usage.lines))}
     rows = [
         (
             *_group(usage, line),
             str(line.rows),
             f"{line.duration_ms / 1000:.3f}",
             f"{line.waived_ms / 1000:.3f}" if line.waived_ms else "",
-            *([_gib_s(line)] if devices else []),
+            *(cell(line) for cell in measured.values()),
             _cost(usage, line),
         )
         for line in usage.lines
     ]
     groups = [_HEADINGS.get(name, name.upper()) for name in usage.by]
-    headings = (*groups, "ROWS", "SECONDS", "WAIVED", *(["DEVICE GiB-s"] if devices else []), "COST")
+    headings = (*groups, "ROWS", "SECONDS", "WAIVED", *measured, "COST")
     waived_ms = sum(line.waived_ms for line in usage.lines)
     count = str(sum(line.rows for line in usage.lines))
     total = (
@@ -108,10 +122,10 @@ def shown(usage: Usage) -> str:
         count,
         "",
         f"{waived_ms / 1000:.3f}" if waived_ms else "",
-        *([""] if devices else []),
+        *("" for _ in measured),
         f"${dollars(usage.total_nusd)}",
     )
-    numbers = {at for at, name in enumerate(usage.by) if name == "version"} | {len(groups) + i for i in range(5)}
+    numbers = {at for at, name in enumerate(usage.by) if name == "version"} | set(range(len(groups), len(headings)))
     return output.table(headings, [*rows, total], right=frozenset(numbers))
 
 
@@ -137,9 +151,10 @@ def _cost(usage: Usage, line: UsageLine) -> str:
 
 
 def _csv_headings(usage: Usage) -> list[str]:
-    return [*usage.by, "rows", "duration_ms", "waived_ms", "cost_nusd", "cost_usd", "device_gib_ms"]
+    return [*usage.by, "rows", "duration_ms", "waived_ms", "cost_nusd", "cost_usd", "device_gib_ms", *_MEASURED_CSV]
 
 
 def _csv_row(usage: Usage, line: UsageLine) -> list[str]:
     numbers = [str(number) for number in (line.rows, line.duration_ms, line.waived_ms, line.cost_nusd)]
-    return [*_group(usage, line), *numbers, dollars(line.cost_nusd), str(line.device_gib_ms)]
+    measured = ["" if (value := getattr(line, name)) is None else str(value) for name in _MEASURED_CSV]
+    return [*_group(usage, line), *numbers, dollars(line.cost_nusd), str(line.device_gib_ms), *measured]

@@ -109,6 +109,17 @@ class PhaseRow(msgspec.Struct, frozen=True, kw_only=True, tag="phase"):
     price: int = 1
     tags: dict[str, str] = {}
     project: str = ""
+    # Measured, for information: nothing is charged by it. None: not measured, as in rows of earlier releases.
+    cpu_ms: int | None = None
+    """Processor time of all the worker's processes since its row before."""
+    memory_peak_bytes: int | None = None
+    """The most memory that it has had so far, as its control group counts it."""
+    received_bytes: int | None = None
+    """Bytes from the hosts in its function's list since its row before."""
+    sent_bytes: int | None = None
+    """Bytes to them."""
+    device_peak_bytes: int | None = None
+    """The most memory of GPUs that its processes were seen with so far."""
 
 
 LedgerRow = InvocationRow | PhaseRow

@@ -91,6 +91,25 @@ def test_what_is_waived_is_shown_and_what_calls_pay_for_is_not_waived() -> None:
     assert (line.duration_ms, line.waived_ms, line.cost_nusd) == (5 + 5 + 7, 5, 7)
 
 
+def test_what_workers_used_is_summed_or_the_most_and_what_no_row_has_is_none() -> None:
+    """A row of an earlier release has none of it."""
+    raw = msgspec.json.encode(phase("w/idle/0"))
+    fields = msgspec.json.decode(raw)
+    for name in ("cpu_ms", "memory_peak_bytes", "received_bytes", "sent_bytes", "device_peak_bytes"):
+        del fields[name]
+    old = msgspec.json.decode(msgspec.json.encode(fields), type=LedgerRow)
+    measured = [
+        msgspec.structs.replace(phase("w/execute/1", of="execute"), cpu_ms=30, memory_peak_bytes=700),
+        msgspec.structs.replace(phase("w/idle/1"), cpu_ms=0, memory_peak_bytes=900, sent_bytes=5),
+    ]
+    sums = UsageSums(by=("function",))
+    sums.add([entry(row, number) for number, row in enumerate([old, *measured, call("c", cost=7)])])
+    [line] = sums.result(0, 9).lines
+    assert (line.cpu_ms, line.memory_peak_bytes, line.sent_bytes) == (30, 900, 5)
+    assert (line.received_bytes, line.device_peak_bytes) == (None, None)
+    assert line.cost_nusd == 7
+
+
 def test_by_one_tag_and_by_all() -> None:
     ledger = [
         entry(call("a", cost=1, tags={"team": "ml", "env": "prod"}), 0),

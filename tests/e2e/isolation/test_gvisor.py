@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
+from fleetstart.prefetcher.workers.sandboxes import GVISOR_BYTES
 from tests.e2e.checkpoints import write_safetensors
+from tests.e2e.isolation.consumption import assert_consumption_is_metered
 from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, heard_outside, try_escapes
 from tests.e2e.systems import System, error_in, running
 from tests.servers import wait_until
@@ -346,6 +348,10 @@ def test_a_bomb_harms_its_own_worker_alone(system: System, escapes: str, bomb: s
 
 def test_a_port_of_a_worker_is_not_open_on_the_machine(system: System, escapes: str) -> None:
     assert not heard_outside(system, escapes)
+
+
+def test_what_it_used_is_in_its_rows(system: System) -> None:
+    assert_consumption_is_metered(system, "gvisor", own_bytes=GVISOR_BYTES)
 
 
 def test_who_prints_more_than_is_read_waits(system: System) -> None:

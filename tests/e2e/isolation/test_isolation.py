@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.worker.device_binding import DEVICES_VARIABLE
+from tests.e2e.isolation.consumption import assert_consumption_is_metered
 from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, heard_outside, try_escapes
 from tests.e2e.systems import System
 from tests.servers import wait_until
@@ -181,6 +182,11 @@ def test_a_port_of_a_worker_is_not_open_on_the_machine(system: System, escapes: 
     assert not heard_outside(system, escapes)
 
 
+def test_what_it_used_is_in_its_rows(system: System) -> None:
+    require_namespaces(system)
+    assert_consumption_is_metered(system, "namespaces")
+
+
 # ── out into what a list names ─────────────────────────────────────────────────────────────────────
 
 REACH = """
@@ -260,6 +266,13 @@ def test_it_reaches_what_its_list_names_and_nothing_else(system: System, outside
     wait_until(lambda: refusals(system) == 2, what="two refusals in the log")
     system.ok("reach", {"url": f"http://127.0.0.2:{outside}/again", "port": outside})
     assert refusals(system) == 2
+    system.fs("rm", "reach", "--yes")
+    wait_until(lambda: carried(system, "sent_bytes") > 200_000, what="the bytes that it sent, in its rows")
+    assert 0 < carried(system, "received_bytes") < 20_000
+
+
+def carried(system: System, column: str) -> int:
+    return sum(getattr(row, column) or 0 for row in system.phases("reach"))
 
 
 def refusals(system: System) -> int:

@@ -48,7 +48,10 @@ def test_idle_time_is_billed_where_it_was_asked_for_and_a_budget_ends_that_too()
         assert re.search(r"kept +start .*waived", shown)
 
         lines = system.fs("usage", "--by", "tag:team,day", "--csv").out.splitlines()
-        assert lines[0] == "tag:team,day,rows,duration_ms,waived_ms,cost_nusd,cost_usd,device_gib_ms"
+        assert lines[0] == (
+            "tag:team,day,rows,duration_ms,waived_ms,cost_nusd,cost_usd,device_gib_ms,"
+            "cpu_ms,memory_peak_bytes,received_bytes,sent_bytes,device_peak_bytes"
+        )
         assert [line.partition(",")[0] for line in lines[1:]] == ["", "ml"]
 
         system.fs("budget", "set", "kept", "--usd", "0.000000001", "--per", "day")

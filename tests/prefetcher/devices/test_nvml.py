@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.prefetcher.devices.nvml import gpu_type, open_nvml, read_gpus, used_bytes
+from fleetstart.prefetcher.devices.nvml import gpu_type, open_nvml, read_gpus, used_by_process, used_bytes
 from fleetstart.runtime.contract.node.devices import Device, DeviceId
 from fleetstart.runtime.contract.sizes import GIB
 
@@ -59,6 +59,11 @@ class Library:
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: str) -> int:
         return 16
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        if handle.startswith("MIG-1"):
+            raise Refused("not supported")
+        return [SimpleNamespace(pid=7, usedGpuMemory=GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
+
     def nvmlDeviceGetP2PStatus(self, handle: str, peer: str, index: int) -> int:
         return 0 if {handle, peer} == {"GPU-0aaaa", "GPU-1aaaa"} else 1
 
@@ -78,6 +83,7 @@ def test_gpus_and_partitions_are_listed() -> None:
         ("cuda:2:0", "MIG-0bbbb", 40 * GIB), ("cuda:2:1", "MIG-1bbbb", 40 * GIB),
     ]  # fmt: skip
     assert used_bytes(Library(), first) == 3 * GIB
+    assert used_by_process(Library(), (first, second, *parts)) == {7: 3 * GIB}, "not of which the driver does not say"
 
 
 def test_a_node_uses_the_gpus_that_it_sees() -> None:

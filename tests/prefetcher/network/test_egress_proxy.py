@@ -16,7 +16,13 @@ import httpx
 import pytest
 
 from fleetstart.prefetcher.concurrency.threads import IoThread
-from fleetstart.prefetcher.network.egress_proxy import LOGGED_REJECTIONS_MOST, EgressLimits, NodeEgress, egress_limits
+from fleetstart.prefetcher.network.egress_proxy import (
+    LOGGED_REJECTIONS_MOST,
+    EgressLimits,
+    EgressTraffic,
+    NodeEgress,
+    egress_limits,
+)
 from fleetstart.prefetcher.network.platform_addresses import PlatformAddresses, platform_hosts
 from tests.prefetcher.peer import Peer
 from tests.servers import wait_until
@@ -38,6 +44,7 @@ class ProxyUnderTest:
         self._loop = asyncio.new_event_loop()
         self._said: list[str] = []
         self.side = IoThread()
+        self.own = EgressTraffic()
         self.egress = NodeEgress(bounds, self.side, platform)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
@@ -45,7 +52,7 @@ class ProxyUnderTest:
         self.end = self._loop.run_until_complete(self._open(listener, entries))
 
     async def _open(self, listener: socket.socket, entries: list[str]) -> Callable[[], None]:
-        return self.egress.open(listener, entries, self._said.append)
+        return self.egress.open(listener, entries, self._said.append, self.own)
 
     @property
     def said(self) -> list[str]:
@@ -113,6 +120,8 @@ def test_a_tunnel_carries_both_ways(open_egress: OpenProxy, peer: Peer) -> None:
     assert answer == b"POST /x HTTP/1.1|" + b"y" * 300_000
     assert out.egress.traffic.sent_bytes > 300_000
     assert out.egress.traffic.received_bytes > 300_000
+    own, of_node = out.own, out.egress.traffic
+    assert (own.sent_bytes, own.received_bytes) == (of_node.sent_bytes, of_node.received_bytes), "one worker's are all"
     assert out.said == []
 
 

@@ -154,6 +154,36 @@ def test_v2_reads_kills(tmp_path: Path) -> None:
     assert group.oom_kills() == 1
 
 
+def test_v2_reads_what_was_used_and_what_is_not_counted_is_none(tmp_path: Path) -> None:
+    groups = open_cgroups("1.2.x", [fake_v2(tmp_path)])
+    assert groups is not None
+    group = groups.create("w-1")
+    folder = tmp_path / "own" / f"{PREFIX}1.2.x" / "w-1"
+
+    assert (group.cpu_ns(), group.memory_peak_bytes()) == (None, None)
+    (folder / "cpu.stat").write_text("usage_usec 1234567\nuser_usec 1000000\nsystem_usec 234567\n")
+    (folder / "memory.peak").write_text("70000000\n")
+    assert (group.cpu_ns(), group.memory_peak_bytes()) == (1_234_567_000, 70_000_000)
+
+
+def test_controllers_of_one_hierarchy_of_version_1_share_a_folder(tmp_path: Path) -> None:
+    both, memory = frozenset({"cpu", "cpuacct"}), frozenset({"memory"})
+    found = [
+        Hierarchy(controllers=one, mount=tmp_path / ",".join(sorted(one)), own=tmp_path / "x") for one in (both, memory)
+    ]
+    for hierarchy in found:
+        hierarchy.mount.mkdir()
+    groups = open_cgroups("1.2.x", found)
+    assert isinstance(groups, CgroupsV1)
+
+    group = groups.create("w-1")
+
+    folders = sorted(Path(path).parent for path in group.procs)
+    assert folders == [tmp_path / name / f"{PREFIX}1.2.x" / "w-1" for name in ("cpu,cpuacct", "memory")]
+    assert group.remove()
+    assert not any(folder.exists() for folder in folders)
+
+
 def test_v2_without_the_memory_controller_is_not_used(tmp_path: Path) -> None:
     assert open_cgroups("1.2.x", [fake_v2(tmp_path, controllers="hugetlb")]) is None
 
@@ -244,6 +274,8 @@ def test_v1_ends_what_takes_more_than_its_limit_and_says_so(v1: CgroupsV1) -> No
     assert hog.wait(20) == -9
     hog.stdin.close()
     assert group.oom_kills() == 1
+    assert (group.cpu_ns() or 0) > 0, "also of processes that have ended"
+    assert 16 * MIB < (group.memory_peak_bytes() or 0) <= 32 * MIB
     wait_until(group.remove)
     assert not any(Path(path).exists() for path in group.procs)
 

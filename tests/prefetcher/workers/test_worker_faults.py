@@ -85,6 +85,9 @@ def test_a_memory_hog_is_ended_as_out_of_memory(
         report = node.report()
         assert report is not None
         assert report.limits == "watched" or groups
+        (row,) = wait_until(lambda: [row for row in node.ledger() if row.phase == "load"], what="the row of its load")
+        measured = report.limits != "watched"
+        assert ((row.cpu_ms is not None), (row.memory_peak_bytes is not None)) == (measured, measured)
         fine = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
         assert call(node.wait_for(fine, "ready"))[0] == 200
     finally:

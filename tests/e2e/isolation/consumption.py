@@ -1,0 +1,43 @@
+"""What a worker used of the machine is in its rows and in `fs usage`, with each isolation."""
+
+from __future__ import annotations
+
+import json
+
+from tests.e2e.systems import System
+from tests.servers import wait_until
+
+BURNT_MS, TAKEN_BYTES = 300, 48 << 20
+HANDLER = """
+import time
+from fleetstart.runtime import Scale, function
+
+@function(isolation="ISOLATION", memory="96MiB", scale=Scale(max=1, keep_alive_s=600))
+def burns(cpu_s: float, size: int):
+    kept = b"x" * size
+    until = time.process_time() + cpu_s
+    while time.process_time() < until:
+        pass
+    return len(kept)
+"""
+
+
+def assert_consumption_is_metered(system: System, isolation: str, *, own_bytes: int = 0) -> None:
+    """`own_bytes`: what the isolation itself may have, beside the function's limit."""
+    name = f"burns-{isolation}"
+    system.deploy(HANDLER.replace("ISOLATION", isolation), name=name)
+    assert system.ok(name, {"cpu_s": BURNT_MS / 1000, "size": TAKEN_BYTES}) == TAKEN_BYTES
+    system.fs("rm", name, "--yes")
+    rows = wait_until(lambda: system.phases(name, "execute") and system.phases(name), 30, what="its busy time")
+    busy_ms = sum(row.cpu_ms or 0 for row in rows if row.phase == "execute")
+    assert BURNT_MS * 0.9 <= busy_ms < 100 * BURNT_MS
+    assert all(row.cpu_ms is not None for row in rows if row.phase in ("load", "execute", "idle"))
+    peak_bytes = max(row.memory_peak_bytes or 0 for row in rows)
+    assert TAKEN_BYTES < peak_bytes <= (96 << 20) + own_bytes
+    (line,) = json.loads(system.fs("usage", name, "--by", "function", "--json").out)["lines"]
+    assert (line["cpu_ms"], line["memory_peak_bytes"]) == (sum(row.cpu_ms or 0 for row in rows), peak_bytes)
+    assert (line["received_bytes"], line["sent_bytes"], line["device_peak_bytes"]) == (None, None, None)
+    shown = system.fs("usage", name, "--by", "function").out
+    assert "CPU s" in shown
+    assert "MEMORY PEAK" in shown
+    assert "OUT" not in shown.split()
