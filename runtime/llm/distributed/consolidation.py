@@ -195,39 +195,27 @@ class Consolidation:
     def _fetch(self, span: KvSpan, whole: WholeDecoder) -> None:
         """Copies one span from all stages in parallel. Errors: _CopyFailed."""
         pipeline, table = self._parts.pipeline, list(span.table)
-        arrived = threading.Semaphore(0)
         begun_s = time.monotonic()
-        asked = 0
+        pieces = [
+            _Piece(whole, span, *self._parts.cuts[stage], self._parts.kv_bytes) for stage in range(1, pipeline.stages)
+        ]
         try:
-            for stage in range(1, pipeline.stages):
-                pipeline.read_kv(stage, table, span.begin, span.end, self._writer(span, stage, whole, arrived))
-                asked += 1
+            for stage, piece in enumerate(pieces, start=1):
+                pipeline.read_kv(stage, table, span.begin, span.end, piece.take)
+            own = pipeline.front.read_kv(table, span.begin, span.end)
+            whole.write_kv(table, span.begin, span.end, 0, own)
+            ends_s = time.monotonic() + PIECE_S
+            for piece in pieces:
+                while not piece.written.wait(timeout=0.1):
+                    if pipeline.broken or time.monotonic() > ends_s:
+                        raise _CopyFailed(pipeline.broken or f"a stage did not answer in {PIECE_S:g} s")
         except LinkBroken as error:
             raise _CopyFailed(str(error)) from error
-        own = pipeline.front.read_kv(table, span.begin, span.end)
-        whole.write_kv(table, span.begin, span.end, 0, own)
-        ends_s = time.monotonic() + PIECE_S
-        for _ in range(asked):
-            while not arrived.acquire(timeout=0.1):
-                if pipeline.broken or time.monotonic() > ends_s:
-                    raise _CopyFailed(pipeline.broken or f"a stage did not answer in {PIECE_S:g} s")
+        finally:
+            for piece in pieces:
+                piece.close()
         self._copy_cost.observe(self._bytes(span.end - span.begin), time.monotonic() - begun_s)
         self._copy.done(span)
-
-    def _writer(
-        self, span: KvSpan, stage: int, whole: WholeDecoder, arrived: threading.Semaphore
-    ) -> Callable[[bytearray], None]:
-        """Handler of a stage's answer. It checks the size, since a short one would leave layers unwritten."""
-        first, end = self._parts.cuts[stage]
-        expected_bytes = (end - first) * (span.end - span.begin) * self._parts.kv_bytes
-
-        def take(payload: bytearray) -> None:
-            if len(payload) != expected_bytes:
-                raise ValueError(f"{len(payload)} bytes of keys and values, {expected_bytes} expected")
-            whole.write_kv(list(span.table), span.begin, span.end, first, payload)
-            arrived.release()
-
-        return take
 
     def _in_engine(self, act: Callable[[Engine], list[TokenDelta]]) -> None:
         """Runs a function in the engine's thread between two steps, and waits for it."""
@@ -250,6 +238,34 @@ class Consolidation:
             raise failure[0]
 
 
+class _Piece:
+    """One stage's part of a span, written by a thread of the links when it comes, and not after `close`: then others
+    may have the blocks."""
+
+    def __init__(self, whole: WholeDecoder, span: KvSpan, first: int, end: int, kv_bytes: int) -> None:
+        self.written = threading.Event()
+        self._whole = whole
+        self._span = span
+        self._first = first
+        self._expected_bytes = (end - first) * (span.end - span.begin) * kv_bytes
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self, payload: bytearray) -> None:
+        """Handler of the stage's answer. It checks the size, since a short one would leave layers unwritten."""
+        if len(payload) != self._expected_bytes:
+            raise ValueError(f"{len(payload)} bytes of keys and values, {self._expected_bytes} expected")
+        with self._lock:
+            if not self._closed:
+                span = self._span
+                self._whole.write_kv(list(span.table), span.begin, span.end, self._first, payload)
+                self.written.set()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+
+
 class _CopyFailed(Exception):
     """Some keys and values could not be copied."""
 
@@ -258,7 +274,11 @@ def computed_sequences(engine: Engine) -> list[ComputedSequence]:
     """Running sequences that have keys and values."""
     return [
         ComputedSequence(
-            sequence.id, tuple(sequence.table), sequence.computed, tuple(sequence.tokens[: sequence.computed])
+            sequence.id,
+            tuple(sequence.table),
+            sequence.computed,
+            tuple(sequence.tokens[: sequence.computed]),
+            sequence.admission,
         )
         for sequence in engine.scheduler.running
         if sequence.computed

@@ -23,6 +23,9 @@ class ComputedSequence:
     computed: int
     tokens: tuple[int, ...] = ()
     """At least the computed ones."""
+    admission: int = 0
+    """Number of its present admission: a sequence that lost its blocks and comes back may get some of them again, which
+    others have written to meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,21 @@ class KvSpan:
     table: tuple[int, ...]
     begin: int
     end: int
+    admission: int = 0
+    """That of the sequence whose table this is."""
 
 
 class KvCopyPlan:
-    """Copied part of each block: its sequence and number of tokens from the beginning."""
+    """Copied part of each block: its sequence, the admission of that, and the number of tokens from the beginning.
+
+    A span is read while the engine goes on. If its sequence loses its blocks meanwhile, the bytes may be of another
+    sequence: they stand under an admission that has ended, and whoever has the block next is copied anew.
+    """
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._have: dict[int, tuple[int, int, int]] = {}
-        """Block → sequence, place in its table, tokens."""
+        self._have: dict[int, tuple[int, int, int, int]] = {}
+        """Block → sequence, its admission, place in its table, tokens."""
 
     def missing(self, sequences: Iterable[ComputedSequence]) -> list[KvSpan]:
         """Spans to copy, of at most PIECE_TOKENS each."""
@@ -50,7 +59,7 @@ class KvCopyPlan:
             begin = self._copied(held)
             while begin < held.computed:
                 end = min(begin + PIECE_TOKENS, held.computed)
-                spans.append(KvSpan(held.id, held.table, begin, end))
+                spans.append(KvSpan(held.id, held.table, begin, end, held.admission))
                 begin = end
         return spans
 
@@ -58,14 +67,15 @@ class KvCopyPlan:
         """Marks a span as copied, after all earlier ones of its sequence."""
         size = self._block_tokens
         for place in range(span.begin // size, -(-span.end // size)):
-            self._have[span.table[place]] = (span.id, place, min(size, span.end - place * size))
+            tokens = min(size, span.end - place * size)
+            self._have[span.table[place]] = (span.id, span.admission, place, tokens)
 
     def _copied(self, held: ComputedSequence) -> int:
         """Number of copied tokens of a sequence, from its first on."""
         size = self._block_tokens
         for place in range(-(-held.computed // size)):
-            owner, at, tokens = self._have.get(held.table[place], (-1, -1, 0))
-            if owner != held.id or at != place:
+            id, admission, at, tokens = self._have.get(held.table[place], (-1, -1, -1, 0))
+            if (id, admission, at) != (held.id, held.admission, place):
                 return place * size
             if tokens < size:
                 return min(held.computed, place * size + tokens)

@@ -9,7 +9,7 @@ depends on the choice. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .kv_copy import PIECE_TOKENS, ComputedSequence, KvSpan
 
@@ -124,7 +124,7 @@ def merged(spans: Iterable[KvSpan], most: int) -> list[KvSpan]:
     for span in spans:
         before = found[-1] if found else None
         if before is not None and (before.id, before.end) == (span.id, span.begin) and span.end - before.begin <= most:
-            found[-1] = KvSpan(span.id, span.table, before.begin, span.end)
+            found[-1] = replace(span, begin=before.begin)
         else:
             found.append(span)
     return found

@@ -36,6 +36,8 @@ class Sequence:
     submitted: int = 0
     """`computed` after all steps in flight."""
     table: list[int] = field(default_factory=list)
+    admission: int = 0
+    """How often its blocks were taken from it: what it has in a block is of the present admission alone."""
     held: bool = False
     """Whether it is computed but not sampled, because more of its tokens come from another worker."""
     embeds: bool = False
@@ -237,6 +239,7 @@ class Scheduler:
     def _free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.table)
         sequence.computed = sequence.submitted = 0
+        sequence.admission += 1
 
 
 def _chunk(sequence: Sequence, count: int) -> PlannedChunk:
