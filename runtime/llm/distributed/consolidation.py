@@ -89,6 +89,7 @@ class Consolidation:
                 self._bring_in_rounds(whole)
             self._in_engine(lambda engine: self._take_over(engine, whole))
             self._parts.pipeline.dismiss()
+            self._parts.pipeline.free_front()
         except FleetError as error:
             self._on_end(error)
         except Exception as error:

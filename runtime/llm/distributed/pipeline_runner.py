@@ -130,6 +130,10 @@ class PipelineRunner(PeerStages):
         """Sets the first stage's decoder once it is loaded; other stages may have reported before."""
         self._links, self._front, self._hidden_size = links, front, hidden_size
 
+    def free_front(self) -> None:
+        """Frees the first stage's layers and their KV blocks, once another runner computes."""
+        self._front = None
+
     @property
     def front(self) -> FrontDecoder:
         assert self._front is not None

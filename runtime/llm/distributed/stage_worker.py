@@ -62,15 +62,18 @@ class LLMStageWorker(StageProtocol):
         super().__init__(on_end)
         self.on_migration: Callable[[MigrationMessage | None], object] = lambda message: None
         """Receives messages about migrated requests, and None when the first stage is lost."""
-        self._decoder: StageDecoder | None = None
-        self._hidden_size = 0
         self._work: queue.SimpleQueue[tuple[StageStep, bytearray] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[KvRequest | None] = queue.SimpleQueue()
 
     def run(self, links: StageLinks, decoder: StageDecoder, hidden_size: int) -> None:
-        """Starts to compute, when layers and links are ready, and reports that to the first stage."""
-        self._decoder, self._hidden_size = decoder, hidden_size
-        for name, body in (("stage", lambda: self._compute(links.stage)), ("stage-kv", self._read)):
+        """Starts to compute, when layers and links are ready, and reports that to the first stage.
+
+        The threads alone hold the decoder: a stage that has become a whole worker frees it when its pipeline ends.
+        """
+        for name, body in (
+            ("stage", lambda: self._compute(links.stage, decoder, hidden_size)),
+            ("stage-kv", lambda: self._read(decoder)),
+        ):
             threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True).start()
         self.begin(links)
 
@@ -103,8 +106,7 @@ class LLMStageWorker(StageProtocol):
             log.exception("the stage failed")
             self.send(0, StageBroken(f"{type(error).__name__}: {error}"))
 
-    def _compute(self, stage: Stage) -> None:
-        assert self._decoder is not None
+    def _compute(self, stage: Stage, decoder: StageDecoder, hidden_size: int) -> None:
         torch.set_num_threads(1)
         while (work := self._work.get()) is not None:
             step, payload = work
@@ -115,16 +117,15 @@ class LLMStageWorker(StageProtocol):
                 tables=step.tables,
                 logits_rows=step.logits_rows,
             )
-            hidden = self._decoder.forward(batch, rows_of(payload, self._hidden_size))
+            hidden = decoder.forward(batch, rows_of(payload, hidden_size))
             if stage.index + 1 < stage.count:
                 self.send(stage.index + 1, step, bytes_of(hidden))
             else:
                 self.send(0, StepResult(step.number), bytes_of(hidden[step.logits_rows]))
 
-    def _read(self) -> None:
-        assert self._decoder is not None
+    def _read(self, decoder: StageDecoder) -> None:
         while (wanted := self._reads.get()) is not None:
-            self.send(0, KvData(wanted.number), self._decoder.read_kv(wanted.table, wanted.begin, wanted.end))
+            self.send(0, KvData(wanted.number), decoder.read_kv(wanted.table, wanted.begin, wanted.end))
 
 
 def bytes_of(hidden: Tensor) -> memoryview:

@@ -25,7 +25,7 @@ from ..server.app import LLMApp
 from .consolidation import Consolidation, ConsolidationPlan
 from .pipeline_runner import PipelineRunner
 from .request_migration import MigrationSource, MigrationTarget
-from .stage_worker import LLMStageWorker
+from .stage_worker import LLMStageWorker, StageDecoder
 
 FIRST_CALLS_S = 0.5
 """Delay before a consolidated stage accepts migrations: calls that wait at the gateway come first."""
@@ -101,10 +101,12 @@ class LLMLaterStage(LaterStageLifecycle[LLMApp]):
         self._worker = LLMStageWorker(self.on_end)
         super().__init__(context, self._worker)
         self._built = decoder_builder(weights, settings, threads=threads, whole=False)
-        self._decoder = self._built.decoder(context.stage.first, context.stage.end)
+        self._decoder: StageDecoder | None = self._built.decoder(context.stage.first, context.stage.end)
 
     def _run(self) -> None:
-        self._worker.run(self.links, self._decoder, self._built.config.hidden_size)
+        decoder, self._decoder = self._decoder, None
+        assert decoder is not None
+        self._worker.run(self.links, decoder, self._built.config.hidden_size)
 
     def close(self) -> None:
         self._closed.set()

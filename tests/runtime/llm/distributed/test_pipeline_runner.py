@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
 from tests.runtime.llm.models import engine, native, run, tiny, tokens_of
 from tests.runtime.llm.pipelines import after, generate, pipeline
 from tests.servers import wait_until
@@ -35,6 +38,12 @@ def alone(requests: list[Request]) -> list[list[int]]:
 
 def cuts_of(bounds: list[int]) -> list[tuple[int, int]]:
     return list(itertools.pairwise([0, *bounds, LAYERS]))
+
+
+def decoders() -> WeakSet[NativeDecoder]:
+    """Decoders that are alive."""
+    gc.collect()
+    return WeakSet(one for one in gc.get_objects() if isinstance(one, NativeDecoder))
 
 
 cuts = st.lists(st.integers(1, LAYERS - 1), min_size=1, max_size=3, unique=True).map(sorted).map(cuts_of)
@@ -118,7 +127,10 @@ def test_later_stages_end_with_the_first() -> None:
 
 def test_every_stage_may_grow_into_a_whole_worker() -> None:
     requests = [request(10 + 30 * seed, 30, seed) for seed in range(4)]
+    before = decoders()
     with pipeline(WEIGHTS, cuts_of([1, 3])) as stages:
+        of_stages = decoders() - before
+        assert len(of_stages) == 3
 
         def consolidate() -> None:
             stages.consolidate_later(1)
@@ -132,6 +144,9 @@ def test_every_stage_may_grow_into_a_whole_worker() -> None:
             assert later.whole_app is not None
             again = asyncio.run(generate(stages, requests, later.whole_app.service))
             assert [tokens_of(deltas) for deltas in again] == alone(requests)
+        wait_until(
+            lambda: gc.collect() >= 0 and not of_stages, 20, what="layers and KV blocks of the stages to be freed"
+        )
     assert [tokens_of(deltas) for deltas in found] == alone(requests)
 
 
