@@ -7,6 +7,7 @@ are what the model itself caches, for whichever architecture.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +32,7 @@ from ..engine.scheduler import Scheduler
 from ..model.loaded_model import LoadedModel, ModelFiles
 from ..model.loader import BLOCK_TOKENS, CUDA_STEP_TOKENS, DTYPES, STEP_TOKENS
 from ..model.weights import ModelWeights
-from .paged_cache import KeyValueShape, PagedCache
+from .paged_cache import KeyValueShape, PagedCache, cache_argument
 from .runner import TransformersRunner
 
 TRANSFORMERS_MAJOR = 5
@@ -136,7 +137,8 @@ def _probe(model: Any) -> tuple[list[KeyValueShape | None], int]:
         )
     cache = DynamicCache()
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    output = model(input_ids=token, past_key_values=cache, use_cache=True)
+    argument = cache_argument(inspect.signature(model.forward).parameters)
+    output = model(input_ids=token, use_cache=True, **{argument: cache})
     shapes = [_shape(layer) for layer in cache.layers]
     if not any(shapes):
         raise CheckpointInvalid(

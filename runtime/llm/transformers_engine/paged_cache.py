@@ -11,7 +11,7 @@ attention mask hides it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,11 @@ def group_slots(tables: Sequence[Sequence[int]], begins: Sequence[int], queries:
         row[: longest - length] = slots[0]
         row[longest - length :] = slots
     return GroupSlots(rows, rows[:, longest - queries :].reshape(-1), queries)
+
+
+def cache_argument(takes: Container[str]) -> str:
+    """Name of the cache among a model's arguments: "cache" since transformers 5.24, "past_key_values" before."""
+    return "cache" if "cache" in takes else "past_key_values"
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers' classes have no types here

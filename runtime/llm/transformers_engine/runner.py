@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..engine.runner import Batch, StepOutput
-from .paged_cache import PagedCache, group_slots
+from .paged_cache import PagedCache, cache_argument, group_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class TransformersRunner:
             "input_ids": torch.tensor([chunk.tokens for chunk in chunks], device=device),
             "attention_mask": (column >= slots.longest - queries - first).long().to(device),
             "position_ids": (first + torch.arange(queries)).to(device),
-            "past_key_values": self._cache,
             "use_cache": True,
             "logits_to_keep": 1,
         }
         called, takes = (self._model.base_model, self._base_takes) if embeds else (self._model, self._takes)
+        inputs[cache_argument(takes)] = self._cache
         output = called(**{name: value for name, value in inputs.items() if name in takes})
         rows: Tensor = (output.last_hidden_state if embeds else output.logits)[:, -1]
         return rows
