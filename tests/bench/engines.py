@@ -9,21 +9,23 @@ within each round, all with all cores:
 - transformers: a script that imports transformers, loads the model and gives one token, from the start of its process.
 - vllm, fork: a worker forked for the call out of a parent that has imported vLLM. vllm, spare: one forked before.
 - two engines, fork and spare: the same, with first="native". native: the platform's own engine alone, from a spare.
+- Ray Serve: a replica from zero, which loads the same weights with transformers (min_replicas=0; needs a Python with
+  Ray Serve).
 
-Then eight streams at a time: of vLLM alone, of two engines after the hand-over, of the native engine. Where the machine
-has other work, all sides share it: read the ratios.
+Then eight streams at a time: of `vllm serve`, of vLLM alone, of two engines after the hand-over, of the native engine.
+Where the machine has other work, all sides share it: read the ratios. `--only starts` or `--only rates` measures one of
+them, and takes the samples of the other one from FILE.
 
-Run with a Python that has vLLM (`make vllm`): python -m tests.bench.engines [--json FILE] [--quick] [--rounds N]
+Run with a Python that has vLLM (`make vllm`):
+python -m tests.bench.engines [--json FILE] [--quick] [--rounds N] [--only KIND] [--peer-python PATH | --no-peer]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -33,10 +35,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.bench.harness.samples import ROOT, Report, fine, median, parse_options, progress, spread
+from tests.bench.harness.by_hand import transformers_s, vllm_serve
+from tests.bench.harness.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread
 from tests.bench.harness.system import System, running
 from tests.bench.harness.wire import Connection
-from tests.servers import free_port
+from tests.bench.peers.process import RayServe, ray_serve
 
 MODEL = ROOT / "examples/chat/weights"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue? Answer in one sentence."}]
@@ -49,64 +52,38 @@ two = LLM(
     weights={weights!r}, engine="vllm", first="native", dtype="fp32", memory="4GiB", scale=Scale(keep_alive_s={keep_s})
 )
 """
-BY_HAND = """
-import sys, time
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
-inputs = tokenizer.apply_chat_template([{"role": "user", "content": sys.argv[2]}], add_generation_prompt=True,
-                                       return_tensors="pt", return_dict=True)
-model.generate(**inputs, max_new_tokens=1, do_sample=False)
-print(time.clock_gettime(time.CLOCK_MONOTONIC))
-"""
-SERVE_S = 600.0
-POLL_S = 0.02
 PREPARED_S = 300.0
 KEEP_S = 1
 STREAMS, STREAM_TOKENS = 8, 64
 
 
-@contextlib.contextmanager
-def served(*flags: str) -> Iterator[tuple[int, float]]:
-    """`vllm serve` on a free port, and when it was started; ready when it comes."""
-    port = free_port()
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(MODEL), "--port", str(port)]
-    command += ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8", *flags]
-    env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    with tempfile.TemporaryFile() as log:
-        began = time.monotonic()
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        try:
-            while not _healthy(port):
-                if process.poll() is not None or time.monotonic() > began + SERVE_S:
-                    log.seek(0)
-                    raise RuntimeError(f"vllm serve is not ready: {log.read()[-2000:].decode(errors='replace')}")
-                time.sleep(POLL_S)
-            yield port, began
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+@dataclass(slots=True)
+class Samples:
+    """Seconds to the first token and tokens a second by side, and what `fs explain` says of each second engine."""
+
+    firsts: dict[str, list[float]] = field(default_factory=dict)
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    seconds: list[dict[str, Any]] = field(default_factory=list)
 
 
-def _healthy(port: int) -> bool:
-    try:
-        with Connection("127.0.0.1", port) as connection:
-            return connection.get("/health").status == 200
-    except OSError:
-        return False
-
-
-def serve_s(rates: list[float], *flags: str) -> float:
-    """From the start of `vllm serve` to its first token; then its tokens a second, into `rates`."""
-    with served(*flags) as (port, began):
-        with Connection("127.0.0.1", port) as connection:
-            asked = time.monotonic()
-            answer = connection.post("/v1/chat/completions", CALL).expect()
-        rates.append(throughput(lambda: Connection("127.0.0.1", port), ""))
+def serve_s(*flags: str) -> float:
+    """From the start of `vllm serve` to its first token."""
+    with vllm_serve(MODEL, "--dtype", "float32", *flags) as (port, began), Connection("127.0.0.1", port) as connection:
+        asked = time.monotonic()
+        answer = connection.post("/v1/chat/completions", CALL).expect()
         return asked - began + answer.ttft_ms / 1000
+
+
+def serve_rates(rounds: int) -> list[float]:
+    with vllm_serve(MODEL, "--dtype", "float32", "--enforce-eager") as (port, _):
+        return [throughput(lambda: Connection("127.0.0.1", port), "") for _ in range(rounds)]
+
+
+def ray_s(peer: RayServe) -> float:
+    """From a call that finds no replica to its answer of one token."""
+    peer.wait_asleep("chat")
+    with peer.connect() as connection:
+        return connection.post("/chat", {"messages": MESSAGES, "max_tokens": 1}).expect().total_ms / 1000
 
 
 def throughput(connect: Callable[[], Connection], path: str) -> float:
@@ -122,14 +99,6 @@ def throughput(connect: Callable[[], Connection], path: str) -> float:
         began = time.monotonic()
         list(threads.map(stream, STREAMS * [STREAM_TOKENS]))
         return STREAMS * STREAM_TOKENS / (time.monotonic() - began)
-
-
-def by_hand_s() -> float:
-    """From the start of a Python to the first token of transformers in it."""
-    argv = [sys.executable, "-W", "ignore", "-c", BY_HAND, str(MODEL), MESSAGES[0]["content"]]
-    began = time.monotonic()
-    ran = subprocess.run(argv, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=True)
-    return float(ran.stdout.split()[-1]) - began
 
 
 @dataclass(slots=True)
@@ -187,18 +156,15 @@ def platform(keep_s: int, **settings: str) -> Iterator[Platform]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--whole", action="store_true", help="also `vllm serve` as it comes, which compiles")
+    parser.add_argument("--only", choices=("starts", "rates"), help="measure one kind")
 
 
-def main() -> None:
-    options = parse_options(__doc__, rounds=5, quick_rounds=1, more=add_options)
-    report = Report('engine="vllm" takes at most an eighth of `vllm serve` from zero to the first token')
-    report.setup = {"model": MODEL.name, "messages": MESSAGES, "vllm": version("vllm"), "load": [os.getloadavg()[0]]}
-    firsts: dict[str, list[float]] = {}
-    rates: dict[str, list[float]] = {}
-    with platform(KEEP_S) as spare, platform(KEEP_S, FS_POOL_SIZE="0") as forks:
+def measure_starts(options: Options, found: Samples, spare: Platform, load: list[float]) -> None:
+    with contextlib.ExitStack() as stack:
+        forks = stack.enter_context(platform(KEEP_S, FS_POOL_SIZE="0"))
         sides: dict[str, Callable[[], float]] = {
-            "vllm serve, eager": lambda: serve_s(rates.setdefault("serve", []), "--enforce-eager"),
-            "transformers, by hand": by_hand_s,
+            "vllm serve, eager": lambda: serve_s("--enforce-eager"),
+            "transformers, by hand": lambda: transformers_s(MODEL, MESSAGES[0]["content"]),
             "vllm, fork": lambda: forks.start_s("vllm"),
             "vllm, spare": lambda: spare.start_s("vllm"),
             "two engines, fork": lambda: forks.start_s("two"),
@@ -206,30 +172,59 @@ def main() -> None:
             "native, spare": lambda: spare.start_s("native"),
         }
         if options.extra["whole"]:
-            sides = {"vllm serve": lambda: serve_s([])} | sides
+            sides = {"vllm serve": serve_s} | sides
+        if options.peer_python:
+            peer = stack.enter_context(ray_serve(options.peer_python, model=MODEL))
+            sides["Ray Serve + transformers"] = lambda: ray_s(peer)
         for number in range(options.rounds):
             for side, measure in sides.items():
-                firsts.setdefault(side, []).append(measure())
-                progress(f"round {number + 1} of {options.rounds}: {side} {firsts[side][-1]:.2f} s")
-            report.setup["load"].append(os.getloadavg()[0])
-        for name in options.rounds * ("vllm", "two", "native"):
-            spare.start_s(name)
-            rates.setdefault(name, []).append(spare.throughput(name))
-            progress(f"{name}: {rates[name][-1]:.0f} tokens/s")
-        seconds = spare.seconds
-    report.samples = {"ttft_s": firsts, "tokens_per_s": rates, "second_engine": seconds}
-    tell(report, firsts, rates, seconds)
+                found.firsts.setdefault(side, []).append(measure())
+                progress(f"round {number + 1} of {options.rounds}: {side} {found.firsts[side][-1]:.2f} s")
+            load.append(os.getloadavg()[0])
+
+
+def measure_rates(options: Options, found: Samples, spare: Platform) -> None:
+    found.rates["serve"] = serve_rates(options.rounds)
+    for name in options.rounds * ("vllm", "two", "native"):
+        spare.start_s(name)
+        found.rates.setdefault(name, []).append(spare.throughput(name))
+        progress(f"{name}: {found.rates[name][-1]:.0f} tokens/s")
+    found.seconds = spare.seconds
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=5, quick_rounds=1, more=add_options)
+    report = Report('engine="vllm" takes at most an eighth of `vllm serve` from zero to the first token')
+    only = options.extra["only"]
+    found, load = Samples(), [os.getloadavg()[0]]
+    with platform(KEEP_S) as spare:
+        if only != "rates":
+            measure_starts(options, found, spare, load)
+        if only != "starts":
+            measure_rates(options, found, spare)
+    load.append(os.getloadavg()[0])
+    if only and options.json and options.json.exists():
+        before = json.loads(options.json.read_text())["samples"]
+        found.firsts = found.firsts or before["ttft_s"]
+        found.rates, found.seconds = found.rates or before["tokens_per_s"], found.seconds or before["second_engine"]
+    report.setup = {"model": MODEL.name, "messages": MESSAGES, "vllm": version("vllm"), "load": load, "only": only}
+    report.samples = {"ttft_s": found.firsts, "tokens_per_s": found.rates, "second_engine": found.seconds}
+    if found.firsts:
+        tell_starts(report, found.firsts)
+    if found.rates:
+        tell_rates(report, found.rates, found.seconds)
     report.save(options.json)
 
 
-def tell(
-    report: Report, firsts: dict[str, list[float]], rates: dict[str, list[float]], seconds: list[dict[str, Any]]
-) -> None:
+def tell_starts(report: Report, firsts: dict[str, list[float]]) -> None:
     serve, native = median(firsts["vllm serve, eager"]), median(firsts["native, spare"])
     rows = [["from zero to the first token, s", "median (quartiles)", "of `vllm serve --enforce-eager`", "of native"]]
     for side, values in firsts.items():
         rows.append([side, spread(values), f"1/{fine(serve / median(values))}", f"{fine(median(values) / native)} ×"])
     report.tell("First token of SmolLM2-135M, fp32", rows)
+
+
+def tell_rates(report: Report, rates: dict[str, list[float]], seconds: list[dict[str, Any]]) -> None:
     alone = median(rates["vllm"])
     rows = [["eight streams at a time, tokens/s", "median (quartiles)", "of vLLM alone"]]
     names = {

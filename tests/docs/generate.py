@@ -17,6 +17,7 @@ from fleetstart.controller.cli.root import VERBS
 from fleetstart.runtime.openai_api.request_fields import markdown_table as request_fields_table
 from tests.docs.error_codes import markdown_table as error_codes_table
 from tests.docs.error_codes import parts_table
+from tests.docs.gpu_results import markdown as gpu_tables
 from tests.docs.model_support import markdown_table as model_support_table
 from tests.docs.pages import ROOT
 from tests.docs.setting_places import markdown_table as setting_places_table
@@ -79,11 +80,13 @@ def model_support() -> str:
     return f"\n{model_support_table()}\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    part.__name__: part
-    for part in (verbs, endpoints, request_fields, error_codes, error_codes_of_parts, setting_places, model_support)
-}
-PAGES = tuple(ROOT / "docs" / name for name in ("cli.md", "http.md", "models.md", "settings.md"))
+def gpu() -> str:
+    return f"\n{gpu_tables()}\n\n"
+
+
+_ALL = (verbs, endpoints, request_fields, error_codes, error_codes_of_parts, setting_places, model_support, gpu)
+PARTS: dict[str, Callable[[], str]] = {part.__name__: part for part in _ALL}
+PAGES = tuple(ROOT / "docs" / name for name in ("cli.md", "http.md", "models.md", "results.md", "settings.md"))
 
 
 def generated(text: str) -> str:

@@ -42,15 +42,19 @@ def chat_example() -> Model:
 
 def noise(folder: Path, shape: llama.Shape) -> Model:
     """Writes it there, as a user's folder to deploy."""
-    weights = folder / "weights"
+    write_noise(folder / "weights", shape)
+    handler = folder / "handler.py"
+    handler.write_text(HANDLER)
+    return Model(name="noise", title=f"synthetic Llama, {shape.size_bytes / 1e6:,.0f} MB", handler=handler)
+
+
+def write_noise(weights: Path, shape: llama.Shape) -> None:
+    """Writes the weights, and the small files beside them."""
     llama.make(weights / "model.safetensors", shape)
     for path in (EXAMPLE / "weights").iterdir():
         if path.suffix in (".json", ".jinja") and path.name != "config.json":
             shutil.copy(path, weights)
     (weights / "config.json").write_text(json.dumps(config(shape)))
-    handler = folder / "handler.py"
-    handler.write_text(HANDLER)
-    return Model(name="noise", title=f"synthetic Llama, {shape.size_bytes / 1e6:,.0f} MB", handler=handler)
 
 
 def config(shape: llama.Shape) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def serve(about: dict[str, Any], loaders: dict[str, Prepare], actions: dict[str,
 
 
 def _load(answers: int, prepare: Prepare, question: Any) -> None:
+    torch.zeros(1, device=question.get("device", "cpu"))  # a GPU's context is nobody's load
     load = prepare(question)
     _say(answers, {"prepared": os.getpid()})
     sys.stdin.readline()
@@ -83,7 +84,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     whole = hashlib.sha256()
     for name in sorted(tensors):
         whole.update(name.encode())
-        whole.update(_bytes_of(tensors[name]).numpy().data)
+        whole.update(_bytes_of(tensors[name]).cpu().numpy().data)
     return whole.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """Peer loaders, in a Python of their own. None of them verifies what it read.
 
-Run by `loaders.py`, never by hand. Each is called as its documentation calls it for the CPU, with its defaults, but for
-what is said here.
+Run by `loaders.py`, never by hand. Each is called as its documentation calls it, with its defaults, but for what is
+said here. A question's `device` is where tensors go, the CPU unless it is given.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from forked import Load, serve
 
-PACKAGES = ("torch", "safetensors", "fastsafetensors", "tensorizer", "runai-model-streamer")
+PACKAGES = ("torch", "safetensors", "fastsafetensors", "instanttensor", "tensorizer", "runai-model-streamer")
 
 
 def safetensors(question: Any) -> Load:
     from safetensors.torch import load_file
 
-    return lambda: load_file(question["path"]).items()
+    return lambda: load_file(question["path"], device=_device(question)).items()
 
 
 def torch_load(question: Any) -> Load:
@@ -34,7 +34,7 @@ def torch_mmap(question: Any) -> Load:
 def fastsafetensors(question: Any) -> Load:
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
-    loader = SafeTensorsFileLoader(SingleGroup(), device="cpu", nogds=True)
+    loader = SafeTensorsFileLoader(SingleGroup(), device=_device(question), nogds=True)
     _KEPT.append(loader)
 
     def load() -> Any:
@@ -64,7 +64,19 @@ def runai_streamer(question: Any) -> Load:
     def load() -> Any:
         with SafetensorsStreamer() as streamer:
             streamer.stream_file(question["path"])
-            yield from streamer.get_tensors()
+            for name, tensor in streamer.get_tensors():
+                yield name, tensor.to(_device(question))
+
+    return load
+
+
+def instanttensor(question: Any) -> Load:
+    """instanttensor, which loads to GPUs alone."""
+    from instanttensor import safe_open
+
+    def load() -> Any:
+        with safe_open(question["path"], framework="pt", device=_device(question)) as file:
+            yield from file.tensors()
 
     return load
 
@@ -89,6 +101,10 @@ _KEPT: list[Any] = []
 """What holds the memory under the tensors."""
 
 
+def _device(question: Any) -> str:
+    return "cuda:0" if question.get("device") == "cuda" else "cpu"
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -102,6 +118,7 @@ if __name__ == "__main__":
         "torch.load": torch_load,
         "torch.load mmap": torch_mmap,
         "fastsafetensors": fastsafetensors,
+        "InstantTensor": instanttensor,
         "tensorizer": tensorizer,
         "Run:ai streamer": runai_streamer,
     }

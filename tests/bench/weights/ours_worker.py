@@ -12,7 +12,7 @@ import torch
 from fleetstart.runtime.weights.warmup import warm_up_weights
 from fleetstart.runtime.weights.weights import Weights
 from tests.bench.weights.descriptors import ask_descriptors
-from tests.bench.weights.forked import Load, serve, touch
+from tests.bench.weights.forked import Load, Prepare, serve, touch
 
 DEADLINE_S = 300.0
 
@@ -22,6 +22,16 @@ def stream(question: Any) -> Load:
 
     def load() -> Iterable[tuple[str, torch.Tensor]]:
         weights = _attach(question)
+        return ((name, weights[name]) for name in weights)
+
+    return load
+
+
+def move(question: Any) -> Load:
+    """Load from the request to all tensors on the device; each comes when its chunks have moved."""
+
+    def load() -> Iterable[tuple[str, torch.Tensor]]:
+        weights = _attach(question).to(question["device"])
         return ((name, weights[name]) for name in weights)
 
     return load
@@ -75,4 +85,5 @@ def _deadline_ns() -> int:
 
 
 if __name__ == "__main__":
-    serve({"torch": torch.__version__}, {"fleetstart": stream, "survive": survive, "idle": idle}, {"bind": bind})
+    loaders: dict[str, Prepare] = {"fleetstart": stream, "move": move, "survive": survive, "idle": idle}
+    serve({"torch": torch.__version__}, loaders, {"bind": bind})

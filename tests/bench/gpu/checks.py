@@ -1,0 +1,58 @@
+"""Tests marked `gpu`, each with its outcome. On a GPU one that is skipped has failed: what it needs is there.
+
+Run by `python -m tests.bench.gpu`, or alone: python -m tests.bench.gpu.checks [--device cpu] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from tests.bench.harness.samples import ROOT, Report, parse_options
+
+FILES = (
+    "tests/runtime/llm/engine/test_golden.py",
+    "tests/runtime/llm/model/test_adapters.py",
+    "tests/runtime/llm/model/test_decoders.py",
+    "tests/runtime/weights/test_device.py",
+)
+"""Files with such tests: collecting all files would take longer than the tests."""
+PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+
+
+def outcomes(report: Path) -> dict[str, str]:
+    """Outcome of each test by its name, from pytest's report: passed, "skipped: why" or "failed: why"."""
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}: {case.get('name', '').removeprefix('test_')}"
+        found[name] = PASSED
+        for kind, said in (("skipped", SKIPPED), ("failure", FAILED), ("error", FAILED)):
+            if (element := case.find(kind)) is not None:
+                lines = (element.get("message") or "").splitlines() or [""]
+                found[name] = f"{said}: {lines[0]}"
+    return found
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=1, quick_rounds=1)
+    report = Report("the tests that need a GPU pass on one")
+    with tempfile.TemporaryDirectory(prefix="fs-gpu-checks-") as folder:
+        written = Path(folder) / "report.xml"
+        argv = [sys.executable, "-m", "pytest", "--quiet", "-m", "gpu", f"--junitxml={written}", *FILES]
+        code = subprocess.run(argv, cwd=ROOT).returncode
+        found = outcomes(written) if written.exists() else {}
+    report.samples = {"outcomes": found}
+    counts = {said: sum(outcome.startswith(said) for outcome in found.values()) for said in (PASSED, SKIPPED, FAILED)}
+    rows = [["tests marked `gpu`", *counts], [options.device, *map(str, counts.values())]]
+    rows += [[name, "", "", outcome] for name, outcome in found.items() if outcome.startswith(FAILED)]
+    report.tell("Checks", rows)
+    report.save(options.json)
+    lacking = options.device == "cuda" and counts[SKIPPED]
+    sys.exit(1 if code or lacking or not found else 0)
+
+
+if __name__ == "__main__":
+    main()
