@@ -1,9 +1,10 @@
 """Hands bundle, segments and connections to workers in sandboxes that were made before their function was known.
 
-Folders cannot be mounted into a running sandbox, so the bundle is sent as a tar in memory. To a worker inside gVisor
-writable memory is useless, so segments are sent as read-only descriptors; its sockets are its own, so the node listens
-for it (`network.ingress_proxy`). A container shares the node's kernel, and gets memory and its listening socket as a
-worker in namespaces does; its /tmp and /dev/shm are given their size.
+The bundle is sent as a tar in memory: each sandbox has a copy of its own. Into a running sandbox of gVisor no folder
+can be mounted, so it is started with those that it must see. To a worker in it writable memory is useless, so segments
+are sent as read-only descriptors; its sockets are its own, so the node listens for it (`network.ingress_proxy`). A
+container shares the node's kernel, and gets memory and its listening socket as a worker in namespaces does; packages
+and volumes are mounted into it, and its /tmp and /dev/shm are given their size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +23,8 @@ from fleetstart.runtime.contract.node.messages import Assign, ClientConnection
 from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.threads import in_thread
+from ..processes.container_mounts import limit_tmpfs, show_folders
 from ..processes.forked_process import ForkedProcess
-from ..processes.tmpfs_limit import limit_tmpfs
 from ..segments.store import Segment
 from .bundles import pack_tar
 from .node_services import NodeServices
@@ -38,6 +39,8 @@ class Sandbox(Protocol):
 
     extra_bytes: int
     """Memory of the sandbox itself, beside what the function asked for."""
+    takes_folders: bool
+    """Whether packages and volumes can be mounted into it when it runs."""
 
     async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
         """Packs the bundle. Errors: StartFailed if the worker could not map the node's memory, OSError."""
@@ -49,8 +52,10 @@ class Sandbox(Protocol):
         listener: socket.socket,
         streams: Iterable[int],
         memory: Iterable[int],
+        folders: Mapping[str, str],
     ) -> None:
-        """Sends the assignment with bundle, streams and segments. Errors: ChannelClosed, OSError."""
+        """Mounts the folders (by path inside), if it takes any, and sends the assignment with bundle, streams and
+        segments. Errors: ChannelClosed, OSError."""
 
     def close(self) -> None: ...
 
@@ -90,6 +95,7 @@ class ContainerSandbox:
     """The resources of one worker in a container of the node's engine."""
 
     extra_bytes = 0
+    takes_folders = True
 
     def __init__(self) -> None:
         self._bundle = _PackedBundle()
@@ -104,9 +110,12 @@ class ContainerSandbox:
         listener: socket.socket,
         streams: Iterable[int],
         memory: Iterable[int],
+        folders: Mapping[str, str],
     ) -> None:
         for folder in ("/tmp", "/dev/shm"):  # a half of its memory together, as in namespaces
             limit_tmpfs(process.pid, folder, assign.spec.memory_bytes // 4)
+        if folders:
+            show_folders(process.pid, folders)
         process.send(assign, (listener.fileno(), self._bundle.rewound(), *streams, *memory))
         self._bundle.close()
 
@@ -118,6 +127,7 @@ class GVisorSandbox:
     """The resources of one worker inside gVisor."""
 
     extra_bytes = GVISOR_BYTES
+    takes_folders = False
 
     def __init__(self, services: NodeServices, process: WorkerProcess) -> None:
         self._services = services
@@ -140,6 +150,7 @@ class GVisorSandbox:
         listener: socket.socket,
         streams: Iterable[int],
         memory: Iterable[int],
+        folders: Mapping[str, str],
     ) -> None:
         """Also starts to accept connections."""
         with contextlib.ExitStack() as opened:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from fleetstart.runtime.contract.errors import FleetError, StartFailed, Unavailable
+from fleetstart.runtime.contract.function.layer import LAYER_DIR
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function.volume import MountedVolume, Mounts, volume_path
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
@@ -107,9 +108,9 @@ class WorkerResources:
         self._traffic_before = self._traffic()
         network = spec.network is True
         layer = asyncio.ensure_future(self._acquire_layer(spec, order.worker))
-        # A sandbox sees the folders that it was started with.
         volumes = asyncio.ensure_future(self._acquire_volumes(order))
-        folders = (layer, volumes) if self._sandbox is not None and (spec.layer or spec.volumes) else ()
+        early = self._sandbox is not None and not self._sandbox.takes_folders and (spec.layer or spec.volumes)
+        folders = (layer, volumes) if early else ()
         fresh = spare is None and (network or folders or not services.prefork_pool.has(spec.preloaded_pool))
         fork = asyncio.ensure_future(self._fork(spec, folders)) if fresh else None
         weights = asyncio.ensure_future(
@@ -183,11 +184,14 @@ class WorkerResources:
     async def _fork(self, spec: FunctionSpec, folders: Sequence[asyncio.Future[Any]]) -> ForkedProcess:
         """Forks a fresh process; a sandbox once the folders that it must see are there."""
         await asyncio.shield(asyncio.gather(*folders))
-        seen = {self._layer_dir: self._layer_dir} if self._layer_dir else {}
-        seen |= {volume_path(one): one.folder for one in self._volumes if one.folder}
         return await self._services.prefork_pool.fork(
-            spec.preloaded_pool, network=spec.network is True, folders=seen if folders else {}
+            spec.preloaded_pool, network=spec.network is True, folders=self._folders() if folders else {}
         )
+
+    def _folders(self) -> dict[str, str]:
+        """Folders of the node that a sandbox sees: by path inside it."""
+        layer = {LAYER_DIR: self._layer_dir} if self._layer_dir else {}
+        return layer | {volume_path(one): one.folder for one in self._volumes if one.folder}
 
     async def _forked(self, fork: asyncio.Future[ForkedProcess] | None, spec: FunctionSpec) -> ForkedProcess:
         """A waiting process, or the one that is being forked."""
@@ -273,7 +277,7 @@ class WorkerResources:
             streams = (ring.descriptor, *((session.descriptor(),) if session is not None else ()))
             memory = chain.from_iterable(of_segments)
             if self._sandbox is not None:
-                self._sandbox.send(process, message, listener, streams, memory)
+                self._sandbox.send(process, message, listener, streams, memory, self._folders())
             else:
                 process.send(message, (listener.fileno(), *streams, *self._membership.descriptors(), *memory))
             if session is not None:

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from ..contract.function.layer import LAYER_DIR
 from . import linux, root, seccomp
 from .root import NODE_DIR
 
@@ -141,7 +142,7 @@ def _mask_proc() -> None:
         path = f"/proc/{name}"
         with contextlib.suppress(FileNotFoundError):
             folder = stat.S_ISDIR(os.stat(path).st_mode)
-            root.attach(linux.open_tree(root.LAYER_DIR if folder else "/dev/null"), path, folder=folder)
+            root.attach(linux.open_tree(LAYER_DIR if folder else "/dev/null"), path, folder=folder)
 
 
 def confine(
@@ -167,7 +168,7 @@ def confine(
         linux.mount("tmpfs", folder, None, _PRIVATE | linux.MS_REMOUNT, options)
     _show(bundle_dir, FUNCTION_DIR)
     if layer_dir:
-        _show(layer_dir, root.LAYER_DIR)
+        _show(layer_dir, LAYER_DIR)
     for path, folder in volumes.items():
         _show(folder, path)
     if terminals:
@@ -205,6 +206,11 @@ def drop_privileges(user: int = 0, *, node_network: bool = False) -> None:
     if seccomp.supported():
         seccomp.install(local_sockets=local_sockets)
     linux.die_with_parent(signal.SIGKILL)
+
+
+def limit_file_size(size_bytes: int) -> None:
+    """No file may become larger than the worker's memory: what it writes is in memory, sparse files excepted."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
 
 
 def _change_user(user: int) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..contract.function.layer import LAYER_DIR
 from . import linux
 
 SYSTEM = (
@@ -39,7 +40,6 @@ DEVICE_PREFIXES = ("nvidia", "dri", "kfd", "dxg")
 """Device names of GPUs, beside the harmless ones."""
 NODE_DIR = "/.node"
 """Where a waiting worker has the node's own tree, until it has its function."""
-LAYER_DIR = "/layer"
 OWN_FOLDERS = ("/tmp", "/run", "/proc", "/dev/shm", "/dev/pts", "/etc", "/var", NODE_DIR, LAYER_DIR)
 OWN_LINKS = (
     *((f"/etc/{name}", f"/run/{name}") for name in ("passwd", "group", "hosts", "resolv.conf")),

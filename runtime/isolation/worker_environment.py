@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from socket import socket
 from typing import Protocol
 
+from ..contract.function.layer import LAYER_DIR
 from ..contract.function.volume import MountedVolume, volume_path
 from ..contract.node.messages import Assign, Prepare
 from . import namespaces
-from .root import LAYER_DIR
 
 
 class WorkerEnvironment(Protocol):
@@ -70,6 +70,7 @@ class NodeEnvironment:
                 _own_log(message.user)
         else:
             os.chdir(bundle_dir)
+        namespaces.limit_file_size(message.spec.memory_bytes)
         node_network = message.spec.network is True or not self.confined
         namespaces.drop_privileges(message.user if self.confined else 0, node_network=node_network)
         return bundle_dir

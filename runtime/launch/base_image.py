@@ -12,7 +12,8 @@ import os
 import tarfile
 from collections.abc import Iterable
 
-from ..isolation.root import LAYER_DIR, NAME_SERVICES, Mount, Root
+from ..contract.function.layer import LAYER_DIR
+from ..isolation.root import NAME_SERVICES, Mount, Root
 
 OWN_DIR = "/run/fleetstart"
 """Where a container has its control socket and the files that name its user."""

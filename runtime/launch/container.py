@@ -51,11 +51,7 @@ class ContainerLauncher:
         return NAME if network else f"{NAME},net"
 
     def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
-        generic = not (fork.network or fork.folders)
-        if generic:
-            container = self._stock.take(fork.profile)
-        else:
-            container = self._stock.fresh(fork.profile, network=fork.network, folders=fork.folders)
+        container = self._stock.fresh(fork.profile, network=True) if fork.network else self._stock.take(fork.profile)
         try:
             for path in fork.cgroup_procs:
                 Path(path).write_text(str(container.pid))

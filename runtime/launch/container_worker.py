@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import signal
 import socket
 import sys
 from dataclasses import dataclass
 
+from ..contract.function.layer import LAYER_DIR
 from ..contract.function.volume import MountedVolume, volume_path
 from ..contract.node import exit_codes
 from ..contract.node.messages import Assign, Prepare
 from ..isolation import linux, seccomp
-from ..isolation.namespaces import FUNCTION_DIR
+from ..isolation.namespaces import FUNCTION_DIR, limit_file_size
 from .base_image import OWN_DIR
 from .launcher import CONTROL_FD, arrange_descriptors
 from .profiles import warm_up
@@ -43,7 +43,7 @@ class ContainerEnvironment:
         with os.fdopen(descriptors.pop(0), "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
             bundle.extractall(FUNCTION_DIR, filter="data")
         os.chdir(FUNCTION_DIR)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (assign.spec.memory_bytes, assign.spec.memory_bytes))
+        limit_file_size(assign.spec.memory_bytes)
         linux.forbid_new_privileges()
         local_sockets = assign.spec.network is not True or linux.scope_abstract_sockets()
         if seccomp.supported():
@@ -57,7 +57,7 @@ class ContainerEnvironment:
         return volume_path(volume)
 
     def layer_folder(self, folder: str) -> str:
-        return folder
+        return LAYER_DIR if folder else ""
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ class ContainerFactory:
         self._users = deque(kind.users)
         self._made = 0
 
-    def create(self, *, network: bool = False, folders: Mapping[str, str] | None = None) -> Container:
+    def create(self, *, network: bool = False) -> Container:
         """Creates a container that has not been started. Errors: OSError."""
         with self._lock:
             self._made += 1
@@ -112,11 +112,7 @@ class ContainerFactory:
                 command=(self._kind.python, "-m", "fleetstart.runtime.launch.container_worker"),
                 environment=self._kind.environment,
                 user=user,
-                shown=(
-                    *self._kind.shown,
-                    Mount(OWN_DIR, str(folder)),
-                    *(Mount(path, source) for path, source in (folders or {}).items()),
-                ),
+                shown=(*self._kind.shown, Mount(OWN_DIR, str(folder))),
                 node=self._kind.node,
                 launcher=str(self._kind.folder),
                 network=network,
@@ -228,9 +224,9 @@ class ContainerStock:
                 self.discard(container)
         return self.fresh(profile)
 
-    def fresh(self, profile: str, *, network: bool = False, folders: Mapping[str, str] | None = None) -> Container:
+    def fresh(self, profile: str, *, network: bool = False) -> Container:
         """A container that is made for this launch. Errors: OSError."""
-        container = self._factory.create(network=network, folders=folders)
+        container = self._factory.create(network=network)
         try:
             self._factory.start(container, profile)
         except BaseException:

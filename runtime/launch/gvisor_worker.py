@@ -16,10 +16,11 @@ from socket import socket
 
 from fleetstart import native
 
+from ..contract.function.layer import LAYER_DIR
 from ..contract.function.volume import MountedVolume, volume_path
 from ..contract.node.messages import Assign, Prepare
 from ..contract.timeline import machine_origin_ns
-from ..isolation.namespaces import FUNCTION_DIR
+from ..isolation.namespaces import FUNCTION_DIR, limit_file_size
 from .launcher import CONTROL_FD, arrange_descriptors
 from .profiles import warm_up
 
@@ -36,6 +37,7 @@ class GVisorEnvironment:
         with os.fdopen(descriptors.pop(0), "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
             bundle.extractall(FUNCTION_DIR, filter="data")
         os.chdir(FUNCTION_DIR)
+        limit_file_size(assign.spec.memory_bytes)
         return FUNCTION_DIR, None
 
     def prepare(self, message: Prepare) -> str:
@@ -45,7 +47,7 @@ class GVisorEnvironment:
         return volume_path(volume)
 
     def layer_folder(self, folder: str) -> str:
-        return folder
+        return LAYER_DIR if folder else ""
 
 
 def main(arguments: list[str] | None = None) -> None:

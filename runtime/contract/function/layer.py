@@ -27,6 +27,8 @@ from ..object_keys import is_digest
 from ..sizes import GIB, MIB
 
 FORMAT = "fleetstart-layer/1"
+LAYER_DIR = "/layer"
+"""Where a confined worker sees its layer, whatever its isolation."""
 MANIFEST_OBJECT = "manifest.json"
 CHUNK_BYTES = 4 * MIB
 """As of weights: large enough for full speed, small enough that several arrive side by side."""
