@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import re
 import shutil
 import socket
 from collections.abc import Mapping
@@ -79,6 +81,11 @@ WORKER_ENV = (
 """Prefixes of the environment variables that workers inherit: those of Python, its libraries and the network."""
 
 
+CPU_LIMIT_LEAST, CPU_LIMIT_MOST = 0.05, 1024
+"""Less than a twentieth of a processor, and starts take minutes."""
+_CPUS = re.compile(r"\d{1,4}(\.\d{1,3})?")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Settings of one node daemon."""
@@ -101,6 +108,8 @@ class Config:
     """Run workers as plain processes where the kernel refuses namespaces (FS_ISOLATION=best-effort)."""
     worker_uids: range = range(0)
     """User ids for functions, one each, where the daemon may give them; empty: workers keep the daemon's."""
+    cpu_limit: float = 0.0
+    """Processors that one worker may use at most (FS_CPU_LIMIT); 0: all, which workers share evenly."""
     container_engine: str = ""
     """Address of the API of a container engine (FS_CONTAINER_ENGINE); empty: the node makes no containers."""
     egress_deny: tuple[Network, ...] = ()
@@ -148,6 +157,11 @@ class Config:
         return not is_loopback(self.address) and not self.plain_links
 
     @property
+    def worker_threads(self) -> int:
+        """Threads that a worker's libraries compute with: more than it has processors would wait for each other."""
+        return min(self.cpus, math.ceil(self.cpu_limit)) if self.cpu_limit else self.cpus
+
+    @property
     def state_dir(self) -> Path:
         return self.home / "node"
 
@@ -177,6 +191,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         worker_env={name: value for name, value in env.items() if name.startswith(WORKER_ENV)},
         watch_only=read_choice(env, "FS_LIMITS", ("watched",)) == "watched",
         best_effort=read_choice(env, "FS_ISOLATION", ISOLATIONS) == "best-effort",
+        cpu_limit=_cpu_limit(env.get("FS_CPU_LIMIT") or ""),
         worker_uids=_worker_uids(env.get("FS_ISOLATION_UIDS", "") or WORKER_UIDS),
         egress_deny=read_networks(env, "FS_EGRESS_DENY"),
         egress_allow=read_networks(env, "FS_EGRESS_ALLOW"),
@@ -192,6 +207,16 @@ def read_config(env: Mapping[str, str]) -> Config:
         log_format=read_log_format(env),
         fetch_threads=read_int(env, "FS_FETCH_THREADS", default_fetch_threads(cpus), least=1, most=64),
     )
+
+
+def _cpu_limit(text: str) -> float:
+    if not text:
+        return 0.0
+    if not _CPUS.fullmatch(text) or not CPU_LIMIT_LEAST <= float(text) <= CPU_LIMIT_MOST:
+        raise ConfigError(
+            f"FS_CPU_LIMIT={text[:40]!r} must be a number of processors from {CPU_LIMIT_LEAST} to {CPU_LIMIT_MOST}"
+        )
+    return float(text)
 
 
 def _worker_uids(text: str) -> range:

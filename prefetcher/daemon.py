@@ -91,7 +91,7 @@ class Daemon:
         self._source = source
         self._measured: dict[str, float] = {}
         self._state = NodeState(connect(config.redis_url), config.node)
-        self._cgroups: Cgroups | None = None if config.watch_only else open_node_cgroups(self.epoch)
+        self._cgroups: Cgroups | None = open_node_cgroups(self.epoch, config)
         self._keeper = LeaseKeeper(config.redis_url, config.node, lease_ms=LEASE_MS)
         self._lease = NodeLease(self._state, self._report, lambda: self._orders.resync(), self._keeper)
         self._workers: dict[WorkerId, Worker] = {}
@@ -116,7 +116,7 @@ class Daemon:
             prefork_pool=self._prefork_pool,
             layers=self._layers,
             bundles=self._bundles,
-            cpus=config.cpus,
+            cpus=config.worker_threads,
             room_bytes=lambda: self._segments.budget.free_bytes,
         )
         self._devices = open_devices(config.devices, config.worker_env, gpus=config.find_gpus)
@@ -157,7 +157,7 @@ class Daemon:
         return NodeServices(
             node=config.node,
             address=config.address,
-            cpus=config.cpus,
+            cpus=config.worker_threads,
             devices=self._devices,
             bundles=self._bundles,
             layers=self._layers,

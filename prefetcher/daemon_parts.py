@@ -104,13 +104,18 @@ def open_egress(config: Config, io_thread: IoThread) -> NodeEgress:
     return NodeEgress(egress_limits(descriptor_limit()), io_thread, addresses)
 
 
-def open_node_cgroups(epoch: str) -> Cgroups | None:
+def open_node_cgroups(epoch: str, config: Config) -> Cgroups | None:
+    """The control groups of the daemon; None where it has none. Says so if they cannot hold a limit that is set."""
+    found = None
     try:
-        hierarchies = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
-        return open_cgroups(epoch, hierarchies)
+        if not config.watch_only:
+            own = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+            found = open_cgroups(epoch, read_hierarchies(*own), config.cpu_limit)
     except (OSError, ValueError) as error:
         log.warning("control groups cannot be used: memory limits are enforced by polling", extra={"error": str(error)})
-        return None
+    if config.cpu_limit and not (found and found.limits_cpus):
+        log.warning("FS_CPU_LIMIT does not hold here: no control group of processors", extra={"cpus": config.cpu_limit})
+    return found
 
 
 def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> dict[str, ForkServer]:

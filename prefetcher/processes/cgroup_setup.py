@@ -18,8 +18,8 @@ SEARCH_DEPTH = 6
 """Levels below a mount that are searched for groups of dead daemons."""
 
 V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
-"""cpu without a quota: groups share the cores evenly, whatever their number of threads. cpuacct counts their time; it
-usually is in one hierarchy with cpu."""
+"""cpu without a quota, unless the node has a limit: groups share the cores evenly, whatever their number of threads.
+cpuacct counts their time; it usually is in one hierarchy with cpu."""
 WORKERS_WEIGHT = 25
 """Share of all workers together, where any other group has 100: controller, node and Redis come first when processors
 or disks are short. They need little, and calls wait for them; workers have all that is left."""
@@ -62,16 +62,17 @@ def read_hierarchies(mountinfo: str, own_cgroup: str) -> list[Hierarchy]:
     return found
 
 
-def open_cgroups(epoch: str, hierarchies: list[Hierarchy]) -> Cgroups | None:
-    """Control groups of this daemon in the first writable place, or None. Removes those of dead daemons."""
+def open_cgroups(epoch: str, hierarchies: list[Hierarchy], cpus: float = 0.0) -> Cgroups | None:
+    """Control groups of this daemon in the first writable place, or None. Removes those of dead daemons. `cpus`: the
+    processors that one worker may use at most, 0 for all."""
     for hierarchy in hierarchies:
         for stale in _stale_groups(hierarchy.mount):
             log.info("removing the group of a dead daemon", extra={"group": str(stale)})
             remove_tree(stale)
-    return _open_v1(epoch, hierarchies) or _open_v2(epoch, hierarchies)
+    return _open_v1(epoch, hierarchies, cpus) or _open_v2(epoch, hierarchies, cpus)
 
 
-def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV1 | None:
+def _open_v1(epoch: str, hierarchies: list[Hierarchy], cpus: float) -> CgroupsV1 | None:
     parents: dict[str, Path] = {}
     for controller in V1_CONTROLLERS:
         hierarchy = next((entry for entry in hierarchies if controller in entry.controllers), None)
@@ -86,10 +87,10 @@ def _open_v1(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV1 | None:
         return None
     if "cpu" in parents:
         _write_weight(parents["cpu"] / "cpu.shares", V1_SHARES)
-    return CgroupsV1(parents)
+    return CgroupsV1(parents, cpus)
 
 
-def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV2 | None:
+def _open_v2(epoch: str, hierarchies: list[Hierarchy], cpus: float) -> CgroupsV2 | None:
     """Needs memory and pids, takes cpu and io where they are. Tries our own group first, then the root, which systemd
     prepares for its children."""
     needed = {"memory", "pids"}
@@ -106,7 +107,7 @@ def _open_v2(epoch: str, hierarchies: list[Hierarchy]) -> CgroupsV2 | None:
                 _enable(parent, wanted)
                 for controller in wanted & {"cpu", "io"}:
                     _write_weight(parent / f"{controller}.weight", WORKERS_WEIGHT)
-                return CgroupsV2(parent)
+                return CgroupsV2(parent, cpus, limits_cpus="cpu" in wanted)
             except OSError as error:
                 log.info("cannot use this control group", extra={"group": str(place), "error": str(error)})
                 remove_tree(parent)

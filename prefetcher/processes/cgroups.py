@@ -16,6 +16,8 @@ from typing import Protocol
 PIDS_MAX = 512
 """Limit of processes and threads: enough for torch on a large machine, far below a fork bomb."""
 PREFIX = "fleetstart-"
+CPU_PERIOD_US = 100_000
+"""Period over which a limit of processors holds, the kernel's own: a worker that spent its part waits for the next."""
 
 
 class Cgroup(Protocol):
@@ -49,6 +51,8 @@ class Cgroups(Protocol):
     """The control groups of one daemon."""
 
     name: str
+    limits_cpus: bool
+    """Whether the kernel can hold a worker to a number of processors here."""
 
     def create(self, worker: str) -> Cgroup: ...
 
@@ -61,9 +65,10 @@ class Cgroups(Protocol):
 class CgroupV1:
     """A control group of version 1: one folder a hierarchy, which has one controller or several."""
 
-    def __init__(self, folders: dict[str, Path]) -> None:
-        """`folders`: by controller."""
+    def __init__(self, folders: dict[str, Path], cpus: float) -> None:
+        """`folders`: by controller. `cpus`: processors at most, 0 for all."""
         self._folders = folders
+        self._cpus = cpus
         self._own = list(dict.fromkeys(folders.values()))
         for folder in self._own:
             folder.mkdir()
@@ -80,6 +85,9 @@ class CgroupV1:
             swap.write_text(str(memory_bytes))
         if "pids" in self._folders:
             (self._folders["pids"] / "pids.max").write_text(str(PIDS_MAX))
+        if self._cpus and "cpu" in self._folders:
+            (self._folders["cpu"] / "cpu.cfs_period_us").write_text(str(CPU_PERIOD_US))
+            (self._folders["cpu"] / "cpu.cfs_quota_us").write_text(str(round(self._cpus * CPU_PERIOD_US)))
 
     def oom_kills(self) -> int:
         return _field(self._folders["memory"] / "memory.oom_control", "oom_kill") or 0
@@ -99,11 +107,13 @@ class CgroupsV1:
 
     name = "cgroup v1"
 
-    def __init__(self, parents: dict[str, Path]) -> None:
+    def __init__(self, parents: dict[str, Path], cpus: float = 0.0) -> None:
         self._parents = parents
+        self._cpus = cpus
+        self.limits_cpus = "cpu" in parents
 
     def create(self, worker: str) -> CgroupV1:
-        return CgroupV1({controller: parent / worker for controller, parent in self._parents.items()})
+        return CgroupV1({controller: parent / worker for controller, parent in self._parents.items()}, self._cpus)
 
     def close(self) -> None:
         for parent in self._parents.values():
@@ -116,8 +126,10 @@ class CgroupsV1:
 class CgroupV2:
     """A control group of version 2."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cpus: float) -> None:
+        """`cpus`: processors at most, 0 for all."""
         self._folder = folder
+        self._cpus = cpus
         folder.mkdir()
 
     @property
@@ -132,6 +144,8 @@ class CgroupV2:
         # All processes of a worker die together: a part of them is useless.
         (self._folder / "memory.oom.group").write_text("1")
         (self._folder / "pids.max").write_text(str(PIDS_MAX))
+        if self._cpus:
+            (self._folder / "cpu.max").write_text(f"{round(self._cpus * CPU_PERIOD_US)} {CPU_PERIOD_US}")
 
     def oom_kills(self) -> int:
         return _field(self._folder / "memory.events", "oom_kill") or 0
@@ -152,11 +166,13 @@ class CgroupsV2:
 
     name = "cgroup v2"
 
-    def __init__(self, parent: Path) -> None:
+    def __init__(self, parent: Path, cpus: float = 0.0, *, limits_cpus: bool = True) -> None:
         self._parent = parent
+        self._cpus = cpus if limits_cpus else 0.0
+        self.limits_cpus = limits_cpus
 
     def create(self, worker: str) -> CgroupV2:
-        return CgroupV2(self._parent / worker)
+        return CgroupV2(self._parent / worker, self._cpus)
 
     def close(self) -> None:
         remove_tree(self._parent)

@@ -29,6 +29,9 @@ def test_defaults() -> None:
     assert not read_config({**LEAST, "FS_RDMA": "0"}).rdma
     assert not config.watch_only
     assert read_config({**LEAST, "FS_LIMITS": "watched"}).watch_only
+    assert config.cpu_limit == 0
+    limited = read_config({**LEAST, "FS_CPU_LIMIT": "0.5"})
+    assert (limited.cpu_limit, limited.worker_threads) == (0.5, 1)
 
 
 def test_settings() -> None:
@@ -75,6 +78,7 @@ def test_workers_inherit_no_setting_and_no_secret() -> None:
         ("FS_DEVICES", "gpu:2"),
         ("FS_DEVICES", "cpu:2x4TiB"),
         ("FS_LIMITS", "cgroups"),
+        *(("FS_CPU_LIMIT", text) for text in ("0", "0.01", "two", "-1", "1e3", "9999")),
         ("FS_KEEP_WEIGHTS", "no"),
         ("FS_ISOLATION", "none"),
         ("FS_CONTAINER_ENGINE", "tcp://10.0.0.9:2375"),

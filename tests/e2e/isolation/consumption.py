@@ -1,4 +1,5 @@
-"""What a worker used of the machine is in its rows and in `fs usage`, with each isolation."""
+"""What a worker used of the machine is in its rows and in `fs usage`, and no more than the node lets it, with each
+isolation."""
 
 from __future__ import annotations
 
@@ -19,6 +20,24 @@ def burns(cpu_s: float, size: int):
     while time.process_time() < until:
         pass
     return len(kept)
+"""
+CROWD = 3
+CROWDS = """
+import os, time
+from fleetstart.runtime import Scale, function
+
+@function(isolation="ISOLATION", memory="96MiB", scale=Scale(max=1, keep_alive_s=600))
+def crowds(seconds: float, processes: int):
+    until = time.monotonic() + seconds
+    children = [os.fork() for _ in range(processes) if os.getpid() == parent]
+    while time.monotonic() < until:
+        pass
+    if os.getpid() != parent:
+        os._exit(0)
+    for child in children:
+        os.waitpid(child, 0)
+
+parent = os.getpid()
 """
 
 
@@ -41,3 +60,15 @@ def assert_consumption_is_metered(system: System, isolation: str, *, own_bytes: 
     assert "CPU s" in shown
     assert "MEMORY PEAK" in shown
     assert "OUT" not in shown.split()
+
+
+def assert_processors_are_limited(system: System, isolation: str, cpus: float) -> None:
+    """Several processes of one worker together get no more than a node's FS_CPU_LIMIT."""
+    name = f"crowds-{isolation}"
+    system.deploy(CROWDS.replace("ISOLATION", isolation), name=name)
+    system.ok(name, {"seconds": 1.0, "processes": CROWD})
+    system.fs("rm", name, "--yes")
+    rows = wait_until(lambda: system.phases(name, "execute"), 30, what="its busy time")
+    used_ms, busy_ms = sum(row.cpu_ms or 0 for row in rows), sum(row.duration_ms for row in rows)
+    assert busy_ms >= 1000
+    assert 0 < used_ms <= busy_ms * cpus * 1.15 + 100, "a period more, at most"

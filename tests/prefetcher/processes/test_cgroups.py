@@ -184,6 +184,18 @@ def test_controllers_of_one_hierarchy_of_version_1_share_a_folder(tmp_path: Path
     assert not any(folder.exists() for folder in folders)
 
 
+@pytest.mark.parametrize("controllers", ["cpu memory pids", "memory pids"])
+def test_v2_limits_processors_where_it_can(tmp_path: Path, controllers: str) -> None:
+    groups = open_cgroups("1.2.x", [fake_v2(tmp_path, controllers)], 1.5)
+    assert groups is not None
+    group = groups.create("w-1")
+    group.limit(MIB)
+
+    limit = tmp_path / "own" / f"{PREFIX}1.2.x" / "w-1" / "cpu.max"
+    assert groups.limits_cpus == limit.exists() == ("cpu" in controllers)
+    assert not limit.exists() or limit.read_text() == "150000 100000"
+
+
 def test_v2_without_the_memory_controller_is_not_used(tmp_path: Path) -> None:
     assert open_cgroups("1.2.x", [fake_v2(tmp_path, controllers="hugetlb")]) is None
 
@@ -264,7 +276,7 @@ def test_v1_ends_what_takes_more_than_its_limit_and_says_so(v1: CgroupsV1) -> No
     group = v1.create("w-1")
     hog = spawn([sys.executable, "-c", HOG, *group.procs], stdin=subprocess.PIPE)
     assert hog.stdin is not None
-    wait_until(lambda: Path(group.procs[0]).read_text().split() == [str(hog.pid)])
+    wait_until(lambda: all(Path(path).read_text().split() == [str(hog.pid)] for path in group.procs))
     group.limit(32 * MIB)
     assert not group.remove(), "a process is in it"
 
