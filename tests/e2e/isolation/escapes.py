@@ -77,6 +77,14 @@ def device(kind, major, minor):
     return open("/tmp/device", "rb").read(16)
 
 
+def sparse(size):
+    try:
+        with open("/tmp/sparse", "wb") as file:
+            file.truncate(size)
+    finally:
+        os.unlink("/tmp/sparse")
+
+
 def node():
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP):
         pass
@@ -117,6 +125,7 @@ def attempts(home, sockets, port):
         "write the kernel's settings": lambda: writes("/proc/sys/kernel/hostname", "/proc/sysrq-trigger"),
         "change its control groups": groups,
         "raise its limits": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 20, 1 << 20)),
+        "make a file larger than its memory": lambda: sparse(65 << 20),
         "take capabilities": lambda: call(126, (ctypes.c_uint32 * 2)(0x20080522, 0), b"\\x00\\x00\\x20\\x00" * 6),
     }
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.checkpoints import write_safetensors
-from tests.e2e.isolation.consumption import assert_consumption_is_metered
+from tests.e2e.isolation.consumption import assert_consumption_is_metered, assert_processors_are_limited
 from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, heard_outside, try_escapes
+from tests.e2e.isolation.hostile import BUNDLES, LAYERS, assert_a_bundle_is_refused, assert_a_layer_is_refused
 from tests.e2e.systems import System, error_in, running
 from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
@@ -32,7 +33,12 @@ def engine() -> Iterator[DockerEngine]:
 @pytest.fixture(scope="module")
 def system(engine: DockerEngine) -> Iterator[System]:
     """System that is up, with workers in containers."""
-    settings = {"FS_PROFILES": POOLS, "FS_CONTAINER_ENGINE": engine.address, "FS_EGRESS_ALLOW": "127.0.0.2"}
+    settings = {
+        "FS_PROFILES": POOLS,
+        "FS_CONTAINER_ENGINE": engine.address,
+        "FS_EGRESS_ALLOW": "127.0.0.2",
+        "FS_CPU_LIMIT": "1",
+    }
     with running(env=settings) as system:
         wait_until(lambda: "python+container" in system.status().nodes[0].profiles, 60, what="a launcher of containers")
         yield system
@@ -95,8 +101,22 @@ def test_a_port_of_a_worker_is_not_open_on_the_machine(system: System, escapes: 
     assert not heard_outside(system, escapes)
 
 
+@pytest.mark.parametrize("kind", BUNDLES)
+def test_a_hostile_bundle_is_refused(system: System, kind: str) -> None:
+    assert_a_bundle_is_refused(system, "container", kind)
+
+
+@pytest.mark.parametrize("path", LAYERS)
+def test_a_hostile_layer_is_refused(system: System, path: str) -> None:
+    assert_a_layer_is_refused(system, "container", path)
+
+
 def test_what_it_used_is_in_its_rows(system: System) -> None:
     assert_consumption_is_metered(system, "container")
+
+
+def test_its_processes_together_get_the_processors_that_a_worker_may_have(system: System) -> None:
+    assert_processors_are_limited(system, "container", 1.0)
 
 
 # ── weights ────────────────────────────────────────────────────────────────────────────────────────

@@ -18,8 +18,9 @@ from websockets.sync.client import connect
 
 from fleetstart.prefetcher.workers.sandboxes import GVISOR_BYTES
 from tests.e2e.checkpoints import write_safetensors
-from tests.e2e.isolation.consumption import assert_consumption_is_metered
+from tests.e2e.isolation.consumption import assert_consumption_is_metered, assert_processors_are_limited
 from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, heard_outside, try_escapes
+from tests.e2e.isolation.hostile import BUNDLES, LAYERS, assert_a_bundle_is_refused, assert_a_layer_is_refused
 from tests.e2e.systems import System, error_in, running
 from tests.servers import wait_until
 
@@ -41,7 +42,7 @@ def system() -> Iterator[System]:
     """System that is up, with workers inside gVisor."""
     if shutil.which("runsc") is None:
         pytest.skip("runsc (gVisor) is not installed")
-    with running(env={"FS_PROFILES": POOLS}) as system:
+    with running(env={"FS_PROFILES": POOLS, "FS_CPU_LIMIT": "1"}) as system:
         wait_until(lambda: "torch" in system.status().nodes[0].profiles, 60, what="a warm fork server")
         wait_until(lambda: system.status().nodes[0].isolations, 30, what="a launcher of sandboxes")
         yield system
@@ -350,8 +351,22 @@ def test_a_port_of_a_worker_is_not_open_on_the_machine(system: System, escapes: 
     assert not heard_outside(system, escapes)
 
 
+@pytest.mark.parametrize("kind", BUNDLES)
+def test_a_hostile_bundle_is_refused(system: System, kind: str) -> None:
+    assert_a_bundle_is_refused(system, "gvisor", kind)
+
+
+@pytest.mark.parametrize("path", LAYERS)
+def test_a_hostile_layer_is_refused(system: System, path: str) -> None:
+    assert_a_layer_is_refused(system, "gvisor", path)
+
+
 def test_what_it_used_is_in_its_rows(system: System) -> None:
     assert_consumption_is_metered(system, "gvisor", own_bytes=GVISOR_BYTES)
+
+
+def test_its_processes_together_get_the_processors_that_a_worker_may_have(system: System) -> None:
+    assert_processors_are_limited(system, "gvisor", 1.0)
 
 
 def test_who_prints_more_than_is_read_waits(system: System) -> None:

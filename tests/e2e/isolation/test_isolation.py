@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.worker.device_binding import DEVICES_VARIABLE
-from tests.e2e.isolation.consumption import assert_consumption_is_metered
+from tests.e2e.isolation.consumption import assert_consumption_is_metered, assert_processors_are_limited
 from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, heard_outside, try_escapes
-from tests.e2e.systems import System
+from tests.e2e.isolation.hostile import BUNDLES, LAYERS, assert_a_bundle_is_refused, assert_a_layer_is_refused
+from tests.e2e.systems import System, running
 from tests.servers import wait_until
 
 PEEK = '''
@@ -182,9 +183,25 @@ def test_a_port_of_a_worker_is_not_open_on_the_machine(system: System, escapes: 
     assert not heard_outside(system, escapes)
 
 
+@pytest.mark.parametrize("kind", BUNDLES)
+def test_a_hostile_bundle_is_refused(system: System, kind: str) -> None:
+    assert_a_bundle_is_refused(system, "namespaces", kind)
+
+
+@pytest.mark.parametrize("path", LAYERS)
+def test_a_hostile_layer_is_refused(system: System, path: str) -> None:
+    assert_a_layer_is_refused(system, "namespaces", path)
+
+
 def test_what_it_used_is_in_its_rows(system: System) -> None:
     require_namespaces(system)
     assert_consumption_is_metered(system, "namespaces")
+
+
+def test_its_processes_together_get_the_processors_that_a_worker_may_have() -> None:
+    with running(env={"FS_PROFILES": "python", "FS_CPU_LIMIT": "0.5"}) as system:
+        require_namespaces(system)
+        assert_processors_are_limited(system, "namespaces", 0.5)
 
 
 # ── out into what a list names ─────────────────────────────────────────────────────────────────────

@@ -17,14 +17,8 @@ from fleetstart.prefetcher.workers import bundles as module
 from fleetstart.prefetcher.workers.bundles import BundleCache, unpack
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidSpec, NotFound, TooLarge
 from fleetstart.runtime.contract.ids import BundleId
+from tests.prefetcher.hostile_bundles import HOSTILE, member
 from tests.prefetcher.nodes import Store, tar_of
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type = kind
-    info.linkname = target
-    return info
 
 
 def fetch(source: Source, folder: Path, bundle: BundleId) -> Path:
@@ -100,26 +94,6 @@ def test_bytes_of_another_digest_are_refused(store: Store, tmp_path: Path) -> No
 
     with pytest.raises(ChecksumMismatch):
         fetch(FolderSource(store.folder), tmp_path / "bundles", BundleId("1" * 64))
-
-
-HOSTILE = {
-    "absolute": tar_of({"/etc/evil": b"x"}),
-    "parent": tar_of({"../evil": b"x"}),
-    "parent inside": tar_of({"a/../../evil": b"x"}),
-    "symlink out": tar_of({}, [member("link", tarfile.SYMTYPE, "/etc")]),
-    "write through a symlink": tar_of({}, [member("d", tarfile.SYMTYPE, ".."), member("d/evil")]),
-    "hard link": tar_of({}, [member("link", tarfile.LNKTYPE, "/etc/passwd")]),
-    "character device": tar_of({}, [member("dev", tarfile.CHRTYPE)]),
-    "block device": tar_of({}, [member("dev", tarfile.BLKTYPE)]),
-    "fifo": tar_of({}, [member("fifo", tarfile.FIFOTYPE)]),
-    "the same file twice": tar_of({"a": b"1"}, [member("a")]),
-    "a file as a folder": tar_of({"a": b"1"}, [member("a/b")]),
-    "not a tar": b"hello, I am no tar" * 100,
-    "empty": b"",
-    "half a tar": tar_of({"a": b"x" * 5000})[:2000],
-    "half a gzip": gzip.compress(tar_of({"a": b"x" * 5000}))[:60],
-    "a long path": tar_of({"d/" * 600 + "f": b"x"}),
-}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
