@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from fleetstart.runtime.contract.errors import FleetError, NotFound
+from fleetstart.runtime.contract.process.parent_death import kill_with_parent
 
 from ...schemas.functions import Deployed, FunctionInfo
 from .. import output
@@ -32,7 +33,6 @@ from ..home import HomeLayout
 from ..local.cold_start_probe import ColdStartProbe
 from ..local.dev_target import belongs_to_others, create_secrets, dev_name, require_own, with_dev_name
 from ..local.file_watch import ChangeDetector, file_stamps
-from ..local.running_service import kill_with_parent
 from ..root import verb
 from .deploy import bundle_of, deploy_all, setting_flags
 from .down import stop_supervisor

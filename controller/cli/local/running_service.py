@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from fleetstart.runtime.contract.process.parent_death import kill_with_parent
 
 from .restart_policy import RestartPolicy
 from .services import Service
@@ -20,21 +21,6 @@ log = logging.getLogger(__name__)
 
 LOG_MAX_BYTES = 8 * 1024 * 1024
 """Largest size of a log; the one before it is kept beside it."""
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def kill_with_parent(parent: int) -> Callable[[], None]:
-    """Makes a function for the child to run between fork and exec: the kernel then kills it when its parent dies. The
-    parent must have one thread."""
-
-    def arm() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent died in between
-
-    return arm
 
 
 class RunningService:

@@ -6,10 +6,12 @@ in the store is there whole, so a deploy with known requirements runs no build a
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -46,6 +48,8 @@ from .requirements import Requirements
 
 Log = Callable[[str], object]
 Progress = Callable[[str, int, int], None]
+WORKSPACE = ".build-"
+"""Beginning of the names of folders in which builds are under way."""
 FORMAT = "2"
 """Changes with the way in which layers are built, so that what was built otherwise is not taken for it."""
 
@@ -92,8 +96,7 @@ def publish_layer(
     if known is not None and _has(store, known.id):
         return PublishedLayer(known, 0)
     memory.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".build-", dir=memory))
-    try:
+    with _workspace(memory) as work:
         env = build_environment(environ, pip_settings(environ, Path.home()), secrets)
         log(f"{needed.origin}: building the layer of its packages")
         lock = known.lock if known is not None else resolve(needed, work, env, log)
@@ -106,8 +109,36 @@ def publish_layer(
         _remember(locked, built)
         _remember(asked, built)
         return PublishedLayer(built, sent)
+
+
+@contextlib.contextmanager
+def _workspace(memory: Path) -> Iterator[Path]:
+    """A folder for one build, held by a lock that ends with this process. Removes those of builds that were killed."""
+    for left in memory.glob(f"{WORKSPACE}*"):
+        with contextlib.suppress(OSError):
+            if (held := _lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(held)
+    made = Path(tempfile.mkdtemp(prefix=".new-", dir=memory))
+    held = _lock(made)
+    work = made.rename(memory / f"{WORKSPACE}{made.name[1:]}")  # locked before anybody else looks at it
+    try:
+        yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _lock(folder: Path) -> int | None:
+    """Descriptor that holds the folder's lock; None if another process has it. Errors: OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _build(folder: Path, lock: str, store: UploadTarget, progress: Progress) -> tuple[BuiltLayer, int]:

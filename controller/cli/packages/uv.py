@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fleetstart.runtime.contract.errors import BuildFailed
+from fleetstart.runtime.contract.process.parent_death import kill_with_parent
 
 LINES_KEPT = 60
 """Last lines of a log of which the sentence is made: uv explains a conflict in fewer."""
@@ -34,7 +36,8 @@ def find_uv() -> str:
 def run_uv(
     arguments: Sequence[str], env: Mapping[str, str], cwd: Path, log: Callable[[str], object], what: str
 ) -> None:
-    """Runs uv to its end. Errors: BuildFailed with uv's own sentence; `what` is what it was to do."""
+    """Runs uv to its end, or to that of this process, however it comes. `what` is what it was to do. Errors:
+    BuildFailed with uv's own sentence."""
     lines: list[str] = []
     with subprocess.Popen(
         [find_uv(), *arguments],
@@ -45,6 +48,7 @@ def run_uv(
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        preexec_fn=kill_with_parent(os.getpid()),
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from fleetstart.controller.cli.home import HomeLayout
 from fleetstart.controller.cli.packages.uv import find_uv
-from tests.e2e.systems import System, running
+from tests.e2e.load import loaded
+from tests.e2e.systems import FS, System, running
+from tests.engine import docker_engine
 from tests.servers import wait_until
-from tests.wheels import index, make_wheel
+from tests.wheels import OFFLINE, make_wheel
+from tests.wheels import index as index_of
 
 ANSWERS = """
 import sys
@@ -43,7 +50,7 @@ def wheels() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def layered(wheels: Path) -> Iterator[System]:
-    with running(env={"FS_PROFILES": "python", **index(wheels)}) as system:
+    with running(env={"FS_PROFILES": "python", **index_of(wheels)}) as system:
         yield system
 
 
@@ -146,10 +153,53 @@ def test_a_project_may_list_the_platform_itself(layered: System) -> None:
 
 
 @pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc (gVisor) is not installed")
-def test_a_sandbox_of_gvisor_sees_its_layer(wheels: Path) -> None:
-    with running(env={"FS_PROFILES": "python,python+gvisor", **index(wheels)}) as system:
-        wait_until(lambda: system.status().nodes[0].isolations, 30, what="a launcher of sandboxes")
-        text = source("2.0").replace('memory="64MiB"', 'memory="128MiB", isolation="gvisor"')
-        system.deploy(text, name="sealed")
+def test_a_build_that_is_killed_under_load_leaves_nothing_and_the_next_one_goes_on(layered: System) -> None:
+    """Its index takes connections and never answers, so the build stays where it is until `fs` is killed."""
+    layered.deploy(source("1.0"), name="loaded")
+    builds = HomeLayout(layered.home).cache.parent / "layers"
+    handler = layered.source(source("1.0").replace("shape==1.0", "slow==1.0"), folder="slow")
+    with socket.create_server(("127.0.0.1", 0)) as index, loaded(layered, "loaded", clients=2) as load:
+        env = {name: value for name, value in layered.env.items() if name not in {*OFFLINE, "UV_FIND_LINKS"}}
+        env["UV_INDEX_URL"] = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        deploy = subprocess.Popen(
+            [*FS, "deploy", str(handler)], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        index.settimeout(30)
+        connection, _ = index.accept()
+        with connection:
+            (uv,) = psutil.Process(deploy.pid).children()
+            load.wait_for(10)
+            deploy.kill()
+            deploy.wait()
+            wait_until(lambda: not uv.is_running(), 10, what="the end of uv")
+        assert list(builds.glob(".build-*")), "it could not remove its folder"
+        load.wait_for(10)
+        layered.deploy(source("2.0"), name="slow")
+        assert layered.ok("slow")["version"] == "2.0"
+        assert not list(builds.glob(".*"))
+    assert {answer.status for answer in load.answers} == {200}
+
+
+@pytest.mark.parametrize("isolation", ["gvisor", "container"])
+def test_a_sandbox_sees_its_layer_read_only_and_a_container_that_waited_does(wheels: Path, isolation: str) -> None:
+    with contextlib.ExitStack() as opened:
+        settings = {"FS_PROFILES": f"python,python+{isolation}", **index_of(wheels)}
+        if isolation == "container":
+            settings["FS_CONTAINER_ENGINE"] = opened.enter_context(docker_engine()).address
+        system = opened.enter_context(running(env=settings))
+        wait_until(lambda: system.status().nodes[0].isolations, 60, what="a launcher of sandboxes")
+        text = source("1.0").replace('memory="64MiB"', f'memory="128MiB", isolation="{isolation}"')
+        system.deploy(text, name="other")
+        assert system.ok("other")["version"] == "1.0"
+        # The first of a kind starts its pool; into a container that waited there packages are mounted.
+        log, line = system.home / "logs" / "node.log", f'"python+{isolation}"'
+        wait_until(
+            lambda: any("worker preforked" in one and line in one for one in log.read_text().splitlines()),
+            60,
+            what="a sandbox that waits",
+        )
+        system.deploy(text.replace("shape==1.0", "shape==2.0"), name="sealed")
         answer = system.ok("sealed")
         assert (answer["version"], answer["writable"]) == ("2.0", False)
+        assert answer["cached"].startswith("/layer/")
+        assert system.info("sealed").workers[0].pooled is (isolation == "container")
