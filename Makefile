@@ -37,7 +37,7 @@ CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: vllm vllm-test gpu
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: engine rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
+.PHONY: driver-tests engine rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
 
 demo: models
 	@$(BIN)/python examples/demo.py
@@ -58,6 +58,12 @@ timed = @began=$$(date +%s); $(2); code=$$?; printf '%5d s  %s\n' $$(($$(date +%
 # be, it says why, and so do the tests that are skipped for it: in CI they fail.
 rdma-bed:
 	@tests/rdma/image.sh build/rdma-bed || true
+
+# The end-to-end suite with the functions of all its deploys confined otherwise: `make driver-tests DRIVERS=gvisor SUITE=...`.
+driver-tests: dev models
+	@for driver in $(or $(DRIVERS),gvisor container); do echo "── $$driver"; \
+	  $(BIN)/python -m pytest --quiet -m e2e --isolation $$driver -n 4 --dist loadscope --no-loadscope-reorder \
+	  $(or $(SUITE),tests/e2e/calls tests/e2e/deploys tests/e2e/isolation/test_misbehaving.py) || exit 1; done
 
 engine: dev
 	@$(BIN)/python -m tests.engine

@@ -30,6 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick", action="store_true", help="leave out tests that start a process or read weights of examples"
     )
+    parser.addoption(
+        "--isolation",
+        choices=("namespaces", "gvisor", "container"),
+        default="namespaces",
+        help="isolation of the functions that end-to-end tests deploy, unless they name their own",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e import systems
 from tests.e2e.systems import System, running
+from tests.engine import docker_engine
 from tests.scopes import ON_SHARED_SYSTEM
 
 HERE = Path(__file__).parent
@@ -34,11 +38,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"{file} uses `system`: add it to ON_SHARED_SYSTEM in tests/scopes.py", pytrace=False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def driver(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The isolation that was asked for: it is that of every deploy, and containers get an engine for the whole run."""
+    isolation = request.config.getoption("--isolation")
+    if isolation == "namespaces":
+        yield
+        return
+    if isolation == "gvisor" and shutil.which("runsc") is None:
+        pytest.skip("runsc (gVisor) is not installed")
+    with contextlib.ExitStack() as opened:
+        engine = opened.enter_context(docker_engine()).address if isolation == "container" else ""
+        systems.driver = systems.Driver(isolation, engine)
+        yield
+        systems.driver = None
+
+
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
     """System that is up, with a function `well` deployed that always works. Tests leave it as they found it."""
     # 127.0.0.2 is where a test has a server to be reached.
-    with running(env={"FS_EGRESS_ALLOW": "127.0.0.2", "FS_DEVICES": "cpu:2x1GiB"}) as system:
+    devices = {} if systems.driver else {"FS_DEVICES": "cpu:2x1GiB"}  # which functions in namespaces alone can have
+    with running(env={"FS_EGRESS_ALLOW": "127.0.0.2", **devices}) as system:
         system.deploy(WELL, name="well")
         yield system
 

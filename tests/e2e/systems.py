@@ -81,6 +81,27 @@ class Ran:
         return msgspec.json.decode(self.err.strip().splitlines()[-1], type=ErrorBody).error
 
 
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Isolation of all functions that a run's tests deploy, where it is not the default (`pytest --isolation`)."""
+
+    isolation: str
+    engine: str = ""
+    """Address of the container engine, if it needs one."""
+
+    def settings(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Settings of a system: its node has a pool of this isolation for each kind of workers that the test asked
+        for."""
+        kinds = env.get("FS_PROFILES", "python,torch").split(",")
+        own = [f"{kind}+{self.isolation}" for kind in kinds if kind in ("python", "torch")]
+        profiles = {"FS_PROFILES": ",".join(dict.fromkeys((*kinds, *own)))}
+        return {"FS_CONTAINER_ENGINE": self.engine, **profiles} if self.engine else profiles
+
+
+driver: Driver | None = None
+"""Set once, by the fixture of a run (tests/e2e/conftest.py)."""
+
+
 class System:
     def __init__(self, *, env: Mapping[str, str] | None = None) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="fs-e2e-"))
@@ -92,7 +113,7 @@ class System:
         """Command that `fs` is run by, if any."""
         # Memory made ahead would be made anew for each of these short lives.
         settings = {"FS_HOME": str(self.home), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB"}
-        self.env = {**hidden, **settings, **(env or {})}
+        self.env = {**hidden, **settings, **(env or {}), **(driver.settings(env or {}) if driver else {})}
         self.url = ""
         self.http = httpx.Client(trust_env=False, timeout=60)
         self._shm_before = shared_memory()
@@ -103,6 +124,8 @@ class System:
     # ── the command line ───────────────────────────────────────────────────────────────────────────
 
     def fs(self, *arguments: str, code: int | None = 0, cwd: Path | None = None) -> Ran:
+        if driver is not None and arguments[:1] == ("deploy",) and "--isolation" not in arguments:
+            arguments = (*arguments, "--isolation", driver.isolation)
         if not self.through and arguments and arguments[0] in FORKED:
             return self._forked_fs(*arguments, code=code, cwd=cwd)
         done = subprocess.run(
@@ -273,7 +296,8 @@ class System:
         """Processes that are ready to serve the function, known by the socket that they listen on."""
         endpoints = [worker.endpoint for worker in self.info(name).workers if worker.state == "ready"]
         inodes = {_listener(int(endpoint.rpartition(":")[2])) for endpoint in endpoints}
-        return [process for process in self.of_kind("worker") if _sockets(process.pid) & inodes]
+        workers = self.of_kind("worker") if driver is None else _in_containers()
+        return [process for process in workers if _sockets(process.pid) & inodes]
 
     def kill(self, process: Process) -> None:
         os.kill(process.pid, signal.SIGKILL)
@@ -351,6 +375,17 @@ def _all_processes(home: str) -> Iterator[Process]:
             words = [argument.decode(errors="replace") for argument in arguments]
             profile = words[words.index("--profile") + 1] if "--profile" in words else ""
             yield Process(int(entry), stat[1], _kind(words), stat[0], profile)
+
+
+def _in_containers() -> list[Process]:
+    """First processes of containers: they are children of the engine, and name no system."""
+    found = []
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if b"fleetstart.runtime.launch.container_worker" in Path(f"/proc/{entry}/cmdline").read_bytes():
+                stat = _stat(int(entry))
+                found += [Process(int(entry), stat[1], "worker", stat[0])] if stat is not None else []
+    return found
 
 
 def _kind(arguments: list[str]) -> str:

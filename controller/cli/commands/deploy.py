@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function.spec import Isolation
 from fleetstart.runtime.contract.ids import LIVE
 from fleetstart.runtime.contract.store_url import is_s3
 from fleetstart.runtime.contract.weights.engine_choice import EngineChoice
@@ -109,6 +110,12 @@ def setting_flags(function: Decorated) -> Decorated:
             ),
             click.option(
                 "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag for usage and cost; may be repeated."
+            ),
+            click.option(
+                "--isolation",
+                type=click.Choice(get_args(Isolation)),
+                metavar="NAME",
+                help="How its workers are confined: namespaces, gvisor or container.",
             ),
             click.option("--region", multiple=True, help="Region in which it may run, such as eu; may be repeated."),
             click.option(

@@ -83,6 +83,7 @@ def flags_of(
     calls: Sequence[str] = (),
     keep: str | None = None,
     gpu: str | None = None,
+    isolation: str | None = None,
 ) -> dict[str, Any]:
     """The settings that command line flags stand for."""
     scale = {"min": min_workers, "max": max_workers, "keep_alive_s": keep_alive_s, "standby_s": standby_s}
@@ -105,6 +106,7 @@ def flags_of(
         "calls": list(calls) or None,
         "keep": keep,
         "gpu": gpu,
+        "isolation": isolation,
     }
     return {key: value for key, value in given.items() if value is not None}
 
