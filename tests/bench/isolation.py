@@ -118,9 +118,7 @@ class Side:
         self.hello("", keep=False) if function == "hello" else self.chat("", keep=False)
 
     def _spares_made(self, function: str) -> int:
-        pool = pool_name(PROFILES[function], self.isolation)
-        lines = (self.system.home / "logs" / "node.log").read_text(errors="replace").splitlines()
-        return sum("worker preforked" in line and f'"{pool}"' in line for line in lines)
+        return self.system.spares_made(pool_name(PROFILES[function], self.isolation))
 
     def pss_mib(self, engine: DockerEngine) -> float:
         """PSS of all processes of the worker that answers now."""

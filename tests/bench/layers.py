@@ -5,14 +5,20 @@ modules. Measured are the first deploy (resolve, install, compile, checksums, up
 with the same packages, the first call on a node without the layer, a cold start on the node that now has it, and one
 of a function without packages. The baseline of the build is uv alone, installing the same wheel with its bytecode.
 
+The starts are measured with each isolation of `--isolation` (namespaces, containers of an engine of the benchmark's
+own): on a node that has never seen the layer, against the time of its fetch, and on one that has it, in turn with
+starts of a function without packages.
+
 Then the same with a package that people have, scikit-learn: the first start of a version imports it, from the second on
-a waiting worker has imported it. That part needs a package index, and is left out by --quick.
+a waiting worker has imported it. That part needs a package index, and is left out by --quick and by --wakes.
 
 Run: python -m tests.bench.layers [--json FILE] [--quick]
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -20,10 +26,13 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import get_args
 
 from fleetstart.controller.cli.packages.uv import find_uv
+from fleetstart.runtime.contract.function.spec import Isolation, pool_name
 from tests.bench.harness.samples import Report, fine, median, parse_options, progress, spread
 from tests.bench.harness.system import System, running
+from tests.engine import docker_engine
 from tests.wheels import make_wheel
 
 SIZE_BYTES, QUICK_BYTES = 500_000_000, 20_000_000
@@ -32,6 +41,15 @@ MODULES, QUICK_MODULES = 2000, 100
 IMPORTED = 50
 """Of them, those that the function imports at its start."""
 KEEP_ALIVE_S = "0.2"
+PAIRS, QUICK_PAIRS = 15, 2
+"""Starts of a node that has the layer, with and without it in turn."""
+SPARE_S = 5.0
+WAKES = {
+    "unseen": "woken on a node that never had the layer, s",
+    "fetch": "of it the layer's fetch, s",
+    "with_layer": "woken on a node that has it, ms",
+    "plain": "woken without packages, in turn, ms",
+}
 STEPS = {
     "uv": "uv alone: install and compile",
     "first_deploy": "first deploy",
@@ -60,7 +78,7 @@ HANDLER = """
 import heavy
 from fleetstart.runtime import function
 
-@function(memory="256MiB")
+@function(memory="256MiB", isolation="ISOLATION")
 def NAME() -> int:
     return heavy.COUNT
 """
@@ -78,9 +96,10 @@ def make_packages(folder: Path, size_bytes: int, modules: int) -> None:
     make_wheel(folder, "heavy", "1.0", files)
 
 
-def write_handler(folder: Path, name: str, wheels: Path | None) -> str:
-    folder.mkdir()
-    (folder / "handler.py").write_text((HANDLER if wheels else PLAIN).replace("NAME", name))
+def write_handler(folder: Path, name: str, wheels: Path | None, isolation: Isolation = "namespaces") -> str:
+    folder.mkdir(parents=True)
+    text = (HANDLER if wheels else PLAIN).replace("NAME", name).replace("ISOLATION", isolation)
+    (folder / "handler.py").write_text(text)
     if wheels is not None:
         (folder / "requirements.txt").write_text(f"--no-index\n-f {wheels}\nheavy\n")
     return str(folder / "handler.py")
@@ -132,6 +151,65 @@ def measure(size_bytes: int, modules: int) -> dict[str, float]:
         return found
 
 
+def measure_wakes(
+    size_bytes: int, modules: int, isolations: list[Isolation], pairs: int
+) -> dict[str, dict[str, list[float]]]:
+    """By isolation and measure of WAKES. Each isolation has a node of its own, and all the same packages."""
+    found: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory(prefix="fs-bench-layers-") as folder, contextlib.ExitStack() as opened:
+        work = Path(folder)
+        make_packages(work / "wheels", size_bytes, modules)
+        os.environ["UV_CACHE_DIR"] = str(work / "cache")
+        engine = opened.enter_context(docker_engine()).address if "container" in isolations else ""
+        for isolation in isolations:
+            progress(f"starts with {isolation}")
+            own = engine if isolation == "container" else ""
+            profiles = ",".join(dict.fromkeys(("python", pool_name("python", isolation))))
+            with running(profiles, FS_CONTAINER_ENGINE=own) as system:
+                found[isolation] = _wakes(system, work, isolation, pairs)
+    return found
+
+
+def _wakes(system: System, work: Path, isolation: Isolation, pairs: int) -> dict[str, list[float]]:
+    handlers = {
+        name: write_handler(work / isolation / name, name, None if name == "plain" else work / "wheels", isolation)
+        for name in ("first", "plain")
+    }
+    for handler in handlers.values():
+        deploy_s(system, handler)
+    pool = pool_name("python", isolation)
+    system.wait(
+        "a node with this isolation",
+        lambda: isolation == "namespaces" or system.api("/status")["nodes"][0]["isolations"],
+    )
+    wake_s(system, "plain", pool)  # starts a pool, where it is kept once it was asked for
+    unseen_s, phases = wake_s(system, "first", pool)
+    found = {"unseen": [unseen_s], "fetch": [phases["fetch"]], "with_layer": [], "plain": []}
+    wake_s(system, "first", pool)  # the first start of a version that has its packages learns what it imports
+    for _ in range(pairs):
+        for measure, name in (("with_layer", "first"), ("plain", "plain")):
+            found[measure].append(1e3 * wake_s(system, name, pool)[0])
+    return found
+
+
+def wake_s(system: System, name: str, pool: str) -> tuple[float, dict[str, float]]:
+    """Seconds of a call that starts a worker, and of its phases. Returns once another spare is there, if one comes."""
+    spares = system.spares_made(pool)
+    with system.connect() as connection:
+        answer = connection.post(f"/fn/{name}", {}).expect()
+    if answer.headers["fs-start"] == "hot":
+        raise RuntimeError("the worker was there already: nothing was started")
+    traced = system.trace(answer.headers["x-request-id"])
+    phases: defaultdict[str, float] = defaultdict(float)
+    for phase in traced["timeline"]["phases"]:
+        phases[phase["name"]] += (phase["ended_ns"] - phase["started_ns"]) / 1e9
+    system.wait_asleep(name)
+    if traced["pooled"]:  # a prepared worker of this version is in place of one that was taken, and no line of the log
+        with contextlib.suppress(TimeoutError):
+            system.wait("another spare", lambda: system.spares_made(pool) > spares, SPARE_S)
+    return answer.total_ms / 1e3, phases
+
+
 def measure_real(work: Path) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of each step, and of the import in it."""
     os.environ["UV_CACHE_DIR"] = str(work / "cache")
@@ -171,25 +249,48 @@ def _preloaded_bytes(system: System) -> int:
     return sum(node["preloaded_bytes"] for node in system.api("/status")["nodes"])
 
 
+def tell_wakes(report: Report, found: dict[str, dict[str, list[float]]]) -> None:
+    report.samples["wakes"] = found
+    rows = [["median (quartiles)", *found]]
+    rows += [[words, *(spread(one[measure]) for one in found.values())] for measure, words in WAKES.items()]
+    unseen = [fine(median(one["unseen"]) / median(one["fetch"])) for one in found.values()]
+    more_ms = [fine(median(one["with_layer"]) - median(one["plain"])) for one in found.values()]
+    rows += [["unseen: times the fetch", *unseen], ["with the layer: more than without, ms", *more_ms]]
+    report.tell("Starts with packages, by isolation", rows)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    known = [one for one in get_args(Isolation) if one != "gvisor"]
+    parser.add_argument("--isolation", nargs="+", choices=known, default=["namespaces"], help="of the starts")
+    parser.add_argument("--wakes", action="store_true", help="the starts with each isolation alone")
+
+
 def main() -> None:
-    options = parse_options(__doc__, rounds=5, quick_rounds=1)
+    options = parse_options(__doc__, rounds=5, quick_rounds=1, more=_add_options)
     report = Report("packages of 500 MB are built and sent once, and cost a start nothing once a node has them")
     size_bytes, modules = (QUICK_BYTES, QUICK_MODULES) if options.quick else (SIZE_BYTES, MODULES)
+    report.setup = {"size_bytes": size_bytes, "modules": modules, "imported": IMPORTED}
+    if not options.extra["wakes"]:
+        _rounds(report, size_bytes, modules, options.rounds)
+    pairs = QUICK_PAIRS if options.quick else PAIRS
+    tell_wakes(report, measure_wakes(size_bytes, modules, options.extra["isolation"], pairs))
+    if not options.quick and not options.extra["wakes"]:
+        _real_rounds(report, options.rounds)
+    report.save(options.json)
+
+
+def _rounds(report: Report, size_bytes: int, modules: int, rounds: int) -> None:
     samples: defaultdict[str, list[float]] = defaultdict(list)
-    for number in range(options.rounds):
-        progress(f"round {number + 1} of {options.rounds}")
+    for number in range(rounds):
+        progress(f"round {number + 1} of {rounds}")
         for name, value in measure(size_bytes, modules).items():
             samples[name].append(value)
-    report.setup = {"size_bytes": size_bytes, "modules": modules, "imported": IMPORTED}
-    report.samples = {"seconds": dict(samples)}
+    report.samples |= {"seconds": dict(samples)}
     base = median(samples["uv"])
     rows = [["packages of 500 MB", "seconds", "ratio to uv alone"]]
     for name, what in {**STEPS, "with_layer_again": "cold start, node with it, second time"}.items():
         rows.append([what, spread(samples[name]), fine(median(samples[name]) / base)])
     report.tell("Packages of a function", rows)
-    if not options.quick:
-        _real_rounds(report, options.rounds)
-    report.save(options.json)
 
 
 def _real_rounds(report: Report, rounds: int) -> None:

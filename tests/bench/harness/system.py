@@ -78,6 +78,11 @@ class System:
         self.wait(f"{name} without workers", lambda: not self.function(name)["workers"])
         time.sleep(SETTLE_S)
 
+    def spares_made(self, pool: str) -> int:
+        """Workers of a pool that the node has started ahead, so far."""
+        lines = (self.home / "logs" / "node.log").read_text(errors="replace").splitlines()
+        return sum("worker preforked" in line and f'"{pool}"' in line for line in lines)
+
     def trace(self, request_id: str) -> Any:
         """The invocation's trace, once it is written."""
 
