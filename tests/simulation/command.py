@@ -69,7 +69,10 @@ def run(plan: Plan, *, traced: bool = False) -> World:
     world = World(plan, traced=traced)
     world.run()
     World.runs += 1
-    if World.runs % COLLECT_EVERY == 0:
+    if World.runs == 1:
+        gc.collect()
+        gc.freeze()  # modules, which later collections need not walk through
+    elif World.runs % COLLECT_EVERY == 0:
         gc.collect()
     return world
 

@@ -12,9 +12,10 @@ import contextlib
 import heapq
 import math
 import random
-from asyncio import Handle, Task, TimerHandle
+from asyncio import Task
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from operator import methodcaller
 from typing import Any
 
 from tests.simulation.processes import CURRENT, Process
@@ -31,10 +32,32 @@ class Stuck(Exception):
     """Nothing is ready and no timer is set, or callbacks go on for ever without a step of the clock."""
 
 
-def process_of(context: Context, otherwise: Process) -> Process:
-    """The process that a callback belongs to."""
-    found: Process | None = context.get(CURRENT)
-    return found or otherwise
+process_of: Callable[[Context], Process | None] = methodcaller("get", CURRENT)
+"""The process that a callback belongs to; None for the simulation's own."""
+
+
+class Handle:
+    """A callback that will run: what asyncio's handles are for those who hold one, without what a debugger asks of
+    them."""
+
+    __slots__ = ("args", "callback", "cancelled_", "context", "when_ns")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when_ns: int) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.when_ns = when_ns
+        self.cancelled_ = False
+
+    def cancel(self) -> None:
+        """Timers are dropped when their time comes."""
+        self.cancelled_ = True
+
+    def cancelled(self) -> bool:
+        return self.cancelled_
+
+    def when(self) -> float:
+        return self.when_ns / 1e9
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -44,7 +67,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.turns = 0
         """Callbacks that have run."""
         self._chance = chance
-        self._timers: list[tuple[int, float, int, TimerHandle, Process]] = []
+        self._timers: list[tuple[int, float, int, Handle, Process]] = []
         self._count = 0
         self._runnable: list[Process] = []
         self.errors: list[str] = []
@@ -62,40 +85,37 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> Handle:
         if context is None:
             context = copy_context()
-        handle = Handle(callback, args, self, context)
-        self._put(process_of(context, self.world), handle)
+        handle = Handle(callback, args, context, self.now_ns)
+        self._put(process_of(context) or self.world, handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> TimerHandle:
+    ) -> Handle:
         return self._at(self.now_ns + max(0, math.ceil(delay * 1e9)), callback, args, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> TimerHandle:
+    ) -> Handle:
         return self._at(max(self.now_ns, math.ceil(when * 1e9)), callback, args, context)
 
     def _at(
         self, when_ns: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
-    ) -> TimerHandle:
+    ) -> Handle:
         if context is None:
             context = copy_context()
-        handle = TimerHandle(when_ns / 1e9, callback, args, self, context)
+        handle = Handle(callback, args, context, when_ns)
         self._count += 1
-        process = process_of(context, self.world)
+        process = process_of(context) or self.world
         heapq.heappush(self._timers, (when_ns, self._chance.random(), self._count, handle, process))
         return handle
-
-    def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes."""
 
     def create_task(  # type: ignore[override]
         self, coro: Any, *, name: str | None = None, context: Context | None = None
     ) -> Task[Any]:
-        task: Task[Any] = super().create_task(coro, name=name, context=context)
+        task: Task[Any] = Task(coro, loop=self, name=name, context=context)
         (CURRENT.get() or self.world).tasks.append(task)
         return task
 
@@ -142,14 +162,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 runnable.pop()
                 continue
             handle = process.ready.popleft()
-            if not handle._cancelled:
+            if not handle.cancelled_:
                 self.turns += 1
-                handle._run()
+                try:
+                    handle.context.run(handle.callback, *handle.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"in {handle.callback!r}", "exception": error})
 
     def _advance(self) -> None:
         """Sets the clock to the next timer, and makes ready what is due then."""
         timers = self._timers
-        while timers and (timers[0][3]._cancelled or not timers[0][4].alive):
+        while timers and (timers[0][3].cancelled_ or not timers[0][4].alive):
             heapq.heappop(timers)
         if not timers:
             raise Stuck(f"nothing is ready and no timer is set at {self.time():.6f} s")
@@ -158,7 +183,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             raise Stuck(f"it goes on for more than {ENDS_NS // 1_000_000_000} s")
         while timers and timers[0][0] <= self.now_ns:
             _, _, _, handle, process = heapq.heappop(timers)
-            if not handle._cancelled:
+            if not handle.cancelled_:
                 self._put(process, handle)
 
     # ── processes ──────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ import random
 import secrets
 import sys
 import time
-from asyncio import Handle, Task
+from asyncio import Task
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -30,7 +30,8 @@ class Process:
         self.alive = True
         self.stopped = False
         """Whether it is stopped, as by SIGSTOP: its clocks go on, and its callbacks wait."""
-        self.ready: deque[Handle] = deque()
+        self.ready: deque[Any] = deque()
+        """Handles of the loop."""
         self.listed = False
         """Whether the loop has it among the processes that can run."""
         self.tasks: list[Task[Any]] = []

@@ -35,6 +35,13 @@ def encoded(value: Any) -> bytes:
     raise TypeError(f"redis-py takes no {type(value).__name__}: {value!r}")
 
 
+def command_of(words: Sequence[Any]) -> Command:
+    """The bytes that are sent. Most words are bytes or text: a call for each would cost more than encoding it."""
+    return tuple(
+        [word if (kind := type(word)) is bytes else word.encode() if kind is str else encoded(word) for word in words]
+    )
+
+
 def _same(answer: Any) -> Any:
     return answer
 
@@ -235,7 +242,7 @@ class Client(Commands):
         self._here: Context = context
 
     def _do(self, command: list[Any], convert: Convert = _same) -> Any:
-        return self._one(tuple(map(encoded, command)), convert)
+        return self._one(command_of(command), convert)
 
     async def _one(self, command: Command, convert: Convert) -> Any:
         (answer,) = await self.ask([command])
@@ -262,9 +269,7 @@ class Client(Commands):
             loop.call_later(fate.reaches, self._serve, done, answered, fate.back, context=self._there)
         if fate.error is not None:
             loop.call_later(fate.error, _fail, answered, ConnectionError("Connection reset by peer"))
-        timer = loop.call_later(
-            self._timeout_s, _fail, answered, TimeoutError(f"Timeout reading, after {self._timeout_s:g} s")
-        )
+        timer = loop.call_later(self._timeout_s, _time_out, answered, self._timeout_s)
         try:
             return await answered
         finally:
@@ -296,6 +301,10 @@ def _fail(answered: asyncio.Future[list[Any]], error: Exception) -> None:
         answered.set_exception(error)
 
 
+def _time_out(answered: asyncio.Future[list[Any]], timeout_s: float) -> None:
+    _fail(answered, TimeoutError(f"Timeout reading, after {timeout_s:g} s"))
+
+
 class Pipeline(Commands):
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -309,7 +318,7 @@ class Pipeline(Commands):
         self._commands.clear()
 
     def _do(self, command: list[Any], convert: Convert = _same) -> Any:
-        self._commands.append(tuple(map(encoded, command)))
+        self._commands.append(command_of(command))
         self._converts.append(convert)
         return self
 
