@@ -108,10 +108,10 @@ class Checkpoints:
 
     async def _check_parts(self, checkpoint: CheckpointId, data: bytes) -> None:
         """Verifies that all parts of a manifest are in the store before it is. Errors: CheckpointInvalid."""
-        if checkpoint_id(data) != checkpoint:
+        if await asyncio.to_thread(checkpoint_id, data) != checkpoint:
             return  # the store refuses it: it is not what its key says
         objects = await self._store.list(f"{CHECKPOINTS}{checkpoint}/")
-        problem = first_missing_part((await _summary_in(data, checkpoint)).sizes, objects)
+        problem = first_missing_part((await summary_in(data, checkpoint)).sizes, objects)
         if problem:
             raise CheckpointInvalid(
                 f"checkpoint {checkpoint[:12]} cannot be published: {problem}",
@@ -204,7 +204,7 @@ class Checkpoints:
 
     async def _summary_of(self, checkpoint: CheckpointId) -> ManifestSummary:
         if checkpoint not in self._summaries:
-            self._summaries[checkpoint] = await _summary_in(await self.manifest(checkpoint), checkpoint)
+            self._summaries[checkpoint] = await summary_in(await self.manifest(checkpoint), checkpoint)
         return self._summaries[checkpoint]
 
 
@@ -221,7 +221,7 @@ def _with_nodes(infos: Iterable[CheckpointInfo], view: View, now_ns: int) -> lis
     ]
 
 
-async def _summary_in(data: bytes, checkpoint: CheckpointId) -> ManifestSummary:
+async def summary_in(data: bytes, checkpoint: CheckpointId) -> ManifestSummary:
     """Reads a manifest in a thread: the checks of a large one take seconds, and the event loop renews leases."""
     return await asyncio.to_thread(lambda: summarize(read_manifest(data, checkpoint)))
 

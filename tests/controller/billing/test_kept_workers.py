@@ -72,6 +72,17 @@ def test_only_those_that_can_serve_the_live_version() -> None:
     assert kept_workers(it, frozenset()) == {"ok"}
 
 
+def test_those_of_an_alias_and_of_a_canary_are_kept_by_their_own_versions_settings() -> None:
+    it = view(1, ("live", 1, "ready", 1), ("canary", 2, "ready", 1), ("alias", 3, "ready", 1), ("old", 4, "ready", 1))
+    of_live = it.versions[VersionKey(F, Version(1))]
+    for number in (2, 3, 4):
+        it.versions[VersionKey(F, Version(number))] = msgspec.structs.replace(of_live, version=Version(number))
+    it.functions[F] = msgspec.structs.replace(
+        it.functions[F], split={Version(1): 90, Version(2): 10}, aliases={"beta": Version(3)}
+    )
+    assert kept_workers(it, frozenset()) == {"live", "canary", "alias"}
+
+
 def test_none_of_a_function_whose_budget_is_spent() -> None:
     assert kept_workers(view(1, ("a", 1, "ready", 1)), frozenset({F})) == frozenset()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleetstart.controller.http.byte_range import NotSatisfiable, parse_range
@@ -12,6 +14,7 @@ from fleetstart.controller.registry.checkpoints import (
     first_missing_part,
     group_by_checkpoint,
     orphaned_uploads,
+    summary_in,
 )
 from fleetstart.controller.storage.object_store import StoredObject
 from fleetstart.runtime.contract.ids import CheckpointId
@@ -28,6 +31,22 @@ def push(controller: ControllerProcess, data: bytes) -> CheckpointId:
 
 def listed(controller: ControllerProcess, query: str = "") -> list[dict[str, Any]]:
     return list(controller.http.get(f"/api/v1/checkpoints{query}").raise_for_status().json())
+
+
+def test_a_large_manifest_gives_the_loop_its_turns() -> None:
+    many = msgspec.structs.replace(manifest(), aliases={f"tied.{number}": "w" for number in range(20_000)})
+    data = manifest_bytes(many)
+
+    async def scenario() -> None:
+        turns = 0
+        reading = asyncio.create_task(summary_in(data, checkpoint_id(data)))
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert (await reading).tensors == 20_001
+        assert turns >= 10, "leases are renewed meanwhile"
+
+    asyncio.run(scenario())
 
 
 # ── over HTTP ──────────────────────────────────────────────────────────────────────────────────────
