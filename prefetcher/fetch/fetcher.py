@@ -8,7 +8,7 @@ two failures, or one that says that nothing will come. A source takes over a lat
 really stopped: two never write to one place. However a fetch ends, the control block says so, and the workers that wait
 on it wake.
 
-Unwanted chunks are left alone until the segment shall grow: then one thread a source fetches them in the background,
+Unwanted chunks are left alone until the segment shall grow: then few threads a source fetch them in the background,
 once all wanted ones are present, and from the store at a throttled rate. A failure of these ends the growth and
 nothing else. `progress` decides what to do next, `segments` which chunks are wanted.
 """
@@ -71,7 +71,9 @@ class Fetch:
         self._throttle = throttle
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self.progress = FetchProgress(sources, control.chunk_count, plan=plan)
+        self.progress = FetchProgress(
+            sources, control.chunk_count, plan=plan, background_threads=self._throttle.connections
+        )
         self._error: FleetError | None = None
         self._error_reported = False
         self._threads: list[threading.Thread] = []

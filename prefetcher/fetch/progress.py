@@ -1,7 +1,7 @@
 """Progress of a fetch: which chunks are wanted, present or failed, and which source reads what next.
 
 No bytes: the threads of `fetcher` ask here. A chunk is one thread's at a time, of the source that `allocation` lets
-have it. Wanted chunks use all threads of a source; background chunks use one, only while the segment grows and no
+have it. Wanted chunks use all threads of a source; background chunks use few, only while the segment grows and no
 wanted chunk is missing. A thread that waits for a chunk much longer than predicted gives it up, if another source has
 it and nothing to do.
 """
@@ -21,9 +21,6 @@ from .chunk_sources import FetchSource
 from .order import ranges_of
 from .pulls import PullPlan
 
-BACKGROUND_THREADS = 1
-"""With two, the second begins its requests while the first reads: on a link of 200 Mbit/s, one in a hundred packets
-of other connections waited 13 ms then, with one thread 4 ms, and it is no faster."""
 BACKGROUND_RUN_BYTES = 4 * 1024 * 1024
 """Each run begins with a burst, so there should be few; and a chunk that becomes wanted comes with its run, so they
 should be short."""
@@ -78,10 +75,13 @@ class FetchProgress:
         chunk_count: int,
         *,
         plan: PullPlan | None = None,
+        background_threads: Callable[[], int] = lambda: 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`background_threads`: how many threads a source may have for background chunks, now."""
         self._lock = threading.Lock()
         self._clock = clock
+        self._background_threads = background_threads
         self._chunk_count = chunk_count
         self._wanted: set[int] = set()
         self._missing: set[int] = set()
@@ -251,7 +251,7 @@ class FetchProgress:
 
     def _background_threads_for(self, work: SourceWork) -> int:
         if self._growing and not self._missing and work.order.background_count:
-            return min(BACKGROUND_THREADS, work.threads)
+            return min(self._background_threads(), work.threads)
         return 0
 
     def gives_up(self, run: ChunkRun) -> bool:

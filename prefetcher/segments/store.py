@@ -74,9 +74,9 @@ class SegmentStore:
             reclaim=reclaim,
         )
         self.bandwidths = Bandwidths()
-        self._throttle = BackgroundThrottle()
+        self.throttle = BackgroundThrottle()
         self._opener = SegmentOpener(
-            source=source, disk=disk, threads=threads, throttle=self._throttle, open_peer=open_peer
+            source=source, disk=disk, threads=threads, throttle=self.throttle, open_peer=open_peer
         )
         self._opening: set[asyncio.Task[None]] = set()
         self._reject = reject
@@ -365,7 +365,7 @@ class SegmentStore:
         for source, (size_bytes, busy_s) in segment.new_traffic().items():
             self.bandwidths.note(source, size_bytes, busy_s)
         if bytes_per_s := self.bandwidths.bytes_per_s().get(StoreChunks.name):
-            self._throttle.set_measured(bytes_per_s)
+            self.throttle.set_measured(bytes_per_s)
 
     # ── shutdown ───────────────────────────────────────────────────────────────────────────────────
 

@@ -42,6 +42,25 @@ def test_one_connection_is_used_behind_the_workers_back(model: Model, gated: Gat
     run(gated, scenario)
 
 
+def test_a_store_that_is_far_away_is_read_over_more_connections(model: Model, gated: Gated) -> None:
+    async def scenario(segments: SegmentStore) -> None:
+        segment = await filled(segments, model, ONE, (0, 1))
+        pace = segments.throttle
+        pace.set_measured(1e6)
+        now_s = 100.0
+        while pace.connections() < 3:  # as reads do that wait longer for their bytes than these take
+            now_s += 0.1 + pace.delay_s(10_000, now_s)
+        pace.set_measured(0.0)  # and here nothing is held back
+        gated.gate.clear()
+        growth = asyncio.create_task(segments.grow(segment))
+        await until(lambda: gated.waiting == 3, "three threads")
+        gated.gate.set()
+        await growth
+        assert right(segment, model, model.everything)
+
+    run(gated, scenario)
+
+
 def test_what_a_worker_waits_for_comes_at_full_speed_though_nobody_had_asked_for_it(model: Model, gated: Gated) -> None:
     async def scenario(segments: SegmentStore) -> None:
         segment = await filled(segments, model, ONE, (0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import socket
 import threading
@@ -46,6 +47,44 @@ def test_who_reads_without_a_break_gets_all_of_its_share() -> None:
     for _ in range(1000):
         now_s += pace.delay_s(pace.portion_bytes, now_s)
     assert 1000 * pace.portion_bytes / now_s == pytest.approx(MBIT_200 * SHARE, rel=0.01)
+
+
+@pytest.mark.parametrize(("round_trip_s", "connections"), [(0.0005, 1), (0.003, 1), (0.01, 3), (0.02, 5), (0.2, 8)])
+def test_a_long_way_to_the_store_gets_as_many_connections_as_the_rate_takes(
+    round_trip_s: float, connections: int
+) -> None:
+    """Each connection brings a window in a round trip, in portions."""
+    bytes_per_s = 400e6
+    pace, now_s, read_bytes = BackgroundThrottle(), 100.0, 0
+    pace.set_measured(bytes_per_s)
+    per_round = -(-pace.window_bytes // pace.portion_bytes)
+    free: list[tuple[float, int]] = [(now_s, 0)]
+    begun = 1
+    while now_s < 130.0:
+        for number in range(begun, pace.connections()):
+            heapq.heappush(free, (now_s, number))
+        begun = max(begun, pace.connections())
+        now_s, number = heapq.heappop(free)
+        at_s = now_s
+        for _ in range(per_round):
+            at_s += pace.delay_s(pace.portion_bytes, at_s)
+            if now_s > 120.0:
+                read_bytes += pace.portion_bytes
+        heapq.heappush(free, (max(at_s, now_s + round_trip_s), number))
+    assert abs(pace.connections() - connections) <= 1
+    possible = connections * pace.window_bytes / round_trip_s
+    assert read_bytes / 10 >= 0.75 * min(bytes_per_s * SHARE, possible)
+
+
+def test_a_pause_and_an_idle_time_are_no_reason_for_more_connections() -> None:
+    pace = BackgroundThrottle()
+    pace.set_measured(MBIT_200)
+    now_s = 100.0
+    for _ in range(50):
+        now_s += 5.0
+        for _ in range(200):
+            now_s += pace.delay_s(pace.portion_bytes, now_s)
+    assert pace.connections() == 1
 
 
 @given(st.floats(0, 1e12))
