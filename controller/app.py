@@ -29,6 +29,8 @@ from .http.tls import with_hsts
 from .http_server import certificate_of, listeners_of, server_of
 from .observability.request_id_middleware import RequestIdMiddleware
 from .observability.slow_call_log import SlowCallLog
+from .state.redis_client import REDIS_ERRORS
+from .state.redis_server.schema import claim_schema
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +107,7 @@ class Controller:
         loop = asyncio.get_running_loop()
         own = [part for part in (self._first_key, self._certificate) if part is not None]
         parts = (*self._core.parts, *self._management.parts, *own)
-        refusal: ConfigError | None = None
+        refusal = await self._schema_refusal()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # in a thread, for tests: signals are the main's
                 loop.add_signal_handler(number, self.stop)
@@ -117,10 +119,11 @@ class Controller:
         if self._traces is not None:
             ledger.on_trace(self._traces.ended)
         log.info("controller serves", extra={"url": self._config.url, "gateway": self._core.gateway_id})
-        background = [asyncio.create_task(run_with_restarts(part)) for part in parts]
+        background = [asyncio.create_task(run_with_restarts(part)) for part in (parts if refusal is None else ())]
         try:
-            await self._first_read()
-            refusal = self._refusal()
+            if refusal is None:
+                await self._first_read()
+                refusal = self._refusal()
             if refusal is None:
                 await self._server.serve()
             await self._invocations.hand_back()
@@ -149,6 +152,18 @@ class Controller:
                 await self._core.billing.known.wait()
                 if self._first_key is not None:
                     await self._first_key.there.wait()
+
+    async def _schema_refusal(self) -> ConfigError | None:
+        """The error if Redis has records that this release would misread. If Redis does not answer, it serves all the
+        same, as it does without its first read."""
+        try:
+            async with asyncio.timeout(FIRST_READ_S):
+                await claim_schema(self._core.client)
+        except ConfigError as error:
+            return error
+        except REDIS_ERRORS as error:
+            log.warning("the schema in Redis is not known", extra={"error": str(error)})
+        return None
 
     def _refusal(self) -> ConfigError | None:
         """The error if other machines could call without authentication."""

@@ -26,13 +26,12 @@ import msgspec
 from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import FleetError
 
+from ..state.redis_server.schema import SCHEMA
 from .tables import State, table_of
 
 FORMAT = "fleetstart-backup"
 VERSION = 1
 """Version of the file's format."""
-SCHEMA = 1
-"""Version of the records: one more when a release writes what the one before must not restore."""
 BYTES_MAX = 4 << 30
 """Unpacked size that is read at most: a small file may unpack to any size, and all of it is held in memory."""
 LINE_MAX = 64 << 20

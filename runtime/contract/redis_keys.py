@@ -82,6 +82,7 @@ from typing import Literal
 
 from .ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 
+SCHEMA = "fs:schema"
 FUNCTIONS = "fs:functions"
 FUNCTIONS_LAST = "fs:functions:last"
 NODES = "fs:nodes"

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.backup.file import SCHEMA, VERSION, BackupHeader, BackupInvalid, pack, unpack, write
+from fleetstart.controller.backup.file import VERSION, BackupHeader, BackupInvalid, pack, unpack, write
 from fleetstart.controller.backup.tables import State, masters, require_whole, unreadable
+from fleetstart.controller.state.redis_server.schema import SCHEMA
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import FleetError
 from tests.controller.backup.states import system
