@@ -124,14 +124,15 @@ def test_the_store_stalls_before_the_first_token(fleet: Fleet, function: Functio
     fleet.check_after(function)
 
 
-def test_a_pipeline_serves_while_the_store_stalls_and_grows_after(fleet: Fleet, function: Function) -> None:
-    call = fleet.call(function, LONG)
+def test_a_pipeline_serves_while_the_store_stalls_and_grows_after(fleet: Fleet) -> None:
+    function = fleet.deploy("grows-after", num_hidden_layers=18)  # it grows for six seconds, the others for two
+    call = fleet.call(function, 2 * SHORT)
     orders = fleet.pipeline(function)
     for order in orders:
         fleet.reached(order, "ready")
-    fleet.bed.stall_store()  # at once: what the pipeline grows by takes only a second or two
+    fleet.bed.stall_store()
     try:
-        assert call.join().text == function.answer(LONG), call
+        assert call.join().text == function.answer(2 * SHORT), call
         again = fleet.call(function, SHORT).join()
         assert again.text == function.answer(SHORT), again
         head = fleet.status_of(orders[0])
@@ -141,6 +142,7 @@ def test_a_pipeline_serves_while_the_store_stalls_and_grows_after(fleet: Fleet, 
         fleet.bed.resume_store()
     assert fleet.settled(function).worker == orders[0].worker
     fleet.check_after(function)
+    fleet.remove(function)
 
 
 def test_a_store_that_stays_down_ends_the_call_in_its_deadline(fleet: Fleet) -> None:
