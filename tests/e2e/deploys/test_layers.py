@@ -174,7 +174,9 @@ def test_a_build_that_is_killed_under_load_leaves_nothing_and_the_next_one_goes_
             wait_until(lambda: not uv.is_running(), 10, what="the end of uv")
         assert list(builds.glob(".build-*")), "it could not remove its folder"
         load.wait_for(10)
-        layered.deploy(source("2.0"), name="slow")
+        layered.deploy(
+            source("2.0").replace('"shape==2.0"', '"shape==2.0", "colour<4"'), name="slow"
+        )  # was not built yet
         assert layered.ok("slow")["version"] == "2.0"
         assert not list(builds.glob(".*"))
     assert {answer.status for answer in load.answers} == {200}
