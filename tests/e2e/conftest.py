@@ -24,10 +24,19 @@ def well(name: str = "you"):
 """
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+    left_out = [item for item in items if not _runs_with(item, config.getoption("--isolation"))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _runs_with(item: pytest.Item, isolation: str) -> bool:
+    mark = item.get_closest_marker("isolations")
+    return mark is None or isolation in mark.args
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

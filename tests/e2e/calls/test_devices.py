@@ -10,6 +10,8 @@ from tests.e2e.calls.test_chat import EXAMPLE, SHORT
 from tests.e2e.systems import System
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.isolations("namespaces")
+
 BOUND = """
 import os
 from fleetstart.runtime import Scale, function
