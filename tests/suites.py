@@ -39,8 +39,9 @@ def failed_tests(cache: Path) -> list[str]:
 
 
 def run(root: Path, *arguments: str) -> int:
-    """Exit code of a run of pytest."""
-    return subprocess.run([sys.executable, "-m", "pytest", "--quiet", *arguments], cwd=root, check=False).returncode
+    """Exit code of a run of pytest, which names what took longest."""
+    command = [sys.executable, "-m", "pytest", "--quiet", "--durations=25", *arguments]
+    return subprocess.run(command, cwd=root, check=False).returncode
 
 
 def run_all(root: Path, suites: Sequence[Sequence[str]], *, second_run: bool) -> int:
