@@ -14,7 +14,7 @@ within each round, all with all cores:
 
 Then eight streams at a time: of `vllm serve`, of vLLM alone, of two engines after the hand-over, of the native engine.
 Where the machine has other work, all sides share it: read the ratios. `--only starts` or `--only rates` measures one of
-them, and takes the samples of the other one from FILE.
+them; samples of what is not measured stay in FILE.
 
 Run with a Python that has vLLM (`make vllm`):
 python -m tests.bench.engines [--json FILE] [--quick] [--rounds N] [--only KIND] [--peer-python PATH | --no-peer]
@@ -54,6 +54,8 @@ two = LLM(
 """
 PREPARED_S = 300.0
 KEEP_S = 1
+REST_S = 1.0
+"""After the last worker has gone: its memory is being freed, and a spare one forked in its place."""
 STREAMS, STREAM_TOKENS = 8, 64
 
 
@@ -110,9 +112,12 @@ class Platform:
     seconds: list[dict[str, Any]] = field(default_factory=list)
     """What `fs explain` says of each second engine."""
 
+    def wait_asleep(self, name: str) -> None:
+        self.system.wait(f"no worker of {name}", lambda: not self.system.function(name)["workers"])
+
     def start_s(self, name: str) -> float:
         """Time to the first token of a call that finds no worker and weights in memory."""
-        self.system.wait_asleep(name)
+        self.wait_asleep(name)
         with self.system.connect() as connection:
             answer = connection.post(f"{self.paths[name]}/v1/chat/completions", CALL).expect()
         if answer.headers["fs-start"] != "warm":
@@ -156,6 +161,7 @@ def platform(keep_s: int, **settings: str) -> Iterator[Platform]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--whole", action="store_true", help="also `vllm serve` as it comes, which compiles")
+    parser.add_argument("--side", action="append", help="of the starts, this one alone; may be given several times")
     parser.add_argument("--only", choices=("starts", "rates"), help="measure one kind")
 
 
@@ -176,16 +182,27 @@ def measure_starts(options: Options, found: Samples, spare: Platform, load: list
         if options.peer_python:
             peer = stack.enter_context(ray_serve(options.peer_python, model=MODEL))
             sides["Ray Serve + transformers"] = lambda: ray_s(peer)
+        sides = {side: sides[side] for side in options.extra["side"] or sides}
         for number in range(options.rounds):
             for side, measure in sides.items():
+                rest(spare, forks)
                 found.firsts.setdefault(side, []).append(measure())
                 progress(f"round {number + 1} of {options.rounds}: {side} {found.firsts[side][-1]:.2f} s")
             load.append(os.getloadavg()[0])
 
 
+def rest(*platforms: Platform) -> None:
+    """Waits until no worker is left: a second engine that is still being built would take the next side's cores."""
+    for one in platforms:
+        for name in one.paths:
+            one.wait_asleep(name)
+    time.sleep(REST_S)
+
+
 def measure_rates(options: Options, found: Samples, spare: Platform) -> None:
     found.rates["serve"] = serve_rates(options.rounds)
     for name in options.rounds * ("vllm", "two", "native"):
+        rest(spare)
         spare.start_s(name)
         found.rates.setdefault(name, []).append(spare.throughput(name))
         progress(f"{name}: {found.rates[name][-1]:.0f} tokens/s")
@@ -205,7 +222,7 @@ def main() -> None:
     load.append(os.getloadavg()[0])
     if only and options.json and options.json.exists():
         before = json.loads(options.json.read_text())["samples"]
-        found.firsts = found.firsts or before["ttft_s"]
+        found.firsts = before["ttft_s"] | found.firsts
         found.rates, found.seconds = found.rates or before["tokens_per_s"], found.seconds or before["second_engine"]
     report.setup = {"model": MODEL.name, "messages": MESSAGES, "vllm": version("vllm"), "load": load, "only": only}
     report.samples = {"ttft_s": found.firsts, "tokens_per_s": found.rates, "second_engine": found.seconds}
