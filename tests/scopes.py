@@ -17,6 +17,7 @@ ON_SHARED_SYSTEM = frozenset(
         "calls/test_explain",
         "calls/test_hostile_http",
         "calls/test_scale",
+        "calls/test_tensor_parallel",
         "deploys/test_bad_input",
         "isolation/test_isolation",
         "isolation/test_misbehaving",

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 
 from fleetstart.runtime.contract.errors import DeviceOutOfMemory, FleetError, OutOfMemory, StartFailed, WorkerLost
+from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.devices import DeviceShare
 from fleetstart.runtime.contract.sizes import GIB, MIB
 
@@ -53,6 +54,8 @@ def exit_error(
     words = describe_status(status)
     if status is not None and status == stuck_status:
         words = f"a call did not end at its deadline ({words})"
+    if status == exit_codes.RANK_LOST:
+        words = f"one of the processes that its model is split over was lost ({words})"
     if was_ready:
         return WorkerLost(f"the worker ended by itself: {words}", hint="fs logs shows what it printed last")
     return StartFailed(f"the worker ended before it was ready: {words}", hint="fs logs shows what it printed last")

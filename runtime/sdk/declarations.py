@@ -27,7 +27,9 @@ OF_CODE = ("requirements", "calls", "volumes")
 """Settings of functions with code of their own, which an `LLM` has not."""
 OF_LAYERED = ("layers",)
 """Settings of a `Layered` class only."""
-OF_LLM = ("engine", "first", "dtype", "max_batch", "max_context", "kv_memory", "threads")
+OF_LLM = (
+    "engine", "first", "dtype", "max_batch", "max_context", "kv_memory", "threads", "tensor_parallel_size",
+)  # fmt: skip
 """Settings of an `LLM` only."""
 OF_TRANSFORMERS = ("task", "max_tokens", "pooling", "normalize")
 """Settings of a `Transformers` only."""
@@ -211,7 +213,8 @@ class LLM:
                 arithmetic, `"fp32"`, `"bf16"`, `"fp16"` or `"auto"`, that of the weights; default: `"fp32"` for the
                 native engine, else `"auto"`. `max_batch`: sequences a step, 1 to 256, default 8. `max_context`: tokens
                 of prompt and answer, default 2048. `kv_memory`: memory of the KV cache, default `"256MiB"`.
-                `threads`: CPU threads, default all of the worker's cores.
+                `threads`: CPU threads, default all of the worker's cores. `tensor_parallel_size`: devices of one node
+                that each layer is split over, default 1.
 
         Raises:
             TypeError: For an unknown setting, and without weights.

@@ -8,7 +8,7 @@ its own three matrices only.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +148,14 @@ class AdaptedWeights(TensorMapping):
 
     def file_view(self, name: str) -> memoryview:
         return self.base.file_view(name)
+
+
+def with_adapter(attached: Sequence[TensorMapping]) -> TensorMapping | None:
+    """The weights of a base and perhaps its adapter, with that applied; None without any."""
+    if len(attached) < 2:
+        return attached[0] if attached else None
+    base, adapter = attached
+    return AdaptedWeights(base, adapter)
 
 
 def _changes(adapter: TensorMapping, base: TensorMapping) -> LoraChanges:

@@ -9,6 +9,7 @@ further name of a tensor (tied weights) comes right after it and shares its memo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -168,6 +169,26 @@ class Weights(IndexedTensors):
     def _wait(self, name: str, offset: int, size_bytes: int) -> None:
         if not self.chunk_waiter.complete:
             self.chunk_waiter.wait(name, chunks_of(self.manifest, offset, size_bytes))
+
+
+def attach_segments(
+    slabs: Sequence[int],
+    descriptors: Sequence[int],
+    *,
+    deadline_ns: int,
+    want: Callable[[range], object] = lambda chunks: None,
+) -> list[Weights]:
+    """Attaches the segments of the weights and of an adapter; takes over the descriptors.
+
+    `slabs`: how many each segment has, after its control block; `want` is called for the weights alone. Errors: as of
+    `Weights.attach`.
+    """
+    given = iter(descriptors)
+    attached: list[Weights] = []
+    for count in slabs:
+        asked = want if not attached else lambda chunks: None
+        attached.append(Weights.attach(next(given), list(islice(given, count)), deadline_ns=deadline_ns, want=asked))
+    return attached
 
 
 def _in_order(manifest: Manifest) -> dict[str, TensorEntry]:

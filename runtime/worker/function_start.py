@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..contract.errors import (
@@ -47,6 +46,7 @@ from .entry_import import import_entry
 if TYPE_CHECKING:
     from ..contract.function.spec import LLMSettings
     from ..contract.weights.stage import Stage
+    from ..llm.tensor_parallel.rank_process import RankProcesses
     from ..pipeline.node_messages import NodeMessages
     from ..pipeline.stage_context import StageContext
     from ..weights.tensor_mapping import TensorMapping
@@ -91,6 +91,8 @@ class StartContext:
     """Over which the function calls others; None if it calls none."""
     node_messages: NodeMessages | None = None
     """Set for a pipeline stage, like the two callbacks below (see `StageContext`)."""
+    ranks: RankProcesses | None = None
+    """The other ranks of a language model that is split over devices."""
     on_consolidated: Callable[[ModeSwitch | None], object] = lambda switch: None
     on_end: Callable[[str], object] = lambda why: None
 
@@ -160,7 +162,7 @@ def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weight
     device.wait()
     if starting.assign.stage is not None:
         return _start_stage(starting, _stage_context(starting, starting.assign.stage, attached[0]), spec.llm, weights)
-    app = create_app(weights, spec.llm, name=spec.name, threads=threads)
+    app = create_app(weights, spec.llm, name=spec.name, threads=threads, ranks=starting.ranks)
     return StartedApp(app, False, app.close, app.speed, second_engine=app.second_engine, standby=app)
 
 
@@ -223,23 +225,17 @@ def _start_layered(starting: StartContext, device: DeviceInit, target: Any, atta
 
 
 def _attach(starting: StartContext) -> list[Weights]:
-    """Attaches the segments of the weights and of their adapter; they are mapped while the module is imported."""
+    """Attaches the segments of the weights and of their adapter; they are mapped while the module is imported, unless
+    this process reads a part of them only."""
     if not starting.segment_fds:
         return []
-    from ..weights.weights import Weights
+    from ..weights.weights import attach_segments
 
     deadline_ns = time.monotonic_ns() + round(starting.assign.spec.start_timeout_s * 1e9)
-    descriptors = iter(starting.segment_fds)
-    attached: list[Weights] = []
-    for slabs in starting.assign.slabs:
-        weights = Weights.attach(
-            next(descriptors),
-            list(islice(descriptors, slabs)),
-            deadline_ns=deadline_ns,
-            want=starting.want if not attached else lambda chunks: None,
-        )
-        weights.map_ahead()
-        attached.append(weights)
+    attached = attach_segments(starting.assign.slabs, starting.segment_fds, deadline_ns=deadline_ns, want=starting.want)
+    if starting.ranks is None:
+        for weights in attached:
+            weights.map_ahead()
     return attached
 
 
@@ -247,10 +243,9 @@ def _weights(attached: list[Weights]) -> TensorMapping | None:
     """The weights as `load()` receives them, with the adapter applied."""
     if len(attached) < 2:
         return attached[0] if attached else None
-    from ..weights.lora import AdaptedWeights
+    from ..weights.lora import with_adapter
 
-    base, adapter = attached
-    return AdaptedWeights(base, adapter)
+    return with_adapter(attached)
 
 
 def _build(target: Any, device: DeviceInit, weights: Any, loop: asyncio.AbstractEventLoop) -> Any:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from socket import socket
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import uvloop
@@ -57,6 +57,9 @@ from .entered_calls import EnteredCallWriter
 from .function_start import StartContext, StartedApp, start
 from .kept_answers import KeptAnswers
 from .server import WorkerServer
+
+if TYPE_CHECKING:
+    from ..llm.tensor_parallel.rank_process import RankProcesses
 
 USAGE_EVERY_S = 1.0
 SPARE_AFTER_S = 0.05
@@ -150,6 +153,7 @@ class AssignedWorker:
             bundle_dir, listening = self._confine(environment, descriptors)
             self._entered = EnteredCallWriter(descriptors.pop(0))
             self._provide_volumes(environment, descriptors)
+            ranks = self._fork_ranks(descriptors)  # before there is any thread
             watchdog.watch(self._channel.fileno(), self._meter)
             if self._assign.shell:
                 from .shell import ShellApp  # late: calls need none of it
@@ -166,6 +170,7 @@ class AssignedWorker:
                 want=lambda chunks: self._send(WantChunks(chunks[0], chunks[-1])),
                 links=self._links,
                 node_messages=self._node_messages,
+                ranks=ranks,
                 on_consolidated=lambda switch: self._send(Consolidated(switch)),
                 on_end=lambda why: self._loop.call_soon_threadsafe(self._stage_ended, why),
             )
@@ -186,6 +191,15 @@ class AssignedWorker:
 
             stream = socket(fileno=descriptors.pop(0)) if any(one.write for one in volumes) else None
             provide_volumes([(one, environment.volume_folder(one)) for one in volumes], stream)
+
+    def _fork_ranks(self, segment_fds: list[int]) -> RankProcesses | None:
+        """Forks the other ranks of a model that is split over devices. Errors: InvalidSpec."""
+        settings = self._assign.spec.llm
+        if settings is None or settings.tensor_parallel_size == 1:
+            return None
+        from ..llm.tensor_parallel.rank_fork import fork_ranks  # late: few models are split
+
+        return fork_ranks(self._assign, segment_fds, _end_with_rank)
 
     def _receive_stage_messages(self, descriptors: list[int]) -> NodeMessages | None:
         """For a pipeline stage, receives messages in a thread; takes the links' listener from the descriptors."""
@@ -364,6 +378,11 @@ class UsageReporter:
         engine = self.speed()
         speed = msgspec.structs.replace(engine, call_s=usage.speed.call_s) if engine is not None else None
         return msgspec.structs.replace(usage, speed=speed)
+
+
+def _end_with_rank(reason: str) -> NoReturn:
+    os.write(2, f"{reason}: this worker ends\n".encode())
+    watchdog.end_process(exit_codes.RANK_LOST)
 
 
 def _flush() -> None:

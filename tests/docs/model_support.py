@@ -11,12 +11,14 @@ NOT_RUN = "not run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One engine on one device with one dtype. `shown` is what a cell claims, `test` the function in
-    tests/runtime/llm/model/test_families.py that shows it."""
+    """One engine on one device with one dtype. `shown` is what a cell claims, `test` the function in `file` that shows
+    it."""
 
     title: str
     shown: str
     test: str = ""
+    file: str = "model/test_families.py"
+    """Below tests/runtime/llm."""
 
 
 COLUMNS = (
@@ -30,6 +32,12 @@ COLUMNS = (
         title="native, CPU, two stages",
         shown="equal",
         test="test_tokens_through_two_stages_are_those_of_the_whole_model",
+    ),
+    Column(
+        title="native, two CPU devices, fp32",
+        shown="equal",
+        test="test_tokens_are_those_of_one_device",
+        file="tensor_parallel/test_split_model.py",
     ),
     Column(title="native, CUDA", shown=NOT_RUN),
     Column(title="transformers, CPU, fp32", shown="equal", test="test_the_transformers_engine_gives_the_same_tokens"),

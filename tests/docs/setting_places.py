@@ -152,6 +152,7 @@ EXAMPLES = (
     Example("max_context", 4096, "llm"),
     Example("kv_memory", "1GiB", "llm"),
     Example("threads", 4, "llm"),
+    Example("tensor_parallel_size", 2, "llm"),
     Example("task", "embedding", "transformers"),
     Example("max_tokens", 256, "transformers"),
     Example("pooling", "cls", "transformers"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -30,8 +31,7 @@ def test_every_family_of_the_engine_has_a_row() -> None:
 
 @pytest.mark.parametrize("column", COLUMNS, ids=[column.title for column in COLUMNS])
 def test_each_cell_is_shown_by_a_test_or_not_run(column: model_support.Column) -> None:
-    from tests.runtime.llm.model import test_families
-
     assert bool(column.test) is (column.shown != NOT_RUN)
     if column.test:
-        assert set(CASES.values()) <= cases_of(getattr(test_families, column.test))
+        module = import_module(f"tests.runtime.llm.{column.file.removesuffix('.py').replace('/', '.')}")
+        assert set(CASES.values()) <= cases_of(getattr(module, column.test))

@@ -25,6 +25,7 @@ from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version, Wor
 from fleetstart.runtime.contract.node.channel import Channel, pair
 from fleetstart.runtime.contract.node.messages import (
     Assign,
+    DeviceBinding,
     Drain,
     Exited,
     Fork,
@@ -193,6 +194,7 @@ class Worker:
         threads: int = 1,
         shell: bool = False,
         user: int | None = None,
+        binding: DeviceBinding | None = None,
         **spec: Any,
     ) -> None:
         """Of each segment the descriptors: its control block, its slabs."""
@@ -208,6 +210,7 @@ class Worker:
             threads=threads,
             slabs=[len(descriptors) - 1 for descriptors in (segment, adapter_segment) if descriptors],
             shell=shell,
+            binding=binding,
             user=user if user is not None else USER if "uid" in self.isolation.split(",") else 0,
         )
         self.entered = EnteredCallRing()

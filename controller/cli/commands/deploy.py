@@ -38,6 +38,7 @@ from ..handler.spec import (
     include_of,
     layer_pattern_of,
     module_name,
+    tensor_parallel_of,
     weights_of,
 )
 from ..home import HomeLayout
@@ -261,7 +262,9 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
         source = with_layer_names(source, layer_pattern_of(declaration), where)
     engine = None
     if declaration.kind == "llm":
-        engine = require_runnable(source, where, engine_of(declaration), first_of(declaration))
+        engine = require_runnable(
+            source, where, engine_of(declaration), first_of(declaration), tensor_parallel_of(declaration)
+        )
     if declaration.kind == "transformers":
         require_task(source, declaration.settings["task"], where)
     change = adapter_of(declaration)

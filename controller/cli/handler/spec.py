@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import EngineName, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.function.tasks import check_task
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, LayerId
-from fleetstart.runtime.contract.node.devices import parse_request
+from fleetstart.runtime.contract.node.devices import REQUEST_MAX, DeviceRequest, parse_request
 from fleetstart.runtime.contract.sizes import GIB, parse_size
 from fleetstart.runtime.contract.weights.engine_choice import EngineSetting, engine_setting
 
@@ -56,6 +56,7 @@ _ENGINE = {
     "max_batch": "max_batch",
     "max_context": "max_context_tokens",
     "threads": "threads",
+    "tensor_parallel_size": "tensor_parallel_size",
 }
 
 _PRELOADS: dict[EngineName, str] = {"transformers": "transformers", "vllm": "vllm"}
@@ -141,6 +142,8 @@ def build_spec(
     if declaration.kind == "llm":
         fields["llm"] = llm = _llm_settings(settings, engine or _named_engine(declaration))
         fields["preload"] = "" if modules else _PRELOADS.get(llm.engine, "")
+        if llm.tensor_parallel_size > 1:
+            fields.setdefault("gpu", DeviceRequest(count=llm.tensor_parallel_size))
         fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)
         fields.setdefault("retries", MODEL_RETRIES)
         fields.setdefault("concurrency", llm.max_batch * LLM_QUEUE_FACTOR)
@@ -164,6 +167,14 @@ def engine_of(declaration: Declaration) -> EngineSetting:
 def first_of(declaration: Declaration) -> object:
     """The setting `first` of a language model: the engine that answers until the other one is up."""
     return declaration.settings.get("first", "")
+
+
+def tensor_parallel_of(declaration: Declaration) -> int:
+    """The setting `tensor_parallel_size` of a language model. Errors: InvalidSpec."""
+    size = declaration.settings.get("tensor_parallel_size", 1)
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= REQUEST_MAX:
+        raise InvalidSpec(f"tensor_parallel_size={size!r} is no number of devices from 1 to {REQUEST_MAX}")
+    return size
 
 
 def _named_engine(declaration: Declaration) -> EngineName:

@@ -21,15 +21,21 @@ TOKENIZER = "tokenizer.json"
 CONFIG_MAX_BYTES = MIB
 
 
-def require_runnable(source: Source, where: str, engine: EngineSetting = "auto", first: object = "") -> EngineChoice:
+def require_runnable(
+    source: Source,
+    where: str,
+    engine: EngineSetting = "auto",
+    first: object = "",
+    tensor_parallel_size: int = 1,
+) -> EngineChoice:
     """Chooses the engine of a model that an `LLM` declares, behind the `first` one. `where` names the declaration.
 
     Errors: CheckpointInvalid, naming the field that the engine does not support, or the file that is not there;
-    InvalidSpec for a `first` that fits no engine.
+    InvalidSpec for a `first` or a size that fits no engine.
     """
     config = _config(source, f"{where}: the weights of this LLM", (CONFIG, TOKENIZER))
     try:
-        return choose_engine(engine, read_all(config.file), first)
+        return choose_engine(engine, read_all(config.file), first, tensor_parallel_size)
     except CheckpointInvalid as error:
         raise CheckpointInvalid(
             f"{where}: this LLM cannot run: {error.message}", hint=error.hint or f"in {config.file}"

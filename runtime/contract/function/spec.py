@@ -11,7 +11,7 @@ import msgspec
 from ..errors import InvalidSpec
 from ..function_calls import check_calls
 from ..ids import BundleId, CheckpointId, FunctionName, LayerId
-from ..node.devices import DeviceRequest
+from ..node.devices import REQUEST_MAX, DeviceRequest
 from ..sizes import GIB, MIB
 from .interface import Interface
 from .names import DEFAULT_PROJECT, is_function_name, is_project_name, project_of
@@ -102,12 +102,23 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_memory_bytes: int = 256 * MIB
     threads: int = 0
     """Number of threads; 0: one for each core that the worker may use."""
+    tensor_parallel_size: int = 1
+    """Devices that every layer is split over, with a process each."""
 
     def __post_init__(self) -> None:
         if self.first and self.engine == self.first:
             raise InvalidSpec(
                 f"llm: first={self.first!r} answers until another engine is up, and the engine is {self.engine!r}",
                 hint='leave out first, or name the other engine: engine="vllm", first="native"',
+            )
+        if not 1 <= self.tensor_parallel_size <= REQUEST_MAX:
+            raise InvalidSpec(
+                f"llm: tensor_parallel_size must be 1 to {REQUEST_MAX} devices, got {self.tensor_parallel_size}"
+            )
+        if self.tensor_parallel_size > 1 and (self.engine != "native" or self.first):
+            raise InvalidSpec(
+                f"llm: tensor_parallel_size is of the native engine alone, and the engine is {self.engine!r}",
+                hint='leave it out, or write engine="native"',
             )
         if not 1 <= self.max_batch <= 256:
             raise InvalidSpec(f"llm: max_batch must be 1 to 256, got {self.max_batch}")
@@ -210,6 +221,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.calls:
             self._check_calls()
         check_volumes(self.volumes, has_code=self.llm is None)
+        if self.llm is not None and self.llm.tensor_parallel_size > 1:
+            self._check_split(self.llm.tensor_parallel_size)
         if self.isolation != "namespaces" and self.gpu is not None:
             raise InvalidSpec(
                 f"function {self.name}: devices need namespaces, and isolation is {self.isolation}",
@@ -291,6 +304,26 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.adapter is not None and self.adapter == self.weights:
             raise InvalidSpec(f"function {self.name}: weights and adapter are one and the same checkpoint")
 
+    def _check_split(self, ranks: int) -> None:
+        devices = self.gpu
+        if devices is None or devices.count != ranks:
+            asked = "asks for none" if devices is None else f"asks for {str(devices)!r}"
+            raise InvalidSpec(
+                f"function {self.name}: tensor_parallel_size={ranks} needs {ranks} whole devices, and gpu {asked}",
+                hint=f'leave out gpu, or write gpu={ranks}, or with a type gpu="H100:{ranks}"',
+            )
+        if self.scale.standby_s:
+            raise InvalidSpec(
+                f"function {self.name}: a model that is split over devices does not stand by",
+                hint="leave out standby_s: keep_alive_s keeps the worker",
+            )
+        if self.network is True:
+            raise InvalidSpec(
+                f"function {self.name}: the processes of a model that is split over devices connect on a loopback of "
+                "their own, and network=True would give them the node's",
+                hint="leave out network: a language model needs none",
+            )
+
     def _check_calls(self) -> None:
         check_calls(self.name, self.calls)
         for callee in self.calls:
@@ -315,9 +348,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def in_layers(self) -> bool:
-        """True if its model can be cut into stages: by the native engine, and in namespaces, where stages get their
-        links."""
-        native = self.llm is not None and self.llm.engine == "native"
+        """True if its model can be cut into stages: by the native engine on one device, and in namespaces, where stages
+        get their links."""
+        native = self.llm is not None and self.llm.engine == "native" and self.llm.tensor_parallel_size == 1
         return (native or self.layered) and self.isolation == "namespaces"
 
     @property

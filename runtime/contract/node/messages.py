@@ -114,6 +114,8 @@ class DeviceBinding(msgspec.Struct, frozen=True, kw_only=True):
     """The part of each visible GPU's memory that it may allocate."""
     cores: tuple[int, ...] = ()
     """Cores of its CPU devices; empty: all."""
+    cores_of: tuple[tuple[int, ...], ...] = ()
+    """For each device, its cores; empty ones for a GPU."""
 
 
 class DeviceLoaded(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,6 +83,16 @@ class DecoderConfig:
         wrong = [f"{name} {width} is no multiple of {LANES}" for name, width in widths.items() if width % LANES]
         return wrong[0] if wrong else ""
 
+    def not_split(self, ranks: int) -> str:
+        """The reason why the model cannot be split evenly among so many ranks (tensor parallelism); empty if it can."""
+        sizes = {
+            "num_attention_heads": self.head_count,
+            "num_key_value_heads": self.kv_head_count,
+            "intermediate_size": self.ffn_size,
+        }
+        wrong = [f"{name} {size} is no multiple of {ranks}" for name, size in sizes.items() if size % ranks]
+        return wrong[0] if wrong else ""
+
     def rope_of(self, layer: int) -> Rope:
         return self.rope if self.local_rope is None or self.windows[layer] is None else self.local_rope
 

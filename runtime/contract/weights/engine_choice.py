@@ -2,7 +2,8 @@
 
 "auto" is the native engine if that can run the model: it starts soonest and runs as a pipeline. Otherwise it is the one
 over transformers. An engine that is named is taken, or refused with its reason. Behind a `first` engine, which answers
-until it is up, both must run the model.
+until it is up, both must run the model. Over several devices (`tensor_parallel_size`) the native engine alone runs a
+model, if its heads and widths divide among them.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ def engine_setting(value: object) -> EngineSetting:
     raise InvalidSpec(f"engine={value!r} is none of {', '.join(map(repr, SETTINGS))}")
 
 
-def choose_engine(setting: EngineSetting, config: bytes, first: object = "") -> EngineChoice:
+def choose_engine(
+    setting: EngineSetting, config: bytes, first: object = "", tensor_parallel_size: int = 1
+) -> EngineChoice:
     """The engine for a model with this config.json. Errors: CheckpointInvalid with the field that it cannot honour;
-    InvalidSpec for a `first` that does not go with it."""
+    InvalidSpec for a `first` or a size that does not go with it."""
+    if tensor_parallel_size > 1:
+        return _split(setting, config, first, tensor_parallel_size)
     if first:
         return _behind(setting, config, first)
     if setting != "auto":
@@ -60,6 +65,21 @@ def choose_engine(setting: EngineSetting, config: bytes, first: object = "") -> 
             f"{error.message}; and for the native engine: {refused.message}", hint=error.hint
         ) from error
     return EngineChoice(engine="transformers", reason=f"the native engine refuses it: {refused.message}")
+
+
+def _split(setting: EngineSetting, config: bytes, first: object, ranks: int) -> EngineChoice:
+    if first or setting not in ("auto", "native"):
+        named = f"first={first!r}" if first else f"engine={setting!r}"
+        raise InvalidSpec(
+            f"tensor_parallel_size={ranks}: the native engine splits a model over devices, and {named} names another",
+            hint='leave out first and engine, or write engine="native"',
+        )
+    if reason := read_config(config).not_split(ranks):
+        raise CheckpointInvalid(
+            f"config.json: the model cannot be split over {ranks} devices: {reason}",
+            hint="take a tensor_parallel_size that divides all of them",
+        )
+    return EngineChoice(engine="native", reason=f"it splits the model over {ranks} devices")
 
 
 def _behind(setting: EngineSetting, config: bytes, first: object) -> EngineChoice:

@@ -1,4 +1,7 @@
-"""Layers of a model: gathers a stage's tensors by their Hugging Face names, and checks their shapes."""
+"""Layers of a model: gathers a stage's tensors by their Hugging Face names, and checks their shapes.
+
+Of a model that is split over several devices, only the rank's part of a tensor is read, as views.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from torch import Tensor
 from ...contract.errors import CheckpointInvalid
 from ...contract.weights.decoder_config import DecoderConfig
 from ...weights.lora import AdaptedWeights
+from ...weights.tensor_mapping import TensorMapping
+from .shard import WHOLE, Shard
 from .weights import ModelWeights
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -54,8 +59,9 @@ class StageWeights:
     head: Tensor | None
 
 
-def gather(weights: ModelWeights, config: DecoderConfig, first: int, end: int) -> StageWeights:
-    """Gathers layers `first .. end - 1`, waiting for their tensors in the order in which they run.
+def gather(weights: ModelWeights, config: DecoderConfig, first: int, end: int, shard: Shard = WHOLE) -> StageWeights:
+    """Gathers layers `first .. end - 1`, waiting for their tensors in the order in which they run; of each, the part
+    that `shard` computes with. `config` is that of the whole model.
 
     The first stage has both ends of the model (`contract.weights.stage` says why), so that tied ones are one tensor.
 
@@ -63,15 +69,14 @@ def gather(weights: ModelWeights, config: DecoderConfig, first: int, end: int) -
     """
     if not 0 <= first < end <= config.layer_count:
         raise ValueError(f"layers {first} to {end} of {config.layer_count}")
-    table = (config.vocab_size, config.hidden_size)
-    embedding = _tensor(weights, EMBEDDING, table) if first == 0 else None
-    layers = [_layer(weights, config, layer) for layer in range(first, end)]
+    embedding = _vocabulary(weights, EMBEDDING, config, shard) if first == 0 else None
+    layers = [_layer(weights, config, layer, shard) for layer in range(first, end)]
     return StageWeights(
         first=first,
         embedding=embedding,
         layers=layers,
         final_norm=None if embedding is None else _norm(weights, config, "model.norm", config.hidden_size),
-        head=None if embedding is None else _head(weights, config, embedding),
+        head=None if embedding is None else _head(weights, config, embedding, shard),
     )
 
 
@@ -96,18 +101,22 @@ def capped(values: Tensor, cap: float) -> Tensor:
     return torch.tanh(values / cap) * cap
 
 
-def _head(weights: ModelWeights, config: DecoderConfig, embedding: Tensor) -> Tensor:
+def _vocabulary(weights: ModelWeights, name: str, config: DecoderConfig, shard: Shard) -> Tensor:
+    return _tensor(weights, name, (config.vocab_size, config.hidden_size), rows=_slice(shard, config.vocab_size))
+
+
+def _head(weights: ModelWeights, config: DecoderConfig, embedding: Tensor, shard: Shard) -> Tensor:
     """The head; a tied one is the embedding's tensor itself, so that it is moved and converted once."""
-    table = (config.vocab_size, config.hidden_size)
     if not config.tied_embeddings:
-        return _tensor(weights, HEAD, table)
+        return _vocabulary(weights, HEAD, config, shard)
     if isinstance(weights, AdaptedWeights) and not weights.changed.isdisjoint((HEAD, EMBEDDING)):
         # An adapter that was trained on one of the two changes only that one, as in PEFT.
-        return _tensor(weights, HEAD, table) if HEAD in weights.changed else _tensor(weights.base, EMBEDDING, table)
+        changed, name = (weights, HEAD) if HEAD in weights.changed else (weights.base, EMBEDDING)
+        return _vocabulary(changed, name, config, shard)
     return embedding
 
 
-def _layer(weights: ModelWeights, config: DecoderConfig, layer: int) -> LayerWeights:
+def _layer(weights: ModelWeights, config: DecoderConfig, layer: int, shard: Shard) -> LayerWeights:
     at = f"model.layers.{layer}."
     hidden, q_width, kv_width, ffn = (
         config.hidden_size,
@@ -119,19 +128,26 @@ def _layer(weights: ModelWeights, config: DecoderConfig, layer: int) -> LayerWei
     def norm(name: str, width: int = hidden, *, here: bool = True) -> Tensor | None:
         return _norm(weights, config, at + name, width) if here else None
 
-    def bias(name: str, width: int, here: bool) -> Tensor | None:
-        return _tensor(weights, f"{at}{name}.bias", (width,)) if here else None
+    def rows(name: str, height: int) -> Tensor:
+        return _tensor(weights, f"{at}{name}.weight", (height, hidden), rows=_slice(shard, height))
 
-    attention = at + "self_attn."
+    def columns(name: str, width: int) -> Tensor:
+        return _tensor(weights, f"{at}{name}.weight", (hidden, width), columns=_slice(shard, width))
+
+    def bias(name: str, width: int, here: bool) -> Tensor | None:
+        return _tensor(weights, f"{at}{name}.bias", (width,), rows=_slice(shard, width)) if here else None
+
+    def bias_of_sum(name: str, here: bool) -> Tensor | None:
+        return _tensor(weights, f"{at}{name}.bias", (hidden,)) if here and shard.first else None
+
     if config.fused_projections:
-        q, k, v = _split(weights, attention + "qkv_proj", [q_width, kv_width, kv_width], hidden)
-        gate, up = _split(weights, at + "mlp.gate_up_proj", [ffn, ffn], hidden)
+        q, k, v = _split(weights, at + "self_attn.qkv_proj", [q_width, kv_width, kv_width], hidden, shard)
+        gate, up = _split(weights, at + "mlp.gate_up_proj", [ffn, ffn], hidden, shard)
     else:
-        q = _tensor(weights, attention + "q_proj.weight", (q_width, hidden))
-        k = _tensor(weights, attention + "k_proj.weight", (kv_width, hidden))
-        v = _tensor(weights, attention + "v_proj.weight", (kv_width, hidden))
-        gate = _tensor(weights, at + "mlp.gate_proj.weight", (ffn, hidden))
-        up = _tensor(weights, at + "mlp.up_proj.weight", (ffn, hidden))
+        q, k, v = (
+            rows("self_attn.q_proj", q_width), rows("self_attn.k_proj", kv_width), rows("self_attn.v_proj", kv_width)
+        )  # fmt: skip
+        gate, up = rows("mlp.gate_proj", ffn), rows("mlp.up_proj", ffn)
     # The norm that Llama names for what it follows is, in families with norms of outputs, such a one.
     ffn_norm = "pre_feedforward_layernorm" if config.output_norms else "post_attention_layernorm"
     return LayerWeights(
@@ -139,18 +155,18 @@ def _layer(weights: ModelWeights, config: DecoderConfig, layer: int) -> LayerWei
         q=q,
         k=k,
         v=v,
-        o=_tensor(weights, attention + "o_proj.weight", (hidden, q_width)),
+        o=columns("self_attn.o_proj", q_width),
         ffn_norm=_norm(weights, config, at + ffn_norm, hidden),
         gate=gate,
         up=up,
-        down=_tensor(weights, at + "mlp.down_proj.weight", (hidden, ffn)),
+        down=columns("mlp.down_proj", ffn),
         q_bias=bias("self_attn.q_proj", q_width, config.qkv_bias),
         k_bias=bias("self_attn.k_proj", kv_width, config.qkv_bias),
         v_bias=bias("self_attn.v_proj", kv_width, config.qkv_bias),
-        o_bias=bias("self_attn.o_proj", hidden, config.output_bias),
+        o_bias=bias_of_sum("self_attn.o_proj", config.output_bias),
         gate_bias=bias("mlp.gate_proj", ffn, config.ffn_bias),
         up_bias=bias("mlp.up_proj", ffn, config.ffn_bias),
-        down_bias=bias("mlp.down_proj", hidden, config.ffn_bias),
+        down_bias=bias_of_sum("mlp.down_proj", config.ffn_bias),
         q_norm=norm("self_attn.q_norm", config.head_dim, here=config.query_key_norms),
         k_norm=norm("self_attn.k_norm", config.head_dim, here=config.query_key_norms),
         attention_output_norm=norm("post_attention_layernorm", here=config.output_norms),
@@ -163,18 +179,48 @@ def _norm(weights: ModelWeights, config: DecoderConfig, name: str, width: int) -
     return weight.float() + 1.0 if config.zero_centred_norms else weight
 
 
-def _split(weights: ModelWeights, name: str, rows: list[int], columns: int) -> tuple[Tensor, ...]:
+def _split(weights: ModelWeights, name: str, heights: list[int], columns: int, shard: Shard) -> list[Tensor]:
     """Views of the matrices that are stored as one."""
-    return torch.split(_tensor(weights, f"{name}.weight", (sum(rows), columns)), rows)
+    shape, views, begin = (sum(heights), columns), [], 0
+    for height in heights:
+        part = shard.part(height)
+        views.append(_tensor(weights, f"{name}.weight", shape, rows=slice(begin + part.start, begin + part.stop)))
+        begin += height
+    return views
 
 
-def _tensor(weights: ModelWeights, name: str, shape: tuple[int, ...]) -> Tensor:
+def _slice(shard: Shard, size: int) -> slice | None:
+    return None if shard.whole else shard.part(size)
+
+
+def _tensor(
+    weights: ModelWeights,
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    rows: slice | None = None,
+    columns: slice | None = None,
+) -> Tensor:
+    """A tensor of that shape, or some of its rows or columns, of which nothing else is read."""
     try:
-        tensor = weights[name]
+        stored = tuple(weights.entry(name).shape) if isinstance(weights, TensorMapping) else None
+        if rows is None or stored != shape:
+            tensor = weights[name]
+        else:
+            assert isinstance(weights, TensorMapping)
+            tensor = weights.rows(name, rows.start, rows.stop)
     except KeyError as error:
         raise CheckpointInvalid(f"the checkpoint has no tensor {name}") from error
-    if tuple(tensor.shape) != shape:
-        raise CheckpointInvalid(f"tensor {name} has shape {list(tensor.shape)}, config.json requires {list(shape)}")
+    if (stored or tuple(tensor.shape)) != shape:
+        raise CheckpointInvalid(
+            f"tensor {name} has shape {list(stored or tensor.shape)}, config.json requires {list(shape)}"
+        )
+    if rows is not None and stored is None:
+        tensor = tensor[rows]
+    if columns is not None:
+        tensor = tensor[:, columns]
+        if isinstance(weights, AdaptedWeights) and name in weights.changed:
+            tensor = tensor.clone()  # the whole matrix was computed, and is not kept for a part of it
     if not tensor.is_floating_point() or tensor.element_size() not in (2, 4):
         raise CheckpointInvalid(f"tensor {name} is {tensor.dtype}: store fp16, bf16 or fp32")
     return tensor

@@ -124,16 +124,8 @@ def load_model(
     """
     built = decoder_builder(weights, settings, threads=threads, device=device, whole=runner is None)
     files = ModelFiles(weights)
-    config = read_config(files.config, files.generation)
-    step_tokens = STEP_TOKENS if built.device.type == "cpu" else CUDA_STEP_TOKENS
-    scheduler = Scheduler(
-        BlockPool(built.block_count, BLOCK_TOKENS),
-        max_batch=settings.max_batch,
-        token_budget=max(step_tokens, settings.max_batch),
-        context_tokens=min(settings.max_context_tokens, config.max_positions),
-        # Along a pipeline several steps are in flight, and blocks of later stages move when it is consolidated.
-        share_prefixes=runner is None,
-    )
+    # Along a pipeline several steps are in flight, and blocks of later stages move when it is consolidated.
+    scheduler, config = scheduler_of(built, files, settings, share_prefixes=runner is None)
 
     def again() -> Runner:
         return LocalRunner(replace(kept, weights=_moving(weights, kept.device)).whole())
@@ -142,6 +134,22 @@ def load_model(
     kept = replace(built, weights=weights)  # what was moved to a GPU is its runner's alone, and goes with it
     engine = Engine(running, scheduler, files.tokenizer, config.eos_ids, again if runner is None else None)
     return files.model(engine, config.vocab_size, config.eos_ids)
+
+
+def scheduler_of(
+    built: DecoderBuilder, files: ModelFiles, settings: LLMSettings, *, share_prefixes: bool = True
+) -> tuple[Scheduler, DecoderConfig]:
+    """The scheduler of a model's steps, and the configuration with its generation's end tokens."""
+    config = read_config(files.config, files.generation)
+    step_tokens = STEP_TOKENS if built.device.type == "cpu" else CUDA_STEP_TOKENS
+    scheduler = Scheduler(
+        BlockPool(built.block_count, BLOCK_TOKENS),
+        max_batch=settings.max_batch,
+        token_budget=max(step_tokens, settings.max_batch),
+        context_tokens=min(settings.max_context_tokens, config.max_positions),
+        share_prefixes=share_prefixes,
+    )
+    return scheduler, config
 
 
 def _moving(weights: ModelWeights, device: torch.device) -> ModelWeights:

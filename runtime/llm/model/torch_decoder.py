@@ -2,6 +2,8 @@
 
 Keys and values are in one tensor of blocks; a step writes its own and gathers each sequence's by its block table. Rows
 of a pure decode, one a sequence, are computed together, padded to the longest context; prompt chunks one by one.
+
+Of a model that is split over devices, it computes one rank's shard; `ShardGroup` adds up what the ranks have.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -45,8 +48,25 @@ class _Step:
     groups: list[_Group]
 
 
+class ShardGroup(Protocol):
+    """The ranks of a model that is split over devices. Every rank makes the same calls in the same order."""
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """The sum of all ranks' tensors, in every rank. May write to `partial`."""
+        ...
+
+    def own_rows(self, tokens: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """Rows of the embedding's part that is here for these tokens, and a mask of the tokens that are not here."""
+        ...
+
+    def joined(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """Logits of the whole vocabulary, [rows, vocab_size], from every rank's part of it, in the first rank; empty
+        in the others."""
+        ...
+
+
 class TorchDecoder:
-    """Layers of one stage with their KV blocks.
+    """Layers of one stage, or one rank's shard of them, with their KV blocks.
 
     `forward` and `logits` are not thread-safe. `read_kv` and `write_kv` may run in other threads meanwhile: the cache
     is append-only, so no step changes keys and values of earlier ones.
@@ -61,8 +81,11 @@ class TorchDecoder:
         dtype: torch.dtype,
         block_count: int,
         block_tokens: int,
+        group: ShardGroup | None = None,
     ) -> None:
+        """`group`: the ranks of a split model, whose `config` and `weights` are those of its shard here."""
         self.config = config
+        self._ranks = group
         self.device = device
         self.dtype = dtype
         self.block_count = block_count
@@ -89,6 +112,9 @@ class TorchDecoder:
         )
 
     def _move(self, tensor: Tensor) -> Tensor:
+        if self.device.type == "cuda" and tensor.device.type == "cpu":
+            # Pageable memory would be copied by one thread, and the host would wait for it; converted over there.
+            tensor = tensor.pin_memory().to(device=self.device, non_blocking=True)
         return tensor.to(device=self.device, dtype=self.dtype, non_blocking=True)
 
     def _move_norm(self, weight: Tensor) -> Tensor:
@@ -132,7 +158,11 @@ class TorchDecoder:
     def _embed(self, batch: Batch) -> Tensor:
         assert self._embedding is not None
         tokens = torch.tensor(batch.tokens, device=self.device)
-        hidden = functional.embedding(tokens, self._embedding)
+        if self._ranks is None:
+            hidden = functional.embedding(tokens, self._embedding)
+        else:
+            rows, elsewhere = self._ranks.own_rows(tokens, self.config.vocab_size)
+            hidden = self._ranks.sum(functional.embedding(rows, self._embedding).masked_fill(elsewhere[:, None], 0.0))
         scale = self.config.embedding_scale
         # The factor is rounded to the dtype, as in training.
         return hidden if scale == 1.0 else hidden * torch.tensor(scale, dtype=self.dtype, device=self.device)
@@ -158,9 +188,12 @@ class TorchDecoder:
         active = (
             functional.silu(gate) if self.config.activation == "silu" else functional.gelu(gate, approximate="tanh")
         )
-        return functional.linear(
-            active * functional.linear(normed, layer.up, layer.up_bias), layer.down, layer.down_bias
-        )
+        wide = active * functional.linear(normed, layer.up, layer.up_bias)
+        return self._summed(functional.linear(wide, layer.down, layer.down_bias))
+
+    def _summed(self, partial: Tensor) -> Tensor:
+        """The result of a matrix whose columns are divided among the ranks."""
+        return partial if self._ranks is None else self._ranks.sum(partial)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -172,7 +205,10 @@ class TorchDecoder:
         if self._head is None or self._final_norm is None:
             raise ValueError("the head belongs to the first stage")
         normed = self._norm(self._move(hidden), self._final_norm)
-        return finished(functional.linear(normed, self._head).float(), self.config)
+        logits = functional.linear(normed, self._head).float()
+        if self._ranks is not None:
+            logits = self._ranks.joined(logits, self.config.vocab_size)
+        return finished(logits, self.config)
 
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
@@ -247,7 +283,7 @@ class TorchDecoder:
         mixed = torch.empty_like(query)
         for group in step.groups:
             mixed[group.rows] = self._attend(query[group.rows], cache, group, self._windows[index])
-        return functional.linear(mixed.view(rows, -1), layer.o, layer.o_bias)
+        return self._summed(functional.linear(mixed.view(rows, -1), layer.o, layer.o_bias))
 
     def _attend(self, query: Tensor, cache: Tensor, group: _Group, window: int | None) -> Tensor:
         """[sequences * queries, heads, head_dim] of queries over their sequences' gathered keys and values."""

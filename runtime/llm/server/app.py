@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -36,6 +37,9 @@ from .responses_api.requests import ResponsesCall, own_names
 from .responses_api.writer import ResponsesWriter
 from .stream_resume import split_body
 
+if TYPE_CHECKING:
+    from ..tensor_parallel.rank_process import RankProcesses
+
 STREAMING = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -44,9 +48,11 @@ STREAMING = [
 MARKED = (CONTINUE_HEADER.encode(), b"1")
 
 
-def create_app(weights: ModelWeights, settings: LLMSettings, *, name: str, threads: int) -> LLMApp:
-    """Loads the model and builds its app. Errors: as of `load_engine`."""
-    return LLMApp(load_engine(weights, settings, threads=threads), name=name)
+def create_app(
+    weights: ModelWeights, settings: LLMSettings, *, name: str, threads: int, ranks: RankProcesses | None = None
+) -> LLMApp:
+    """Loads the model and builds its app. `ranks`: as of `load_engine`. Errors: as of `load_engine`."""
+    return LLMApp(load_engine(weights, settings, threads=threads, ranks=ranks), name=name)
 
 
 class LLMApp:

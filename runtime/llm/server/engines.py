@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -14,6 +15,9 @@ from ..engine.inference_engine import InferenceEngine
 from ..engine.two_engines import TwoEngines
 from ..model.loaded_model import LoadedModel
 from ..model.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from ..tensor_parallel.rank_process import RankProcesses
 
 LOADERS: dict[EngineName, str] = {
     "native": "..model.loader",
@@ -27,12 +31,19 @@ EMBEDDING: frozenset[EngineName] = frozenset({"native", "transformers"})
 """Engines that compute embeddings."""
 
 
-def load_engine(weights: ModelWeights, settings: LLMSettings, *, threads: int) -> LoadedModel:
+def load_engine(
+    weights: ModelWeights, settings: LLMSettings, *, threads: int, ranks: RankProcesses | None = None
+) -> LoadedModel:
     """Loads the model into the engine of its settings; with `first`, into that one, and the other one comes up later.
+    `ranks`: the processes of the other ranks of a model that is split over devices.
 
     Errors: StartFailed if the engine's package is not installed; CheckpointInvalid and InvalidSpec for a model or
     settings that the engine cannot run.
     """
+    if ranks is not None:
+        from ..tensor_parallel.loader import load_model  # late: few models need torch.distributed
+
+        return load_model(weights, settings, ranks, threads=threads)
     if settings.first:
         return _load_two(weights, settings, threads=threads)
     try:

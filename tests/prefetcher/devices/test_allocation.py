@@ -64,12 +64,12 @@ def test_a_refused_reservation_names_the_device_and_reserves_nothing() -> None:
 
 def test_a_process_is_bound_to_its_own_devices() -> None:
     node = DeviceAllocator(DEVICES)
-    assert node.binding([DeviceShare(CPU1, GIB)]) == DeviceBinding(devices=(CPU1,), cores=(2, 3))
+    assert node.binding([DeviceShare(CPU1, GIB)]) == DeviceBinding(devices=(CPU1,), cores=(2, 3), cores_of=((2, 3),))
     assert node.binding([DeviceShare(CPU0, GIB), DeviceShare(CPU1, GIB)]) == DeviceBinding(
-        devices=(CPU0, CPU1), cores=(0, 1, 2, 3)
+        devices=(CPU0, CPU1), cores=(0, 1, 2, 3), cores_of=((0, 1), (2, 3))
     )
     assert node.binding([DeviceShare(GPU, 20 * GIB)]) == DeviceBinding(
-        devices=(GPU,), visible="GPU-1", fractions=(0.25,)
+        devices=(GPU,), visible="GPU-1", fractions=(0.25,), cores_of=((),)
     )
     assert node.binding([]) == DeviceBinding()
     assert DeviceAllocator(()).binding([]) is None

@@ -16,6 +16,7 @@ from fleetstart.runtime.contract.sizes import MIB
         (-9, False, True, "worker_lost", "killed by SIGKILL"),
         (-11, False, False, "start_failed", "before it was ready: killed by SIGSEGV"),
         (3, False, True, "worker_lost", "exit code 3"),
+        (88, False, True, "worker_lost", "one of the processes that its model is split over was lost (exit code 88)"),
         (0, False, True, "worker_lost", "exit code 0"),
         (86, False, True, "worker_lost", "a call did not end at its deadline"),
         (None, False, True, "worker_lost", "its fork server died"),

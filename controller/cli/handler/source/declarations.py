@@ -32,7 +32,9 @@ _GENERAL = (
     "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep", "gpu",
 )  # fmt: skip
 FUNCTION_SETTINGS = (*_GENERAL, "requirements", "calls", "volumes")
-LLM_SETTINGS = (*_GENERAL, "engine", "first", "dtype", "max_batch", "max_context", "kv_memory", "threads")
+LLM_SETTINGS = (
+    *_GENERAL, "engine", "first", "dtype", "max_batch", "max_context", "kv_memory", "threads", "tensor_parallel_size",
+)  # fmt: skip
 LAYERED_SETTINGS = (*FUNCTION_SETTINGS, "layers")
 TRANSFORMERS_SETTINGS = (*FUNCTION_SETTINGS, "task", "max_tokens", "pooling", "normalize")
 

@@ -13,6 +13,7 @@ from fleetstart.controller.cli.handler.spec import (
     include_of,
     module_name,
     preload_of,
+    tensor_parallel_of,
     weights_of,
 )
 from fleetstart.runtime.contract.errors import InvalidSpec
@@ -63,6 +64,37 @@ def test_defaults_of_an_llm_follow_its_batch() -> None:
     assert spec.llm is not None
     assert (spec.profile, spec.memory_bytes, spec.concurrency) == ("torch", 2 * GIB, 8)
     assert (spec.llm.max_batch, spec.llm.max_context_tokens, spec.llm.kv_memory_bytes) == (4, 512, 64 * MIB)
+
+
+def test_a_model_that_is_split_asks_for_as_many_devices() -> None:
+    spec = spec_of(declared("llm", weights="w", tensor_parallel_size=2))
+    assert spec.llm is not None
+    assert (str(spec.gpu), spec.llm.tensor_parallel_size, spec.in_layers) == ("2", 2, False)
+    assert str(spec_of(declared("llm", weights="w", tensor_parallel_size=2, gpu="H100:2")).gpu) == "H100:2"
+    assert spec_of(declared("llm", weights="w")).gpu is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"gpu": 1}, "needs 2 whole devices, and gpu asks for '1'"),
+        ({"gpu": "24GiB"}, "needs 2 whole devices, and gpu asks for '24GiB'"),
+        ({"scale": {"standby_s": 5.0}}, "split over devices does not stand by"),
+        ({"network": True}, "connect on a loopback of their own"),
+        ({"engine": "transformers"}, "tensor_parallel_size is of the native engine alone"),
+        ({"tensor_parallel_size": 17}, "must be 1 to 16 devices, got 17"),
+    ],
+)
+def test_what_does_not_go_with_a_split_is_refused(settings: dict[str, Any], reason: str) -> None:
+    fields: dict[str, Any] = {"weights": "w", "tensor_parallel_size": 2, **settings}
+    with pytest.raises(InvalidSpec, match=reason):
+        spec_of(declared("llm", **fields))
+
+
+@pytest.mark.parametrize("size", [0, 17, True, "2", 1.5])
+def test_a_size_that_is_no_number_of_devices_is_named(size: object) -> None:
+    with pytest.raises(InvalidSpec, match=f"tensor_parallel_size={size!r} is no number of devices from 1 to 16"):
+        tensor_parallel_of(declared("llm", weights="w", tensor_parallel_size=size))
 
 
 def test_an_llm_of_another_engine_computes_in_the_dtype_of_its_weights() -> None:

@@ -89,6 +89,30 @@ def test_an_engine_behind_the_native_one_is_told() -> None:
     assert (choice.engine, choice.reason) == ("vllm", "as declared; the native engine answers until it is up")
 
 
+@pytest.mark.parametrize("setting", ["auto", "native"])
+def test_a_model_that_divides_is_split_by_the_native_engine(setting: EngineSetting) -> None:
+    choice = choose_engine(setting, json.dumps(LLAMA).encode(), tensor_parallel_size=2)
+    assert (choice.engine, choice.reason) == ("native", "it splits the model over 2 devices")
+
+
+@pytest.mark.parametrize(
+    ("setting", "first", "fields", "ranks", "reason"),
+    [
+        ("auto", "", LLAMA, 3, "over 3 devices: num_attention_heads 4 is no multiple of 3"),
+        ("auto", "", LLAMA | {"num_key_value_heads": 2}, 4, "num_key_value_heads 2 is no multiple of 4"),
+        ("native", "", LLAMA | {"intermediate_size": 65}, 2, "intermediate_size 65 is no multiple of 2"),
+        ("auto", "", NEOX, 2, "model_type 'gpt_neox' is not supported"),
+        ("vllm", "", LLAMA, 2, "engine='vllm' names another"),
+        ("auto", "native", LLAMA, 2, "first='native' names another"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(
+    setting: EngineSetting, first: str, fields: dict[str, Any], ranks: int, reason: str
+) -> None:
+    with pytest.raises((CheckpointInvalid, InvalidSpec), match=reason):
+        choose_engine(setting, json.dumps(fields).encode(), first, ranks)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_file_that_is_no_json_is_refused(setting: EngineSetting) -> None:
     with pytest.raises(CheckpointInvalid, match="not a JSON object"):
