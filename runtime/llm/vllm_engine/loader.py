@@ -101,6 +101,7 @@ def _arguments(folder: Path, settings: LLMSettings, processor: type[Any]) -> Any
 
     return EngineArgs(
         model=str(folder),
+        runner="generate",  # by itself it takes a model whose config names no architecture for one of embeddings
         load_format=LOAD_FORMAT,
         dtype=_dtype(settings),
         max_model_len=None if _fits(folder, settings) else settings.max_context_tokens,

@@ -65,15 +65,20 @@ class FamilyModel:
     weights: Checkpoint
 
 
+_WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+"""For vLLM, whose kernels know heads of 32 and more."""
+
+
 @functools.cache
-def family_model(case: str, seed: int = 0) -> FamilyModel:
+def family_model(case: str, seed: int = 0, *, wide: bool = False) -> FamilyModel:
     """Noise as weights, the same for one seed; biases and norms, too."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = _SHAPE | CASES[case]
+    fields = _SHAPE | CASES[case] | (_WIDE if wide else {})
     config = AutoConfig.for_model(**fields)
     config._attn_implementation = "eager"  # the one that has softcaps
     theirs: Any = AutoModelForCausalLM.from_config(config).eval()
+    config.architectures = [type(theirs).__name__]  # as a saved model has it
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(theirs.named_parameters()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -118,6 +119,18 @@ def test_the_transformers_engine_gives_the_same_tokens(case: str) -> None:
     loaded = load_engine(model.weights, settings, threads=1).engine
     assert isinstance(loaded, Engine)
     check(model.theirs, [tokens_of(deltas) for deltas in run(loaded, requests())])
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")  # its modules warn of one another
+@pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make vllm-test")
+@pytest.mark.parametrize("case", FAMILIES)
+def test_the_vllm_engine_gives_the_same_tokens(case: str) -> None:
+    model = family_model(case, wide=True)
+    settings = LLMSettings(engine="vllm", max_batch=4, max_context_tokens=128, kv_memory_bytes=4 * MIB)
+    loaded = load_engine(model.weights, settings, threads=1).engine
+    check(model.theirs, [tokens_of(deltas) for deltas in run(loaded, requests())])
+    loaded.close()
 
 
 @pytest.mark.parametrize(
