@@ -16,9 +16,10 @@ import msgspec
 
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
-from fleetstart.runtime.contract.node.peers import CopyOrder, Peer, SealedPeerKey
+from fleetstart.runtime.contract.node.peers import CopyOrder, Peer, Pull, SealedPeerKey
 from fleetstart.runtime.contract.node.reports import NodeReport
 
+from ..planner.multicast import ReceiverPlan
 from ..state.identity_records import PeerKeyRecord
 from ..state.view import View
 from .chunk_ranges import without
@@ -27,6 +28,7 @@ from .grants import granted, still_valid
 from .holder_index import FetchUnderWay, HolderIndex
 from .holdings import EMPTY, Holding, chunks_coming, chunks_needed
 from .kept import CopyProgress, all_kept, copy_node, copy_of
+from .replanning import is_spoilt, replanned
 from .sources import SOURCES_MAX, ChosenHolder, Reader, readers_of, sources_for
 
 KEYS_AT_ONCE = 20
@@ -168,7 +170,15 @@ class ParameterPool:
         """Orders of fetches whose holders or grants are to be others."""
         load = self._load()
         now_unix_ms = now_unix_ns // 1_000_000
-        for fetch in self._index.fetches():
+        fetches = self._index.fetches()
+        plans = self._replanned(fetches)
+        for fetch in fetches:
+            plan = plans.get((fetch.order.node, fetch.checkpoint)) if fetch.order.pulls else None
+            if plan is not None:
+                every = self._index.checkpoints[fetch.checkpoint].every
+                planned = [ChosenHolder(node, every) for node in plan.peers]
+                yield _changed(fetch, self._granted(fetch, planned, now_unix_ns), plan.pulls, now_unix_ns)
+                continue
             if len(fetch.peers) == SOURCES_MAX:  # as many as there may be: most often these are still the ones
                 same = self._chosen(fetch, load, others=False)
                 if still_valid(fetch.peers, same, self._index.peers, now_unix_ms):
@@ -183,15 +193,20 @@ class ParameterPool:
             for peer in fresh:
                 load[peer.node] = load.get(peer.node, 0) + 1
             pulls = fetch.order.pulls if [one.node for one in fresh] == [one.node for one in fetch.peers] else ()
-            if isinstance(fetch.order, WorkerOrder):
-                yield fetch.order.changed(now_unix_ns, sources=fresh, pulls=pulls)
-            else:
-                yield msgspec.structs.replace(
-                    fetch.order,
-                    peers=fresh,
-                    pulls=pulls,
-                    ordered_unix_ns=max(now_unix_ns, fetch.order.ordered_unix_ns + 1),
-                )
+            yield _changed(fetch, fresh, pulls, now_unix_ns)
+
+    def _replanned(self, fetches: Sequence[FetchUnderWay]) -> dict[tuple[NodeId, CheckpointId], ReceiverPlan]:
+        """New parts in the multicasts under way that have lost a node."""
+        usable = {
+            node: peer for node, peer in self._index.peers.items() if self._keys.key(node, peer.epoch) is not None
+        }
+        found = {}
+        for checkpoint in {fetch.checkpoint for fetch in fetches if is_spoilt(fetch, usable)}:
+            of_it = [fetch for fetch in fetches if fetch.checkpoint == checkpoint]
+            known, holders = self._index.checkpoints[checkpoint], self._index.holders(checkpoint)
+            for node, plan in replanned(of_it, known, holders, usable).items():
+                found[node, checkpoint] = plan
+        return found
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────
 
@@ -279,3 +294,13 @@ class ParameterPool:
                 peers = self._granted(fetch, self._chosen(fetch, load), now_unix_ns)
                 order = msgspec.structs.replace(order, peers=peers)
             yield order
+
+
+def _changed(
+    fetch: FetchUnderWay, sources: tuple[Peer, ...], pulls: tuple[Pull, ...], now_unix_ns: int
+) -> WorkerOrder | CopyOrder:
+    """The fetch's order, with these sources and pulls."""
+    if isinstance(fetch.order, WorkerOrder):
+        return fetch.order.changed(now_unix_ns, sources=sources, pulls=pulls)
+    ordered_unix_ns = max(now_unix_ns, fetch.order.ordered_unix_ns + 1)
+    return msgspec.structs.replace(fetch.order, peers=sources, pulls=pulls, ordered_unix_ns=ordered_unix_ns)

@@ -136,13 +136,13 @@ def _promising(
 
 def _offered(reader: Reader, holding: Holding, peer: PeerNode) -> Ranges:
     """The chunks that the holder can give this reader."""
-    if peer.node == reader.node or not _reaches(reader, peer):
+    if peer.node == reader.node or not reaches(reader, peer):
         return ()
     before = (holding.since_unix_ns, peer.node) < (reader.since_unix_ns, reader.node)
     return holding.serves if holding.complete or before else ()
 
 
-def _reaches(reader: Reader, peer: PeerNode) -> bool:
+def reaches(reader: Reader, peer: PeerNode) -> bool:
     """True if the reader's machine can reach the peer's address: one on loopback is another on every machine."""
     host = peer.address.rpartition(":")[0].strip("[]")
     try:

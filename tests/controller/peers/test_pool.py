@@ -175,12 +175,56 @@ def test_the_pulls_of_a_multicast_stay_while_all_its_peers_live() -> None:
     renewed = world.step(GRANT_MS / 1000 - 60).orders
     assert {order.node: len(order.pulls) for order in renewed} == {"n1": 2, "n2": 2, "n3": 2}
     world.dies("n2")
-    after = {order.node: order for order in world.step(1).orders}
-    assert after[NodeId("n3")].pulls == ()
-    assert "n2" not in named(after[NodeId("n3")])
+    world.step(1)
     lost = msgspec.structs.replace(orders[2], worker=WorkerId("late"))
     [late] = world.pool.with_sources([lost], world.unix_ns(), {lost.worker: [NodeId("n2"), NodeId("n1")]})
     assert late.pulls == ()
+
+
+def test_a_multicast_that_loses_a_node_is_planned_anew_from_what_the_others_have_by_then() -> None:
+    world = World(5)
+    world.step()
+    world.holds("n0")
+    chain = {"n1": ["n0"], "n2": ["n1"], "n3": ["n2"], "n4": ["n3"]}
+    orders = [msgspec.structs.replace(world.new_order(name), pulls=(Pull(0, 0, CHUNKS),)) for name in chain]
+    by_worker = {order.worker: [NodeId(peer) for peer in chain[order.node]] for order in orders}
+    for order in world.pool.with_sources(orders, world.unix_ns(), by_worker):
+        world.view.put_order(order)
+        world.says(order, "starting")
+    has = {"n1": 12, "n3": 6, "n4": 4}
+    for name, end in has.items():
+        world.holds(name, end)
+    assert world.step(1).orders == []
+    world.dies("n2")
+    changed = {str(order.node): order for order in world.step(1).orders}
+    assert set(changed) == set(has)
+    gets = {
+        name: [chunk for pull in order.pulls for chunk in range(pull.first, pull.end)]
+        for name, order in changed.items()
+    }
+    assert {name: sorted(chunks) for name, chunks in gets.items()} == {
+        name: list(range(end, CHUNKS)) for name, end in has.items()
+    }, "each gets what it lacks, and once"
+    assert all(peer in ("n0", *has) and peer != name for name, order in changed.items() for peer in named(order))
+    assert world.step(1).orders == [], "the new plan stays"
+
+
+def test_without_a_copy_the_others_give_what_they_have_and_the_rest_is_in_no_pull() -> None:
+    world = World(4)
+    world.step()
+    world.holds("n0")
+    orders = [msgspec.structs.replace(world.new_order(name), pulls=(Pull(0, 0, CHUNKS),)) for name in ("n1", "n2")]
+    for order in world.pool.with_sources(orders, world.unix_ns(), {one.worker: [NodeId("n0")] for one in orders}):
+        world.view.put_order(order)
+        world.says(order, "starting")
+    world.holds("n1", 10)
+    world.holds("n2", 4)
+    world.dies("n0")
+    changed = {str(order.node): order for order in world.step(1).orders}
+    assert named(changed["n2"]) == ["n1"]
+    assert [chunk for pull in changed["n2"].pulls for chunk in range(pull.first, pull.end)] == list(range(4, 10))
+    assert changed["n1"].pulls == ()
+    assert world.step(1).orders == []
 
 
 def test_an_order_for_a_node_that_has_all_names_nobody() -> None:
