@@ -5,10 +5,12 @@ Hosts of a test bed with links of `--mbit`, a source and 2, 4 and 8 receivers. E
 over the product's transport, in turn; the store is a host with such a link. gloo is torch.distributed's broadcast of
 the whole model as one tensor, and of as many tensors as there are blocks. Every block's checksum is compared. M/B is
 one transfer of the whole model to one receiver in the same run; the bound is M/B x (1 + (⌈log₂ N⌉ - 1) / b), N with
-the source. Three rounds take nine minutes on a machine that does nothing else.
+the source. Three rounds take nine minutes on a machine that does nothing else; `--receivers` takes them in parts, whose
+files are drawn together.
 
-Run: python -m tests.bench.multicast [--mbit RATE] [--mib SIZE] [--json FILE] [--chart PNG] [--rounds N] --no-peer
-     python -m tests.bench.multicast --no-peer --draw FILE --chart PNG
+Run: python -m tests.bench.multicast [--receivers N ...] [--mbit RATE] [--mib SIZE] [--json FILE] [--chart PNG]
+     [--rounds N] --no-peer
+     python -m tests.bench.multicast --no-peer --draw FILE ... --chart PNG
 """
 
 from __future__ import annotations
@@ -173,16 +175,19 @@ def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mbit", type=float, default=MBIT, help="rate of each link, each way")
     parser.add_argument("--mib", type=int, default=MIB_USUAL, help="size of the model")
     parser.add_argument("--chart", type=Path, metavar="PNG", help="where to draw first and last blocks")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw what was measured before, and measure nothing")
+    parser.add_argument("--receivers", type=int, nargs="+", choices=RECEIVERS, help="numbers of receivers; default all")
+    parser.add_argument(
+        "--draw", type=Path, nargs="+", metavar="FILE", help="draw what was measured before, and measure nothing"
+    )
 
 
 def main() -> None:
     options = parse_options(__doc__, rounds=3, quick_rounds=1, more=more)
     extra = options.extra
     if extra["draw"] is not None:
-        return chart.draw(json.loads(extra["draw"].read_text()), extra["chart"])
+        return chart.draw(together(extra["draw"]), extra["chart"])
     report = Report("the multicast that the planner takes needs at most 1.1 times the bound of all multicasts")
-    counts = RECEIVERS[:1] if options.quick else RECEIVERS
+    counts = extra["receivers"] or (RECEIVERS[:1] if options.quick else RECEIVERS)
     size_bytes = (8 if options.quick else extra["mib"]) * MIB
     report.setup = {
         "mbit": extra["mbit"], "size_bytes": size_bytes, "pulls_at_once": WINDOW, "blocks": BLOCKS,
@@ -200,6 +205,12 @@ def main() -> None:
     report.save(options.json)
     if extra["chart"] is not None:
         chart.draw({"samples": report.samples, "setup": report.setup}, extra["chart"])
+
+
+def together(files: list[Path]) -> dict[str, Any]:
+    """Samples of several runs, each of other numbers of receivers."""
+    runs = [json.loads(file.read_text()) for file in files]
+    return {"samples": {receivers: part for run in runs for receivers, part in run["samples"].items()}}
 
 
 def measure(network: Network, receivers: int, size_bytes: int, rounds: int) -> dict[str, Any]:

@@ -22,6 +22,8 @@ WAIT_S = 300.0
 """How long holders wait for blocks: longer than any transfer takes."""
 POLL_S = 1.0
 LATER_MS = 10**15
+OUTSTANDING_MOST = 64
+"""Chunks asked of a peer at a time: what one connection takes, and what the four of a fetch ask for together."""
 
 
 class Holder:
@@ -114,6 +116,8 @@ class Puller:
             self._over += 1
         while self._asked < len(self._wanted) and self._wanted[self._asked][2] < self._over + WINDOW:
             peer, chunk, _ = self._wanted[self._asked]
+            if self._outstanding[peer] == OUTSTANDING_MOST:
+                break
             size = self._holder.chunk_bytes
             self._readers[peer].submit(chunk, chunk * size, size, WAIT_S)
             self._outstanding[peer] += 1
