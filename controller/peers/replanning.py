@@ -28,8 +28,8 @@ def replanned(
     holders: Mapping[NodeId, Holding],
     peers: Mapping[NodeId, PeerNode],
 ) -> dict[NodeId, ReceiverPlan]:
-    """The new part of each node whose fetch of this checkpoint follows a plan, if any of these plans is spoilt; empty if
-    none is, or if no living node has anything to give."""
+    """The new part of each node whose fetch of this checkpoint follows a plan, if one of these plans is spoilt. Empty
+    if none is, or if no living node has anything to give."""
     followers = [fetch for fetch in fetches if fetch.order.pulls and fetch.order.node in peers]
     if not any(is_spoilt(fetch, peers) for fetch in followers):
         return {}

@@ -8,6 +8,7 @@ from fleetstart.runtime.contract.node.speed import ModeSwitch
 from fleetstart.runtime.contract.sizes import MIB
 
 from .estimates import relative_error
+from .multicast.plan import MulticastCandidate
 from .plan import CandidateReport, Plan, StagePlan
 
 
@@ -83,6 +84,8 @@ def _format(explanation: Explanation, left_out: tuple[str, ...]) -> str:
         fetched = any(one.missing_bytes for one in plan.considered)
         sources = () if fetched else ("weights from",)
         parts.append(_table(_without(_candidates(plan.considered), (*left_out, *sources))))
+    if plan.ways:
+        parts.append(_table(_ways(plan.ways)))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -160,6 +163,13 @@ def _candidates(considered: list[CandidateReport]) -> list[list[str]]:
                 candidate.why_not or "taken",
             ]
         )
+    return rows
+
+
+def _ways(ways: list[MulticastCandidate]) -> list[list[str]]:
+    rows = [["multicast by", "all whole, s", "mean, s", "steps", "why not"]]
+    for way in ways:
+        rows.append([way.name, f"{way.seconds:.2f}", f"{way.mean_s:.2f}", str(way.steps), way.why_not or "taken"])
     return rows
 
 

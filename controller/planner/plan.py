@@ -21,6 +21,7 @@ from .checkpoint_layout import CheckpointLayout, Cut
 from .constraints import NO_CONSTRAINTS, PlacementConstraints
 from .error_margins import PRIOR_MARGINS, Margins
 from .estimates import VersionMeasures
+from .multicast.plan import MulticastCandidate
 
 
 class PeerShare(NamedTuple):
@@ -100,6 +101,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they are the stages of one pipeline; if not, each is a whole worker."""
     multicast: str = ""
     """The kind of multicast that brings their weights; empty: none."""
+    ways: list[MulticastCandidate] = []
+    """The ways to send that were compared for the multicast."""
     pipelines: list[list[int]] = []
     """Workers of a multicast that serve together until they are whole, by their places in `stages`, in the order of
     layers; each is in one at most."""

@@ -229,6 +229,7 @@ def _plan(
         serve_s=serve_s,
         together=False,
         multicast=found.name,
+        ways=list(found.considered),
         regions=list(request.wanted.regions),
         isolation=request.wanted.isolation,
         ttft_s=first_s,

@@ -65,6 +65,10 @@ def test_one_table_has_the_group_and_the_multicast() -> None:
         text = format_explanation(explain(found, ObservedStart()))
         assert "multicast" in text
         assert "peers" in text
+        ways = {one.name: one.why_not for one in found.ways}
+        assert ("multicast by" in text) == bool(ways) == (taken_kind == "multicast")
+        assert all(name in text and why_not in text for name, why_not in ways.items())
+        assert [name for name, why_not in ways.items() if not why_not] == [found.multicast] * bool(ways)
 
 
 def test_workers_without_layers_are_compared_as_many_with_as_many() -> None:
