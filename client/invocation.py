@@ -113,11 +113,15 @@ class AsyncInvocation(Generic[T]):
         return f"<AsyncInvocation {self.id}>"
 
 
+_STATUS = msgspec.json.Decoder(InvocationStatus)
+"""Made once, at import: msgspec crashes where two threads are the first to decode a type."""
+
+
 def submitted(response: httpx.Response) -> InvocationStatus:
     """State of an invocation that was just accepted. Errors: the platform's."""
     if response.status_code not in (200, 202) or response.is_error:
         raise decode_error(response.status_code, response.content)
-    return msgspec.json.decode(response.content, type=InvocationStatus)
+    return _STATUS.decode(response.content)
 
 
 class _Requests:

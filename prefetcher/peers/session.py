@@ -109,7 +109,7 @@ class Session:
         if length > frames.HELLO_MAX_BYTES:
             self._refuse("malformed")
         try:
-            hello = msgspec.json.decode(self._link.receive(length, deadline_s), type=Hello)
+            hello = frames.read_hello(self._link.receive(length, deadline_s))
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._refuse("malformed")
         self._leave_segment()

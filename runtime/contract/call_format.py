@@ -48,6 +48,9 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     """In dollars."""
 
 
+_BILL = msgspec.json.Decoder(Bill)
+
+
 def encode_input(input: Any, arguments: Mapping[str, Any]) -> tuple[bytes | None, str]:
     """Body and content type: bytes as they are, everything else as JSON. Errors: TypeError."""
     if arguments and input is not NOTHING:
@@ -74,10 +77,14 @@ def raise_for(name: str, status: int, headers: Mapping[str, str], body: bytes) -
         raise HandlerResponse(message, status=status, headers=dict(headers), body=body)
 
 
+_ERROR = msgspec.json.Decoder(ErrorBody)
+"""Made once, at import, as is that of bills: msgspec crashes where two threads are the first to decode a type."""
+
+
 def decode_error(status: int, body: bytes | str) -> FleetError:
     """Builds the error of a platform's response; an unknown code keeps its text."""
     try:
-        found = msgspec.json.decode(body, type=ErrorBody)
+        found = _ERROR.decode(body)
     except UNDECODABLE:
         text = body[:SHOWN_CHARS].decode(errors="replace") if isinstance(body, bytes) else body[:SHOWN_CHARS]
         info = ErrorInfo(code="not_found" if status == 404 else "internal", message=f"HTTP {status}: {text.strip()}")
@@ -146,7 +153,7 @@ class EventReader:
         if event.name == "error":
             raise decode_error(500, event.data)
         if event.name == BILL_EVENT:
-            self.bill = msgspec.json.decode(event.data, type=Bill)
+            self.bill = _BILL.decode(event.data)
         elif event.name == "progress":
             return [(NO_ITEM, event)]
         elif event.data != "[DONE]":  # how streams in OpenAI's format end

@@ -154,13 +154,17 @@ def packages_for(python: str, platform: str) -> str:
     return f"{python} on {platform}" if python else ""
 
 
+_MANIFEST = msgspec.json.Decoder(LayerManifest)
+"""Made once, at import: msgspec crashes where two threads are the first to decode a type."""
+
+
 def read_layer(data: bytes, layer: LayerId | None = None) -> LayerManifest:
     """Reads and checks a manifest. Errors: LayerInvalid, which names the first thing that is wrong."""
     if layer is not None and layer_id(data) != layer:
         raise LayerInvalid(f"layer {layer[:12]}: its manifest has the digest {layer_id(data)[:12]}")
     name = f"layer {(layer or layer_id(data))[:12]}"
     try:
-        manifest = msgspec.json.decode(data, type=LayerManifest)
+        manifest = _MANIFEST.decode(data)
     except UNDECODABLE as error:
         raise LayerInvalid(f"{name}: its manifest cannot be read: {error}") from error
     for problem in _problems(manifest):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import time
@@ -69,10 +70,19 @@ def be_patient() -> None:
     feeds.PATIENCE_S = CALM_S
 
 
+def log_errors() -> None:
+    """Shows in the guest's output what the node's log has, with its reasons."""
+    handler = logging.StreamHandler()
+    fields = {"error": "", "reason": ""}
+    handler.setFormatter(logging.Formatter("%(threadName)s: %(message)s %(error)s%(reason)s", defaults=fields))
+    logging.basicConfig(level=logging.DEBUG, handlers=[handler])
+
+
 async def node_of(address: str, source: FolderSource) -> tuple[NodePeers, SegmentStore]:
     async def read_key() -> bytes:
         return KEY
 
+    log_errors()
     be_patient()
     peers = NodePeers(node=NODES[address], epoch=EPOCH, read_key=read_key)
     segments = SegmentStore(
@@ -82,10 +92,14 @@ async def node_of(address: str, source: FolderSource) -> tuple[NodePeers, Segmen
     return peers, segments
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.02)
+async def until(condition: Callable[[], bool], seen: Callable[[], object]) -> None:
+    """`seen`: what the error says."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise TimeoutError(str(seen())) from None
 
 
 def hold(store: str, checkpoint: str, first_held: int, chunk_bytes: int, outcome: int) -> None:
@@ -138,7 +152,10 @@ def fetch(folder: Path, holder: Callable[..., dict[str, Any]]) -> dict[str, Any]
         peers, segments = await node_of(shared.READER, source)
         segment = await segments.acquire(grant.checkpoint, OWNER, None, Feed((peer,)))
         first_bytes = (about["first_held"] - 1) * about["chunk_bytes"]  # the store's one thread may hold one of them up
-        await until(lambda: segments.fetched_bytes.get("peer", 0) >= first_bytes)
+        await until(
+            lambda: segments.fetched_bytes.get("peer", 0) >= first_bytes,
+            lambda: (segments.fetched_bytes, _works(segment)),
+        )
         holder("signal", pid=held["pid"], name="SIGUSR1")
         async with asyncio.timeout(LIMIT_S):
             await segment.filled.wait()
@@ -155,6 +172,17 @@ def fetch(folder: Path, holder: Callable[..., dict[str, Any]]) -> dict[str, Any]
     found = asyncio.run(main())
     holder("signal", pid=held["pid"], name="SIGTERM")
     return {**found, "sent_bytes": holder("outcome", pid=held["pid"])["reason"]}
+
+
+def _works(segment: Any) -> list[str]:
+    """Each source of a fetch under way: what it has failed at, and what it is reading."""
+    progress = segment.fetch.progress
+    return [
+        f"{work.source.source.name}: running {work.running}, strikes {work.strikes}, dropped {work.is_dropped}, "
+        f"excluded {sorted(work.excluded)}, late {sorted(work.late)}, failures {dict(work.failures)}, reads "
+        f"{sorted(chunk for chunk, run in progress._under_way.items() if run.source_index == index)}"
+        for index, work in enumerate(progress._works)
+    ]
 
 
 def content(segment: Any) -> bytes:
