@@ -19,14 +19,22 @@ class RdmaDevice:
         """ethernet or infiniband."""
     @property
     def mtu_bytes(self) -> int: ...
+    @property
+    def has_windows(self) -> bool:
+        """Whether it has memory windows: each slab of a pool is then registered once, for as long as it lives."""
+    @property
+    def registered_bytes(self) -> int:
+        """Memory that is registered with it now."""
 
 class RdmaMemory:
-    """Memory of one region, registered with a device in a protection domain of its own: whoever is connected to it
-    reads this region and nothing else. Its pages stay in memory as long as it lives; readers and servers keep it."""
+    """Memory of one region, registered with a device: whoever is connected to it reads this region and nothing else, by
+    memory windows that each connection has for itself, or where the device has none, by a protection domain of its own.
+    Its pages stay in memory as long as it lives, and with windows as long as its slabs do; readers and servers keep it.
+    """
 
     def __init__(self, device: RdmaDevice) -> None: ...
     def add(self, region: Region, offset: int, size_bytes: int) -> None:
-        """Registers a range in one slab, after those that are registered. Keeps the region's memory.
+        """Registers a range in one slab, after those that are registered, unless the slab is. Keeps the memory.
 
         OSError; ValueError unless the region is its owner's, and for a range that is registered already; IndexError
         if it is outside, or in two slabs.

@@ -55,9 +55,21 @@ class NodeRdma:
     def is_up(self) -> bool:
         return is_port_active(SYSFS / self._device.name)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether connections open windows in memory that is registered without remote access: the node's pool is then
+        registered once, slab by slab as segments get them, and not anew for each segment."""
+        return self._device.has_windows
+
+    @property
+    def registered_bytes(self) -> int:
+        """Memory that is registered with the device now."""
+        return self._device.registered_bytes
+
     def memory(self, region: native.Region, slab_bytes: int, slabs: Collection[int]) -> RdmaMemory:
-        """A segment's memory, registered with the device: its pages come now, and stay as long as the segment does. It
-        is registered once, and again when it was granted more slabs. Errors: OSError."""
+        """A segment's memory, registered with the device: its pages come now. Where the device has memory windows, a
+        slab stays registered as long as the pool has it, for the next segment that gets it; else as long as the
+        segment. Errors: OSError."""
         from fleetstart.native._rdma import RdmaMemory
 
         with self._lock:

@@ -17,7 +17,7 @@ import pytest
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
 from tests.prefetcher.stages import LAYER_CHUNKS, LAYERS, Model
 from tests.rdma.bed import HERE, run_guests, why_not
-from tests.rdma.guests.region import CHUNKS
+from tests.rdma.guests.region import CHUNKS, SLAB_BYTES, SLABS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -63,7 +63,7 @@ def test_our_reader_reads_a_region_from_pyverbs_bit_for_bit(findings: dict[str, 
 
 
 def test_pyverbs_reads_a_registered_segment_from_our_server_bit_for_bit(findings: dict[str, Any]) -> None:
-    """Of a pool's slabs, four of them, registered once; its second half is not there yet when it is asked for."""
+    """Of a pool's slabs, four of them; its second half is not there yet when it is asked for."""
     found = of(findings, "pyverbs_reads_ours")
     assert found["peer"] == {"parts": 4, "wrong": [], "chunks": CHUNKS}
     assert found["holder"] == {"reason": "closed"}
@@ -134,6 +134,7 @@ def test_holders_that_lie_are_dropped_with_the_reason(findings: dict[str, Any]) 
 
 
 def test_a_reader_of_one_segment_cannot_read_another_by_its_keys_and_addresses(findings: dict[str, Any]) -> None:
+    """Both are of one pool, and so in one protection domain; what keeps them apart are each connection's windows."""
     found = of(findings, "other_segments_are_out_of_reach")
     assert found["other"] == ["failed", "RDMA READ: remote access error"]
     assert (found["untouched"], found["own"], found["reason"]) == (True, ["ok"], "closed | closed")
@@ -149,6 +150,12 @@ def test_a_reader_is_cut_off_when_its_grant_ends(findings: dict[str, Any]) -> No
     found = of(findings, "a_grant_ends_what_it_began")
     assert found["reason"] == "expired | expired"
     assert all(found["errors"])
+
+
+def test_slabs_of_the_pool_are_registered_once_for_all_segments_that_use_them(findings: dict[str, Any]) -> None:
+    found = of(findings, "slabs_stay_registered")
+    assert found["has_windows"]
+    assert found["registered"] == [SLABS * SLAB_BYTES] * 4 + [0]
 
 
 def test_memory_is_registered_once_and_within_its_region(findings: dict[str, Any]) -> None:

@@ -54,6 +54,11 @@ class SlabPool::SlabMapping : public Mapping {
     pool_->put_back(std::move(slabs_), static_cast<std::size_t>(granted));
   }
 
+  std::optional<Piece> piece(std::uint64_t offset) override {
+    Slab& slab = slabs_.at(offset / pool_->slab_bytes_);
+    return Piece{slab.addresses.data(), pool_->slab_bytes_, &slab.kept};
+  }
+
   void never_reuse() override { tainted_ = true; }
   bool belongs_to(const SlabPool* pool) const { return pool_.get() == pool; }
   std::vector<Slab>& slabs() { return slabs_; }

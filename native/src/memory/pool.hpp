@@ -56,6 +56,7 @@ class SlabPool : public std::enable_shared_from_this<SlabPool> {
     bool populated = false;
     bool sparse = false;
     bool granted = true;  // counted
+    std::shared_ptr<void> kept;  // what others made of the memory, such as its registration with a device
   };
   class SlabMapping;
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,15 @@ class Mapping {
 
   // Where that range lies. IndexError (std::out_of_range) unless it lies inside, and in one piece.
   std::byte* range(std::uint64_t offset, std::uint64_t size_bytes) const;
+
+  // The piece of reused memory that the range begins in. What `kept` points to is its users' to set: it lives as long
+  // as the piece does, longer than this mapping. None where memory goes with its mapping.
+  struct Piece {
+    std::byte* begin;
+    std::size_t size_bytes;
+    std::shared_ptr<void>* kept;
+  };
+  virtual std::optional<Piece> piece(std::uint64_t /*offset*/) { return std::nullopt; }
 
   // From here on its memory goes to nobody else, not even when this is gone: the kernel may still be reading it.
   virtual void never_reuse() {}

@@ -30,7 +30,7 @@ SILENCE_S = 30.0
 
 def hold_rdma(port: int, ready: int, brings: bool, allowed: int, silence_s: float, outcome: int) -> None:
     """Serves one reader. `ready` chunks are there; if it `brings` the others, they come one by one. Writes its end."""
-    region, memory = shared.new_region()
+    region, memory = shared.new_region(*shared.new_pool())
     shared.fill(region)
     control = shared.new_control(range(ready))
     with socket.create_server(("", port)) as listener:
@@ -55,13 +55,15 @@ def hold_rdma(port: int, ready: int, brings: bool, allowed: int, silence_s: floa
 
 
 def hold_two(ports: list[int], connect_s: float, until_unix_ms: int, outcome: int) -> None:
-    """Serves a reader of each of two segments, which have the same content. Writes how they ended."""
+    """Serves a reader of each of two segments of one pool, which have the same content. Writes how they ended."""
+    pool, rdma = shared.new_pool()
+    memories = [shared.new_region(pool, rdma) for _ in ports]
     listeners = [socket.create_server(("", port)) for port in ports]
     os.write(outcome, b"listening\n")
     reasons = ["", ""]
 
     def serve(index: int) -> None:
-        region, memory = shared.new_region()
+        region, memory = memories[index]
         shared.fill(region)
         control = shared.new_control(range(shared.CHUNKS))
         sock = listeners[index].accept()[0]

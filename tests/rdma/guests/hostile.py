@@ -182,7 +182,22 @@ def bad_arguments_are_refused(node: Node) -> dict[str, Any]:
     return {"errors": errors}
 
 
+def slabs_stay_registered(_: Node) -> dict[str, Any]:
+    """What is registered: with a first segment, when it is gone, with a second one, when that is gone, and when the
+    pool has given its slabs back."""
+    pool, rdma = shared.new_pool()
+    found = []
+    for _ in range(2):
+        region, memory = shared.new_region(pool, rdma)
+        found.append(rdma.registered_bytes)
+        del region, memory
+        found.append(rdma.registered_bytes)
+    pool.release(shared.SLABS)
+    return {"has_windows": rdma.has_windows, "registered": [*found, rdma.registered_bytes]}
+
+
 HOSTILE = (
+    slabs_stay_registered,
     holders_that_lie,
     other_segments_are_out_of_reach,
     readers_that_lie,

@@ -49,7 +49,7 @@ class Node:
 
     def __init__(self, holder: Holder) -> None:
         self.holder = holder
-        self.region, self.memory = shared.new_region()
+        self.region, self.memory = shared.new_region(*shared.new_pool())
 
     def reader(self, port: int, silence_s: float = CALM_S) -> RdmaReader:
         with shared.connect(port) as sock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fleetstart.native import ControlBlock, Region, SlabPool
-from fleetstart.prefetcher.peers.rdma import open_rdma
+from fleetstart.prefetcher.peers.rdma import NodeRdma, open_rdma
 
 if TYPE_CHECKING:
     from fleetstart.native._rdma import RdmaMemory
@@ -41,13 +41,18 @@ def content(chunk: int) -> bytes:
     return (cycle * (CHUNK_BYTES // 251 + 2))[begin : begin + CHUNK_BYTES]
 
 
-def new_region() -> tuple[Region, RdmaMemory]:
+def new_pool() -> tuple[SlabPool, NodeRdma]:
+    """A node's pool with room for two regions, and its device, which each process opens for itself: one that was opened
+    before a fork is of no use after it."""
+    rdma = open_rdma()
+    assert rdma is not None, "no usable device"
+    return SlabPool("rdma", pages="small", slab_bytes=SLAB_BYTES, capacity=2 * SLABS), rdma
+
+
+def new_region(pool: SlabPool, rdma: NodeRdma) -> tuple[Region, RdmaMemory]:
     """Memory of a pool of slabs, as segments have it, all registered."""
-    pool = SlabPool("rdma", pages="small", slab_bytes=SLAB_BYTES, capacity=8)
     region = pool.take(REGION_BYTES)
-    node = open_rdma()  # by each process its own: a device that was opened before a fork is of no use after it
-    assert node is not None, "no usable device"
-    return region, node.memory(region, SLAB_BYTES, range(SLABS))
+    return region, rdma.memory(region, SLAB_BYTES, range(SLABS))
 
 
 def fill(region: Region) -> None:

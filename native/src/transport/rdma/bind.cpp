@@ -45,6 +45,8 @@ void bind_memory(py::module_& module) {
       .def_property_readonly("name", &Device::name)
       .def_property_readonly("active", &Device::active)
       .def_property_readonly("link", [](const Device& device) { return device.ethernet() ? "ethernet" : "infiniband"; })
+      .def_property_readonly("has_windows", &Device::has_windows)
+      .def_property_readonly("registered_bytes", &Device::registered_bytes)
       .def_property_readonly("mtu_bytes", [](const Device& device) { return 128 << device.mtu(); });
   py::class_<Memory, std::shared_ptr<Memory>>(module, "RdmaMemory")
       .def(py::init<std::shared_ptr<Device>>(), py::arg("device"))

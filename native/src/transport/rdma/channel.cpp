@@ -129,14 +129,15 @@ void SideChannel::await_connected() {
 }
 
 void SideChannel::accept_reader(QueuePair& pair, const Memory& memory) {
+  Hello peer{};
+  const Endpoint reader = exchange(pair, static_cast<std::uint32_t>(memory.parts().size()), peer);
+  if (peer.part_count != 0) throw Lost("the peer offers memory, and came to read");
+  pair.connect(reader, timing_.packet_timeout);
+  const std::vector<std::uint32_t> keys = pair.open(setup_ends_);
   std::vector<RemotePart> parts;
   for (const Part& part : memory.parts())
-    parts.push_back(RemotePart{part.offset, part.size_bytes, part.address, part.rkey, 0});
-  Hello peer{};
-  const Endpoint reader = exchange(pair, static_cast<std::uint32_t>(parts.size()), peer);
-  if (peer.part_count != 0) throw Lost("the peer offers memory, and came to read");
+    parts.push_back(RemotePart{part.offset, part.size_bytes, part.address, keys[parts.size()], 0});
   write_all(parts.data(), parts.size() * sizeof(RemotePart));
-  pair.connect(reader, timing_.packet_timeout);
   await_connected();
 }
 

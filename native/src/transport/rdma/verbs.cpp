@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,7 +17,8 @@ namespace fs::rdma {
 
 namespace {
 
-constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+constexpr unsigned kWindows = IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+constexpr const char* kWindow = "memory window";
 constexpr std::uint8_t kMostReads = 16, kRetries = 7, kHops = 64, kMinRnrTimer = 12;
 
 [[noreturn]] void fail(int number, const std::string& what) {
@@ -76,6 +78,8 @@ Device::Device(const std::string& name, std::uint8_t port) : name_(name), port_(
   reads_out_ = static_cast<std::uint8_t>(std::clamp<int>(limits.max_qp_init_rd_atom, 1, kMostReads));
   reads_in_ = static_cast<std::uint8_t>(std::clamp<int>(limits.max_qp_rd_atom, 1, kMostReads));
   choose_gid();
+  if ((limits.device_cap_flags & kWindows) != 0)
+    domain_.reset(check_made(ibv_alloc_pd(context_.get()), "protection domain of " + name));
 }
 
 // On Ethernet the RoCEv2 address of an IPv4 one, which routers carry, else another RoCEv2 address.
@@ -99,9 +103,24 @@ void Device::choose_gid() {
   if (best < 0) fail(EADDRNOTAVAIL, "RDMA device " + name_ + " has no address that reads could go to");
 }
 
+Registration::Registration(std::shared_ptr<Device> device, std::shared_ptr<ibv_pd> domain, MemoryRegion region)
+    : device_(std::move(device)), domain_(std::move(domain)), region_(std::move(region)) {
+  device_->registered_bytes_ += region_->length;
+}
+
+Registration::~Registration() { device_->registered_bytes_ -= region_->length; }
+
 Memory::Memory(std::shared_ptr<Device> device)
     : device_(std::move(device)),
-      domain_(check_made(ibv_alloc_pd(device_->context()), "protection domain of " + device_->name())) {}
+      domain_(device_->has_windows()
+                  ? std::shared_ptr<ibv_pd>(device_, device_->domain())
+                  : std::shared_ptr<ibv_pd>(check_made(ibv_alloc_pd(device_->context()),
+                                                       "protection domain of " + device_->name()),
+                                            ibv_dealloc_pd)) {}
+
+int Memory::access() const {
+  return IBV_ACCESS_LOCAL_WRITE | (device_->has_windows() ? IBV_ACCESS_MW_BIND : IBV_ACCESS_REMOTE_READ);
+}
 
 void Memory::check(std::uint64_t offset, std::uint64_t size_bytes) const {
   if (size_bytes == 0 || offset > UINT64_MAX - size_bytes) throw std::invalid_argument("no bytes to register");
@@ -109,24 +128,33 @@ void Memory::check(std::uint64_t offset, std::uint64_t size_bytes) const {
     throw std::invalid_argument(range_text(offset, size_bytes) + " come before what is registered, or again");
 }
 
-void Memory::keep(MemoryRegion region, Part part) {
-  part.lkey = region->lkey;
-  part.rkey = region->rkey;
-  regions_.push_back(std::move(region));
-  parts_.push_back(part);
+// With windows, the whole slab around the range, once for all segments that use it; else the range.
+std::shared_ptr<Registration> Memory::register_host(Mapping& mapping, std::uint64_t offset, std::byte* data,
+                                                    std::uint64_t size_bytes) const {
+  const auto piece = device_->has_windows() ? mapping.piece(offset) : std::nullopt;
+  if (piece && *piece->kept != nullptr) {
+    auto known = std::static_pointer_cast<Registration>(*piece->kept);  // nothing else is ever kept there
+    if (known->is_with(*device_)) return known;
+  }
+  std::byte* const begin = piece ? piece->begin : data;
+  const std::size_t length = piece ? piece->size_bytes : size_bytes;
+  MemoryRegion region(check_made(ibv_reg_mr(domain_.get(), begin, length, access()),
+                                 range_text(offset, size_bytes) + " cannot be registered with " + device_->name() +
+                                     " (is the limit of locked memory high enough?)"));
+  auto made = std::make_shared<Registration>(device_, domain_, std::move(region));
+  if (piece) *piece->kept = made;
+  return made;
 }
 
 void Memory::add(const Region& region, std::uint64_t offset, std::uint64_t size_bytes) {
   check(offset, size_bytes);
-  if (region.mapping()->access() != Access::kOwner)
-    throw std::invalid_argument("only the owner of a region can register it");
-  std::byte* const data = region.mapping()->range(offset, size_bytes);
-  MemoryRegion registered(
-      check_made(ibv_reg_mr(domain_.get(), data, size_bytes, kAccess),
-                 range_text(offset, size_bytes) + " cannot be registered with " + device_->name() +
-                     " (is the limit of locked memory high enough?)"));
+  Mapping& mapping = *region.mapping();
+  if (mapping.access() != Access::kOwner) throw std::invalid_argument("only the owner of a region can register it");
+  std::byte* const data = mapping.range(offset, size_bytes);
+  auto registered = register_host(mapping, offset, data, size_bytes);
   if (mappings_.empty() || mappings_.back() != region.mapping()) mappings_.push_back(region.mapping());
-  keep(std::move(registered), Part{offset, size_bytes, reinterpret_cast<std::uint64_t>(data), 0, 0, data});
+  parts_.push_back(Part{offset, size_bytes, reinterpret_cast<std::uint64_t>(data), registered->region(), data});
+  registrations_.push_back(std::move(registered));
 }
 
 void Memory::add_dmabuf(std::uint64_t offset, int fd, std::uint64_t fd_offset, std::uint64_t size_bytes) {
@@ -136,10 +164,12 @@ void Memory::add_dmabuf(std::uint64_t offset, int fd, std::uint64_t fd_offset, s
   const auto register_dmabuf = reinterpret_cast<Register>(dlsym(RTLD_DEFAULT, "ibv_reg_dmabuf_mr"));
   if (register_dmabuf == nullptr) fail(ENOSYS, "this libibverbs registers no dma-buf (rdma-core 34 does)");
   // The device's address of the first byte is its offset in the region.
-  MemoryRegion region(check_made(register_dmabuf(domain_.get(), fd_offset, size_bytes, offset, fd, kAccess),
+  MemoryRegion region(check_made(register_dmabuf(domain_.get(), fd_offset, size_bytes, offset, fd, access()),
                                  "dma-buf of " + range_text(offset, size_bytes) + " cannot be registered with " +
                                      device_->name()));
-  keep(std::move(region), Part{offset, size_bytes, offset, 0, 0, nullptr});
+  auto registered = std::make_shared<Registration>(device_, domain_, std::move(region));
+  parts_.push_back(Part{offset, size_bytes, offset, registered->region(), nullptr});
+  registrations_.push_back(std::move(registered));
 }
 
 const Part& Memory::part_of(std::uint64_t offset, std::uint64_t size_bytes) const {
@@ -176,11 +206,13 @@ QueuePair::QueuePair(Memory& memory, Role role, std::uint32_t depth)
              "queue pair to INIT");
 }
 
-// Once the pair is gone nothing more is written into the memory; the queue must not be freed before.
+// Once the pair is gone nothing more is written into the memory; the queue must not be freed before. The windows go
+// first: the kernel's device in software waits for them.
 QueuePair::~QueuePair() {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;
   ibv_modify_qp(pair_.get(), &attributes, IBV_QP_STATE);
+  windows_.clear();
   pair_.reset();
 }
 
@@ -221,6 +253,49 @@ void QueuePair::connect(const Endpoint& peer, std::uint8_t timeout) {
              "queue pair to RTS");
 }
 
+void QueuePair::bind(Window& window, const Part& part) {
+  ibv_send_wr wanted{};
+  wanted.opcode = IBV_WR_BIND_MW;
+  wanted.send_flags = IBV_SEND_SIGNALED;
+  wanted.bind_mw.mw = window.get();
+  wanted.bind_mw.rkey = ibv_inc_rkey(window->rkey);
+  wanted.bind_mw.bind_info.mr = part.registered;
+  wanted.bind_mw.bind_info.addr = part.address;
+  wanted.bind_mw.bind_info.length = part.size_bytes;
+  wanted.bind_mw.bind_info.mw_access_flags = IBV_ACCESS_REMOTE_READ;
+  post(&wanted);
+  window->rkey = wanted.bind_mw.rkey;
+}
+
+// One after the other: a bind takes microseconds, and a region has some hundreds of slabs at most.
+std::vector<std::uint32_t> QueuePair::open(std::chrono::steady_clock::time_point until) {
+  std::vector<std::uint32_t> keys;
+  for (const Part& part : memory_.parts()) {
+    if (memory_.device().has_windows()) {
+      windows_.emplace_back(check_made(ibv_alloc_mw(memory_.domain(), IBV_MW_TYPE_2), kWindow));
+      bind(windows_.back(), part);
+      await_bound(until);
+      keys.push_back(windows_.back()->rkey);
+    } else {
+      keys.push_back(part.registered->rkey);
+    }
+  }
+  return keys;
+}
+
+void QueuePair::await_bound(std::chrono::steady_clock::time_point until) {
+  for (bool bound = false; !bound;) {
+    drain([&](const ibv_wc& completion) {
+      if (completion.status != IBV_WC_SUCCESS) fail(EIO, std::string(kWindow) + ": " + ibv_wc_status_str(completion.status));
+      bound = true;
+    });
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    if (!bound && left.count() <= 0) fail(ETIMEDOUT, kWindow);
+    pollfd event{channel_->fd, POLLIN, 0};
+    if (!bound) ::poll(&event, 1, static_cast<int>(left.count()));
+  }
+}
+
 void QueuePair::take_events() {
   ibv_cq* queue = nullptr;
   void* unused = nullptr;
@@ -239,7 +314,7 @@ int QueuePair::poll(ibv_wc* completions, int most) {
 
 void QueuePair::post(ibv_send_wr* first) {
   ibv_send_wr* refused = nullptr;
-  check_code(ibv_post_send(pair_.get(), first, &refused), "RDMA READ");
+  check_code(ibv_post_send(pair_.get(), first, &refused), "a work request");
 }
 
 }  // namespace fs::rdma
