@@ -226,6 +226,32 @@ def test_a_planned_holder_that_falls_silent_is_replaced_by_another_in_seconds(
     other.close()
 
 
+def test_new_pulls_take_the_place_of_those_of_a_holder_that_died(
+    holder: Holder, model: Model, store: Store, gated: Gated
+) -> None:
+    """As the controller plans a multicast anew: nothing more is waited for from who is not named any more."""
+    gated.gate.clear()
+    other = holder_of(model, store.folder)
+    tampering = Tampering(holder.address, Harm(FIRST_BYTES + 3 * (ANSWER_BYTES + CHUNK_BYTES), hold=True))
+    dying = msgspec.structs.replace(holder.peer(model.checkpoint), address=tampering.address)
+    second = msgspec.structs.replace(other.peer(model.checkpoint), node=NodeId("second"))
+    every = (Pull(0, 0, len(model.everything)),)
+
+    async def scenario(segments: SegmentStore) -> None:
+        segment = await segments.acquire(model.checkpoint, ONE, None, Feed((dying,), every))
+        await asyncio.to_thread(wait_until, lambda: segments.fetched_bytes.get("peer"), what="a chunk of the first")
+        segments.feed(segment, Feed((second,), every))
+        tampering.close()
+        await segment.filled.wait()
+        assert right(segment, model, model.everything)
+        traffic = segments.traffic(model.checkpoint)
+        assert traffic == {"peer": len(model.data), "store": 0}
+
+    fetching(gated, scenario)
+    assert not gated.given
+    other.close()
+
+
 def test_a_changed_order_adds_a_peer_to_a_fetch_under_way(holder: Holder, model: Model, gated: Gated) -> None:
     gated.gate.clear()
 
