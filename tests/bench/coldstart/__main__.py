@@ -54,6 +54,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--models", metavar="MODEL,...", help="of the first part; default chat,noise, noise with --quick"
     )
     parser.add_argument("--copies", type=int, nargs="+", help="workers from which the part `scale` begins; default 1 2")
+    parser.add_argument(
+        "--cores",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of a core for each host's workers in `scale`; 0: no limit",
+    )
     parser.add_argument("--chart", type=Path, metavar="PNG", help="where to draw the first part")
     parser.add_argument("--ramp", type=Path, metavar="PNG", help="where to draw the part `scale`")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="only draw, what an earlier run wrote there")
@@ -76,7 +83,7 @@ def main() -> None:
     hosts = QUICK_HOSTS if options.quick and "scale" not in chosen else HOSTS
     names = (extra["models"] or ("noise" if options.quick else "chat,noise")).split(",")
     report = Report("the first token of a cold start comes from four hosts 3.4 times as soon as from one")
-    report.setup = {"hosts": hosts, "mbit": mbit, "cores": os.cpu_count(), "node": node}
+    report.setup = {"hosts": hosts, "mbit": mbit, "cores": os.cpu_count(), "node": node, "cores_a_host": extra["cores"]}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
         fleet = Fleet(stack.enter_context(Testbed(nodes=hosts, mbit=mbit, env=node)))

@@ -4,8 +4,9 @@ against each from the store.
 
 One host or two have the model in memory and serve; the store gives all hosts together what one host's link takes. The
 two other sides are ours with a controller in which that one decision is changed (`controller`). Counted are tokens from
-the burst on, and the first one that a new host's worker gives. A worker computes with one thread, so that several of
-them find a core each for a while: with all cores, one worker would take what four can.
+the burst on, and the first one that a new host's worker gives. A worker computes with one thread, and with `--cores`
+those of each host get so much of a core (control groups of version 1): where all hosts share two cores, one or two
+workers otherwise take what four can.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from fleetstart.prefetcher.processes.cgroups import PREFIX as CGROUP_PREFIX
 from fleetstart.runtime.contract.ids import NodeId
 from tests.bench.coldstart.fleet import CALL_S, Fleet, Generated
 from tests.bench.coldstart.models import Model
@@ -33,6 +36,9 @@ COPIES = (1, 2)
 OURS = "peers, serving while they load"
 SIDES = {OURS: "", "multicast, then serving": "multicast", "each from the store": "store"}
 WINDOW_S = 2.0
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
+PERIOD_US = 10_000
+"""So short that no step of a worker waits long for the rest of its share."""
 
 
 def scaled(model: Model, hosts: int) -> Model:
@@ -45,6 +51,7 @@ def scaled(model: Model, hosts: int) -> Model:
 def run(report: Report, options: Options, fleet: Fleet, model: Model, copies: int) -> None:
     """`model` is `scaled`. A round is one burst for each side. `copies`: workers that there are before it."""
     burst, tokens = (QUICK_BURST, QUICK_TOKENS) if options.quick else (BURST, TOKENS)
+    cores = options.extra["cores"]
     found, bed = Found(), fleet.bed
     bed.limit("store", bed.mbit)  # it is the one thing that all share
     for number in range(1, options.rounds + 1):
@@ -52,10 +59,18 @@ def run(report: Report, options: Options, fleet: Fleet, model: Model, copies: in
         random.Random(number).shuffle(sides)
         for side in sides:
             progress(f"scale from {copies}: {side}, round {number} of {options.rounds}")
-            found.note(side, *_sample(fleet, model, SIDES[side], burst, tokens, copies))
+            found.note(side, *_sample(fleet, model, SIDES[side], burst, tokens, copies, cores))
     bed.limit("store", 0)
     report.samples[f"scale from {copies}"] = {"all_s": found.seconds, "details": found.details}
     _tell(report, found, copies, len(fleet.bed.nodes), burst, tokens)
+
+
+def limit_workers(fleet: Fleet, cores: float) -> None:
+    """Gives the workers of each host so much of a core from now on."""
+    for index in range(len(fleet.bed.nodes)):
+        group = CPU_GROUPS / f"{CGROUP_PREFIX}{fleet.bed.report(index).epoch}"
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * cores)))
 
 
 def _serving(fleet: Fleet, model: Model, copies: int) -> list[NodeId]:
@@ -70,7 +85,7 @@ def _serving(fleet: Fleet, model: Model, copies: int) -> list[NodeId]:
 
 
 def _sample(
-    fleet: Fleet, model: Model, change: str, burst: int, tokens: int, copies: int
+    fleet: Fleet, model: Model, change: str, burst: int, tokens: int, copies: int, cores: float
 ) -> tuple[float, dict[str, Any]]:
     fleet.bed.fs("scale", model.name, "--reset")
     fleet.chill(copies, change=change)
@@ -78,6 +93,8 @@ def _sample(
     fleet.ask(model, tokens=1)
     before = _serving(fleet, model, copies)
     fleet.warm_up(before)
+    if cores:
+        limit_workers(fleet, cores)
     with ThreadPoolExecutor(burst) as callers:
         answers = list(callers.map(partial(_call, fleet, model, tokens), range(burst)))
     good = [one for one in answers if isinstance(one, Generated)]
