@@ -175,7 +175,8 @@ void Reader::plan_reads(std::vector<ibv_sge>& places, std::vector<ibv_send_wr>& 
     const Part& local = memory_->part_of(offset, 1);
     const std::uint64_t size_bytes = std::min({request.size_bytes - request.posted, kReadBytes,
                                                remote.offset + remote.size_bytes - offset});
-    places.push_back(ibv_sge{local.address + (offset - local.offset), static_cast<std::uint32_t>(size_bytes), local.registered->lkey});
+    const std::uint64_t place = local.address + (offset - local.offset);
+    places.push_back(ibv_sge{place, static_cast<std::uint32_t>(size_bytes), local.registered->lkey});
     ibv_send_wr read{};
     read.num_sge = 1;
     read.opcode = IBV_WR_RDMA_READ;

@@ -286,7 +286,8 @@ std::vector<std::uint32_t> QueuePair::open(std::chrono::steady_clock::time_point
 void QueuePair::await_bound(std::chrono::steady_clock::time_point until) {
   for (bool bound = false; !bound;) {
     drain([&](const ibv_wc& completion) {
-      if (completion.status != IBV_WC_SUCCESS) fail(EIO, std::string(kWindow) + ": " + ibv_wc_status_str(completion.status));
+      if (completion.status != IBV_WC_SUCCESS)
+        fail(EIO, std::string(kWindow) + ": " + ibv_wc_status_str(completion.status));
       bound = true;
     });
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
