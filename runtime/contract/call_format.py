@@ -6,6 +6,7 @@ is an error of the platform, any other of 400 or more the handler's own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -26,6 +27,8 @@ BYTES = "application/octet-stream"
 EVENTS = "text/event-stream"
 SHOWN_CHARS = 200
 """How much of an input or of a body an error shows."""
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while a decoder is made: msgspec crashes where two threads make the first ones of a type."""
 
 
 class HandlerResponse(FleetError):
@@ -103,6 +106,12 @@ def explain(error: FleetError, request_id: str) -> FleetError:
     return error
 
 
+def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
+    """A decoder to a type of the caller's, whose calls may be answered in several threads at once."""
+    with _ONE_AT_A_TIME:
+        return msgspec.json.Decoder(kind)
+
+
 def decode_value(name: str, content_type: str, body: bytes, returns: Any) -> Any:
     """Decodes an answer: JSON to `returns`, text to str, everything else to bytes. Errors: InvalidOutput."""
     kind = content_type.partition(";")[0].strip().lower()
@@ -110,9 +119,12 @@ def decode_value(name: str, content_type: str, body: bytes, returns: Any) -> Any
         return body
     try:
         if kind == JSON or kind.endswith("+json"):
-            return msgspec.json.decode(body, type=returns)
+            return decoder_of(returns).decode(body)
         value = body.decode() if kind.startswith("text/") else body if body or kind else None
-        return value if returns is Any else msgspec.convert(value, returns)
+        if returns is Any:
+            return value
+        decoder_of(returns)
+        return msgspec.convert(value, returns)
     except UNDECODABLE as error:
         raise InvalidOutput(
             f"function {name} answered {len(body):,} bytes of {kind or 'no type'} that are no {returns}: {error}"
@@ -162,7 +174,7 @@ class EventReader:
 
     def _item(self, data: str) -> Any:
         try:
-            return msgspec.json.decode(data, type=self._returns)
+            return decoder_of(self._returns).decode(data)
         except msgspec.ValidationError as error:
             raise InvalidOutput(f"an item of function {self._name} is no {self._returns}: {error}") from error
         except UNDECODABLE:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[3]
 THREADS, PROCESSES = 8, 4
 """With a decoder that is made at its first use, four of five processes crashed."""
 PROGRAM = """
@@ -36,6 +38,11 @@ READS = {
         "from fleetstart.runtime.contract.weights.manifest import decode_manifest",
         f"decode_manifest({MANIFEST!r})",
     ),
+    "an answer": (
+        "from fleetstart.runtime.contract.call_format import decode_value\n"
+        "from tests.runtime.contract.answers import Outer",
+        """decode_value("f", "application/json", b'{"inner":{"a":"x","b":[1]}}', Outer)""",
+    ),
     "an error": (
         "from fleetstart.runtime.contract.call_format import decode_error",
         """str(decode_error(404, b'{"error":{"code":"not_found","message":"gone"}}'))""",
@@ -48,6 +55,8 @@ READS = {
 def test_threads_that_are_the_first_to_decode_a_type_do_not_crash(name: str) -> None:
     imports, read = READS[name]
     program = PROGRAM.format(imports=imports, read=read, threads=THREADS)
-    running = [subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) for _ in range(PROCESSES)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, cwd=ROOT) for _ in range(PROCESSES)
+    ]
     ended = [(process.communicate()[1].decode(), process.returncode) for process in running]
     assert ended == [("", 0)] * PROCESSES
