@@ -68,7 +68,9 @@ def run(report: Report, options: Options, fleet: Fleet, model: Model, copies: in
 def limit_workers(fleet: Fleet, cores: float) -> None:
     """Gives the workers of each host so much of a core from now on."""
     for index in range(len(fleet.bed.nodes)):
-        group = CPU_GROUPS / f"{CGROUP_PREFIX}{fleet.bed.report(index).epoch}"
+        report = fleet.bed.report(index)
+        assert report is not None, "a host that has come up"
+        group = CPU_GROUPS / f"{CGROUP_PREFIX}{report.epoch}"
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * cores)))
 
