@@ -182,12 +182,12 @@ def bad_arguments_are_refused(node: Node) -> dict[str, Any]:
     return {"errors": errors}
 
 
-def slabs_stay_registered(__: Node) -> dict[str, Any]:
+def slabs_stay_registered(_: Node) -> dict[str, Any]:
     """What is registered: with a first segment, when it is gone, with a second one, when that is gone, and when the
     pool has given its slabs back."""
     pool, rdma = shared.new_pool()
     found = []
-    for _ in range(2):
+    for _segment in range(2):
         region, memory = shared.new_region(pool, rdma)
         found.append(rdma.registered_bytes)
         del region, memory
