@@ -41,9 +41,10 @@ MODULES, QUICK_MODULES = 2000, 100
 IMPORTED = 50
 """Of them, those that the function imports at its start."""
 KEEP_ALIVE_S = "0.2"
-PAIRS, QUICK_PAIRS = 15, 2
+PAIRS, QUICK_PAIRS = 10, 2
 """Starts of a node that has the layer, with and without it in turn."""
-SPARE_S = 5.0
+SPARE_S = 2.0
+"""Limit for another spare; one that is prepared for its version is not counted, and comes within it."""
 WAKES = {
     "unseen": "woken on a node that never had the layer, s",
     "fetch": "of it the layer's fetch, s",

@@ -293,11 +293,23 @@ class System:
         return [worker for worker in workers if worker.state not in FINAL]
 
     def worker_processes(self, name: str) -> list[Process]:
-        """Processes that are ready to serve the function, known by the socket that they listen on."""
+        """Processes that are ready to serve the function, known by the socket that they listen on; in sandboxes, which
+        their launchers' children are and name no system, by what the node says of them."""
+        if driver is not None:
+            return self._sandboxed(name)
         endpoints = [worker.endpoint for worker in self.info(name).workers if worker.state == "ready"]
         inodes = {_listener(int(endpoint.rpartition(":")[2])) for endpoint in endpoints}
-        workers = self.of_kind("worker") if driver is None else _in_containers()
-        return [process for process in workers if _sockets(process.pid) & inodes]
+        return [process for process in self.of_kind("worker") if _sockets(process.pid) & inodes]
+
+    def _sandboxed(self, name: str) -> list[Process]:
+        ready = {worker.worker for worker in self.info(name).workers if worker.state == "ready"}
+        found = []
+        for line in (self.home / "logs" / "node.log").read_text().splitlines():
+            _, said, fields = line.partition(": worker ready ")
+            known = msgspec.json.decode(fields) if said else {}
+            if known.get("worker") in ready and (stat := _stat(known["pid"])) is not None:
+                found.append(Process(known["pid"], stat[1], "worker", stat[0]))
+        return found
 
     def kill(self, process: Process) -> None:
         os.kill(process.pid, signal.SIGKILL)
@@ -375,17 +387,6 @@ def _all_processes(home: str) -> Iterator[Process]:
             words = [argument.decode(errors="replace") for argument in arguments]
             profile = words[words.index("--profile") + 1] if "--profile" in words else ""
             yield Process(int(entry), stat[1], _kind(words), stat[0], profile)
-
-
-def _in_containers() -> list[Process]:
-    """First processes of containers: they are children of the engine, and name no system."""
-    found = []
-    for entry in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if b"fleetstart.runtime.launch.container_worker" in Path(f"/proc/{entry}/cmdline").read_bytes():
-                stat = _stat(int(entry))
-                found += [Process(int(entry), stat[1], "worker", stat[0])] if stat is not None else []
-    return found
 
 
 def _kind(arguments: list[str]) -> str:
