@@ -19,13 +19,14 @@ class Family:
     share: float
     """Share of the limit beyond which a warning says so."""
     advice: str
-    many: bool = False
-    """Whether its keys are many and alike, so that some of them are measured for all."""
+    many: tuple[str, ...] = ()
+    """Prefixes of keys that are many and alike, so that some of them are measured for all."""
 
 
 FAMILIES = (
     Family(
-        name="traces", prefixes=("fs:trace:", "fs:plan:", "fs:learned:"), share=0.25, many=True,
+        name="traces", prefixes=("fs:trace:", "fs:plan:", "fs:learned:"), share=0.25,
+        many=("fs:trace:", "fs:plan:", "fs:learned:"),
         advice="they are kept for a shorter time by themselves; give Redis more memory to keep them for a day",
     ),
     Family(
@@ -33,11 +34,12 @@ FAMILIES = (
         advice="functions that log much have the newest lines only; log less, or give Redis more memory",
     ),
     Family(
-        name="async calls", prefixes=("fs:invocation:", "fs:invocations:"), share=0.25, many=True,
+        name="async calls", prefixes=("fs:invocation:", "fs:invocations:"), share=0.25,
+        many=("fs:invocation:", "fs:invocations:"),
         advice="keep answers for a shorter time (Fs-Result-Ttl), or give Redis more memory",
     ),
     Family(
-        name="idempotency", prefixes=("fs:idempotency:",), share=0.15, many=True,
+        name="idempotency", prefixes=("fs:idempotency:",), share=0.15, many=("fs:idempotency:",),
         advice="answers up to 16 KiB are kept for a day; give Redis more memory, or use fewer keys",
     ),
     Family(
@@ -46,15 +48,17 @@ FAMILIES = (
     ),
     Family(
         name="functions", prefixes=("fs:functions", "fs:versions:", "fs:failures:", "fs:measures"), share=0.2,
+        many=("fs:versions:", "fs:failures:"),
         advice="remove functions that nobody uses: `fs rm NAME`",
     ),
     Family(
-        name="history", prefixes=("fs:history:",), share=0.15, many=True,
+        name="history", prefixes=("fs:history:",), share=0.15, many=("fs:history:",),
         advice="counts by minute expire by themselves; give Redis more memory",
     ),
     Family(name="audit", prefixes=("fs:audit",), share=0.1, advice="old events go to the object store by themselves"),
 )  # fmt: skip
 OTHERS = "others"
+_MANY = tuple(prefix for family in FAMILIES for prefix in family.many)
 LEAST_BYTES = 64 * MIB
 """Size below which a family is never worth a warning."""
 ALARM = 0.75
@@ -67,6 +71,10 @@ FAILED_S = 600
 
 def family_of(key: str) -> str:
     return next((family.name for family in FAMILIES if key.startswith(family.prefixes)), OTHERS)
+
+
+def is_one_of_many(key: str) -> bool:
+    return key.startswith(_MANY)
 
 
 def pressure(used_bytes: int, limit_bytes: int, traces_bytes: int) -> float:

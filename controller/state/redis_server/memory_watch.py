@@ -21,7 +21,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.sizes import GIB, MIB
 
 from ..redis_client import REDIS_ERRORS
-from .memory_budget import FAMILIES, OTHERS, family_of, memory_problems, pressure, trace_kept_s
+from .memory_budget import FAMILIES, OTHERS, family_of, is_one_of_many, memory_problems, pressure, trace_kept_s
 from .server_facts import ServerFacts, facts_of, settings_problems
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,12 @@ KEYS_AT_ONCE = 200
 MEASURED = 8
 """Of keys that are many and alike, one in so many is measured."""
 KEPT_S = 24 * 3600
-_MANY = frozenset(family.name for family in FAMILIES if family.many)
 _NUMBERS = re.compile(r"[\d.,]+")
 _SUMS = msgspec.json.Decoder(dict[str, int])
+
+
+Group = tuple[str, bool]
+"""A family, and whether its keys are many and alike: each kind is measured by itself."""
 
 
 class Walk:
@@ -43,28 +46,29 @@ class Walk:
 
     def __init__(self) -> None:
         self.cursor = 0
-        self._counted: Counter[str] = Counter()
-        self._measured: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
+        self._counted: Counter[Group] = Counter()
+        self._measured: Counter[Group] = Counter()
+        self._bytes: Counter[Group] = Counter()
 
-    def chosen(self, names: list[str]) -> list[tuple[str, str]]:
-        """Counts keys, and returns those to measure, with their families."""
+    def chosen(self, names: list[str]) -> list[tuple[Group, str]]:
+        """Counts keys, and returns those to measure, with their groups."""
         found = []
         for name in names:
-            family = family_of(name)
-            if family not in _MANY or self._counted[family] % MEASURED == 0:
-                found.append((family, name))
-            self._counted[family] += 1
+            group = (family_of(name), is_one_of_many(name))
+            if not group[1] or self._counted[group] % MEASURED == 0:
+                found.append((group, name))
+            self._counted[group] += 1
         return found
 
-    def measured(self, family: str, size_bytes: int) -> None:
-        self._measured[family] += 1
-        self._bytes[family] += size_bytes
+    def measured(self, group: Group, size_bytes: int) -> None:
+        self._measured[group] += 1
+        self._bytes[group] += size_bytes
 
     def sums(self) -> dict[str, int]:
-        names = [family.name for family in FAMILIES] + [OTHERS]
-        counted, measured = self._counted, self._measured
-        return {name: self._bytes[name] * counted[name] // max(1, measured[name]) for name in names}
+        found = {name: 0 for name in (*(family.name for family in FAMILIES), OTHERS)}
+        for group, count in self._counted.items():
+            found[group[0]] += self._bytes[group] * count // max(1, self._measured[group])
+        return found
 
 
 class MemoryWatch:
@@ -128,8 +132,8 @@ class MemoryWatch:
             async with self._client.pipeline(transaction=False) as pipe:
                 for _, name in chosen:
                     pipe.memory_usage(name)
-                for (family, _), size_bytes in zip(chosen, await pipe.execute(), strict=True):
-                    walk.measured(family, int(size_bytes or 0))
+                for (group, _), size_bytes in zip(chosen, await pipe.execute(), strict=True):
+                    walk.measured(group, int(size_bytes or 0))
         walk.cursor = int(cursor)
         if not walk.cursor:
             self._walk = Walk()

@@ -29,6 +29,8 @@ def test_bytes_are_counted_by_family(redis_url: str) -> None:
         async with client.pipeline(transaction=False) as pipe:
             for number in range(2_000):
                 pipe.set(f"fs:trace:r{number}", b"x" * 1_000)
+                pipe.hset(f"fs:versions:f{number}", "1", b"x" * 2_000)
+            pipe.hset("fs:functions", mapping={f"f{number}": b"x" * 1_000 for number in range(2_000)})
             pipe.xadd("fs:logs:f", {"line": b"x" * 100_000})
             pipe.set("elsewhere", b"x" * 1_000_000)
             await pipe.execute()
@@ -38,6 +40,7 @@ def test_bytes_are_counted_by_family(redis_url: str) -> None:
             await watch.step()
         await watch.read()
         assert 2_000_000 < watch.families["traces"] < 3_000_000
+        assert 6_000_000 < watch.families["functions"] < 8_000_000, "the one large key is not taken for many"
         assert 100_000 < watch.families["logs"] < 200_000
         assert watch.families["others"] < 10_000, "keys of others are not ours to count"
         assert watch.problems == []
