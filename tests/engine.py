@@ -35,8 +35,10 @@ def why_none() -> str:
 class DockerEngine:
     """One engine. It can be killed and started again, with its containers and images."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, networks: bool = False) -> None:
+        """`networks`: it has bridges and NAT for its containers, inside its own network namespace."""
         self.folder = folder
+        self._networks = networks
         self.address = f"unix://{folder}/docker.sock"
         self._group = f"engine-tests-{os.getpid()}-{folder.name}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,10 +48,15 @@ class DockerEngine:
         arguments = ["--data-root", "root", "--exec-root", "exec", "--pidfile", "pid"]
         arguments = [word if word.startswith("-") else str(self.folder / word) for word in arguments]
         arguments += ["--host", self.address, "--cgroup-parent", f"/{self._group}"]
-        arguments += ["--bridge=none", "--iptables=false", "--ip6tables=false"]  # no container here needs a network
+        if not self._networks:
+            arguments += ["--bridge=none", "--iptables=false", "--ip6tables=false"]
+        inside = 'ip link set lo up; exec "$@"' if self._networks else 'exec "$@"'
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--net", "--mount", "--propagation", "private", "dockerd", *arguments],
+                [
+                    *("unshare", "--net", "--mount", "--propagation", "private"),
+                    *("sh", "-c", inside, "sh", "dockerd", *arguments),
+                ],
                 stdout=log,
                 stderr=log,
                 env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "HOME": str(self.folder)},
@@ -57,10 +64,16 @@ class DockerEngine:
             )
         wait_until(self._answers, START_TIMEOUT_S, what=f"a Docker engine ({self.folder / 'log'})")
 
+    @property
+    def network(self) -> list[str]:
+        """Command that runs another one where the ports of its containers are published."""
+        assert self._process is not None
+        return ["nsenter", f"--net=/proc/{self._process.pid}/ns/net"]
+
     def docker(self, *words: str) -> str:
         """Output of Docker's own command line."""
         command = ["docker", "--host", self.address, *words]
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "DOCKER_BUILDKIT": "0"}
         return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
 
     def containers(self) -> list[str]:
@@ -136,13 +149,13 @@ def _is_engine(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def docker_engine() -> Iterator[DockerEngine]:
+def docker_engine(*, networks: bool = False) -> Iterator[DockerEngine]:
     """An engine that runs. Skips where there can be none, which fails in CI."""
     if reason := why_none():
         import pytest  # late: benchmarks have an engine, too
 
         pytest.skip(reason)
-    engine = DockerEngine(Path(tempfile.mkdtemp(prefix="fs-engine-")))
+    engine = DockerEngine(Path(tempfile.mkdtemp(prefix="fs-engine-")), networks=networks)
     try:
         engine.start()
         yield engine

@@ -59,6 +59,7 @@ VERBS = {
     "volume": "Put folders into the store for functions to read or write; list, get, prune and remove them.",
     "audit": "Show the audit log: changes and rejected requests.",
     "rm": "Remove a function.",
+    "image": "Build and list the container images of fleetstart.",
     "backup": "Write what the system cannot compute again to a file.",
     "restore": "Restore a backup into the Redis of a stopped system.",
     "completion": "Print the completion script for bash, zsh or fish.",

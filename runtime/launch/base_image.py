@@ -17,7 +17,7 @@ from ..isolation.root import NAME_SERVICES, Mount, Root
 
 OWN_DIR = "/run/fleetstart"
 """Where a container has its control socket and the files that name its user."""
-REPOSITORY = "fleetstart-base"
+REPOSITORY = "fleetstart-empty"
 _KERNEL = ("/dev", "/proc", "/sys")
 _FOLDERS = ("/tmp", "/run", "/etc", "/var", "/dev", "/proc", "/sys", LAYER_DIR, OWN_DIR)
 _LINKS = (("/etc/passwd", f"{OWN_DIR}/passwd"), ("/etc/group", f"{OWN_DIR}/group"), ("/var/tmp", "/tmp"))

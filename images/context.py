@@ -1,0 +1,120 @@
+"""Build context of an image: a tar with its build file, the packages that it adds, their bytecode and its SBOM.
+
+Names, order, modes and times in it follow from what is packed alone, so the engine finds each unchanged layer in its
+cache.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import py_compile
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+from .definitions import ImageDefinition
+from .distributions import files_of, python_version
+from .sbom import sbom
+
+PACKAGES = "packages"
+SITE_PACKAGES = f"/opt/fleetstart/lib/python{python_version()}/site-packages"
+PYC_HEADER_BYTES = 16
+_FS = b"""#!/opt/fleetstart/bin/python
+import sys
+
+from fleetstart.controller.cli import main
+
+sys.exit(main())
+"""
+_SPOOL_BYTES = 64 << 20
+"""A context below this size stays in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """A context as it is sent to the engine."""
+
+    file: IO[bytes]
+    size_bytes: int
+    distributions: tuple[str, ...]
+    """Names and versions of the distributions that this image adds."""
+
+
+def write_context(
+    image: ImageDefinition,
+    *,
+    adds: Mapping[str, metadata.Distribution],
+    has: Mapping[str, metadata.Distribution],
+    progress: Callable[[int], None] = lambda done: None,
+) -> BuildContext:
+    """Packs the context of an image. `adds`: distributions beyond those of its parent; `has`: all that are in it.
+    Errors: OSError, if a file is gone meanwhile."""
+    file = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 - the caller closes it
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        build_file = Path(__file__).with_name(f"{image.name}.Dockerfile")
+        _add(tar, "Dockerfile", build_file.read_bytes(), 0)
+        newest = _add_packages(tar, adds.values(), progress)
+        if image.has_fs:
+            _add(tar, "fs", _FS, newest, mode=0o755)
+        if image.has_packages:
+            _add(tar, "sbom.cdx.json", sbom(image, has, newest).encode(), newest)
+    size = file.tell()
+    file.seek(0)
+    named = tuple(f"{name}=={one.version}" for name, one in adds.items())
+    return BuildContext(file, size, named)
+
+
+def _add_packages(
+    tar: tarfile.TarFile, distributions: Iterable[metadata.Distribution], progress: Callable[[int], None]
+) -> int:
+    """Adds files with their bytecode; returns the time of the newest one."""
+    newest = 0
+    for distribution in distributions:
+        for path, source in files_of(distribution):
+            name = f"{PACKAGES}/{path}"
+            stat = source.stat()
+            newest = max(newest, int(stat.st_mtime))
+            member = _member(name, stat.st_size, int(stat.st_mtime))
+            with source.open("rb") as data:
+                tar.addfile(member, data)
+            if source.suffix == ".py" and (compiled := bytecode(source, f"{SITE_PACKAGES}/{path}")) is not None:
+                cached = Path(importlib.util.cache_from_source(name))
+                _add(tar, str(cached), compiled, int(stat.st_mtime))
+            progress(tar.offset)
+    return newest
+
+
+def bytecode(source: Path, path: str) -> bytes | None:
+    """The bytecode of a module: what is beside it, if it is of this very file; else compiled, with the name `path` in
+    tracebacks. None for a file that is no Python, as some packages have among their tests."""
+    stat = source.stat()
+    expected = b"\0\0\0\0" + (int(stat.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little")
+    expected = importlib.util.MAGIC_NUMBER + expected + (stat.st_size & 0xFFFFFFFF).to_bytes(4, "little")
+    cached = Path(importlib.util.cache_from_source(str(source)))
+    if cached.is_file() and (data := cached.read_bytes())[:PYC_HEADER_BYTES] == expected:
+        return data
+    with tempfile.NamedTemporaryFile(suffix=".pyc") as made:
+        try:
+            py_compile.compile(str(source), made.name, path, doraise=True)
+        except py_compile.PyCompileError:
+            return None
+        return Path(made.name).read_bytes()
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, time_s: int, *, mode: int = 0) -> None:
+    member = _member(name, len(data), time_s)
+    member.mode = mode or member.mode
+    tar.addfile(member, io.BytesIO(data))
+
+
+def _member(name: str, size: int, time_s: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime = size, time_s
+    # Compiled modules need no bit to be loaded, and programs in packages (torch's) are run by their path.
+    member.mode = 0o755 if "/bin/" in name else 0o644
+    return member
