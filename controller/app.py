@@ -54,7 +54,8 @@ class Controller:
         """Addresses that other machines reach."""
         self._loopback = is_loopback(self._listeners[0].host)
         self._first_key: BootstrapKey | None = None
-        if self._loopback and not config.open:
+        self._makes_key = (self._loopback or config.first_key) and not config.open
+        if self._makes_key:
             self._first_key = BootstrapKey(core.state, management.audit, config.home / FILE)
         self._auth_middleware = AuthMiddleware(
             self._authenticated,
@@ -174,11 +175,11 @@ class Controller:
             return ConfigError(
                 f"{host} can be reached by other machines, and FS_OPEN=1 is for 127.0.0.1 alone: unset it"
             )
-        if self._loopback:
+        if self._loopback or self._makes_key:
             return None  # the first key is created, and until then every request is rejected
         if not self._core.view.synced or self._core.view.access.locked:
             return None
         return ConfigError(
             f"{host} can be reached by other machines, and there are no API keys: start on 127.0.0.1 first "
-            "(`fs up --redis URL` makes the first key), and start again"
+            "(`fs up --redis URL` makes the first key), and start again; or have it made here, with FS_FIRST_KEY=1"
         )

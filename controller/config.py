@@ -56,6 +56,9 @@ class Config:
     """Drain timeout: time for calls in progress after SIGTERM."""
     open: bool = False
     """Whether this machine may do everything without a key, as long as there is none; if not, a first key is made."""
+    first_key: bool = False
+    """Make the first key also where other machines reach the controller (FS_FIRST_KEY); until then, all requests are
+    rejected."""
     own_node: str = ""
     """Name of the node of the same home, if other machines reach it: this controller vouches for it."""
     plain_links: bool = False
@@ -95,6 +98,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         trusted_proxies=read_networks(env, "FS_TRUSTED_PROXIES") if "FS_TRUSTED_PROXIES" in env else LOOPBACK,
         drain_s=float(read_int(env, "FS_DRAIN_S", int(default.drain_s), most=3600)),
         open=read_flag(env, "FS_OPEN"),
+        first_key=read_flag(env, "FS_FIRST_KEY"),
         own_node=env.get("FS_OWN_NODE") or "",
         plain_links=read_links(env) == "plain",
         master_key=env.get("FS_MASTER_KEY") or "",

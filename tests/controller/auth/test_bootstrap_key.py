@@ -19,7 +19,7 @@ from fleetstart.controller.auth.api_key import parse_key
 from fleetstart.controller.schemas.access import AuditEvent
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess
-from tests.servers import RedisServer, free_port, wait_until
+from tests.servers import RedisServer, end, free_port, spawn, wait_until
 
 
 class Closed(ControllerProcess):
@@ -186,3 +186,30 @@ def test_open_is_for_loopback_alone(tmp_path: Path, redis_url: str) -> None:
     ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
     assert ran.returncode == 2
     assert "FS_OPEN=1 is for 127.0.0.1 alone" in ran.stderr.splitlines()[-1]
+
+
+def test_a_controller_that_others_reach_makes_it_where_it_is_told_to(tmp_path: Path, redis_url: str) -> None:
+    port = free_port()
+    env = {
+        **os.environ, "FS_HOME": str(tmp_path), "FS_REDIS_URL": redis_url, "FS_HOST": "0.0.0.0", "FS_PORT": str(port),
+    }  # fmt: skip
+    argv = [sys.executable, "-m", "fleetstart.controller"]
+    refused = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
+    assert refused.returncode == 2
+    assert "FS_FIRST_KEY=1" in refused.stderr.splitlines()[-1]
+    process = spawn(argv, env={**env, "FS_FIRST_KEY": "1"}, stderr=subprocess.DEVNULL)
+    try:
+        wait_until((tmp_path / "key").exists, 20, what="the first key")
+        url = f"http://127.0.0.1:{port}/api/v1/status"
+
+        def answers(**headers: str) -> int:
+            try:
+                return httpx.get(url, headers=headers, trust_env=False).status_code
+            except httpx.TransportError:
+                return 0
+
+        shown = (tmp_path / "key").read_text().strip()
+        wait_until(lambda: answers(authorization=f"Bearer {shown}") == 200, 20, what="an answer for the key")
+        assert answers() == 401
+    finally:
+        end(process)
