@@ -30,6 +30,7 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ from ..contract.function.layer import LAYER_DIR
 from . import linux, root, seccomp
 from .root import NODE_DIR
 
+THREADS_END_S = 5.0
+"""Limit of the wait for threads that have been joined; those that go on are refused by the kernel as ever."""
 FUNCTION_DIR = "/tmp/function"
 """Bundle folder of a confined worker: its working folder and the first entry of sys.path."""
 OPEN_FILES_MAX = 4096
@@ -236,10 +239,19 @@ def _files(folder: str) -> Iterable[Path]:
 def enter_user_namespace() -> None:
     """Enters a user namespace with the same user id, in which an unprivileged user may create the other namespaces."""
     uid, gid = os.geteuid(), os.getegid()
+    _await_single_thread()
     linux.unshare(linux.CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _await_single_thread() -> None:
+    """Waits for threads that have been joined: the kernel counts them until they are gone, and refuses a process with
+    several of them a user namespace."""
+    ends_s = time.monotonic() + THREADS_END_S
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends_s:
+        time.sleep(0.01)
 
 
 def become_user_root() -> None:
