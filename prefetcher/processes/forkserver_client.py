@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.errors import StartFailed, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed, pair
 from fleetstart.runtime.contract.node.messages import (
@@ -135,10 +135,13 @@ class ForkServer:
         pool: str,
         network: bool,
         folders: Mapping[str, str] | None = None,
+        image: str = "",
+        gpus: Sequence[str] = (),
     ) -> ForkedProcess:
         """Forks a worker, waiting for a server that is restarting. Callers set the deadline.
 
-        Errors: Unavailable if the server dies or cannot fork, or this process has no descriptors left.
+        Errors: StartFailed if the launcher refuses what the function asks for; Unavailable if the server dies or cannot
+        fork, or this process has no descriptors left.
         """
         await self._up.wait()
         assert self._channel is not None
@@ -155,7 +158,13 @@ class ForkServer:
             descriptors = (its_control.fileno(), log_write)
             profile = pool.partition("+")[0]
             message = Fork(
-                worker=worker, cgroup_procs=procs, network=network, folders=dict(folders or {}), profile=profile
+                worker=worker,
+                cgroup_procs=procs,
+                network=network,
+                folders=dict(folders or {}),
+                profile=profile,
+                image=image,
+                gpus=list(gpus),
             )
             self._channel.send(message, descriptors)
             its_control.close()
@@ -238,12 +247,13 @@ class ForkServer:
                     process.forked(pid, isolation)
                 if reply is not None and not reply.done():
                     reply.set_result(None)
-            case ForkFailed(worker=worker, reason=reason):
+            case ForkFailed(worker=worker, reason=reason) as failed:
                 self._processes.pop(worker, None)
                 reply = self._forking.pop(worker, None)
                 if reply is not None and not reply.done():
-                    hint = self._advice if self.refused else ""
-                    reply.set_exception(Unavailable(f"the node could not fork a worker: {reason}", hint=hint))
+                    hint = failed.hint or (self._advice if self.refused else "")
+                    error = StartFailed if failed.refused else Unavailable
+                    reply.set_exception(error(f"the node could not fork a worker: {reason}", hint=hint))
             case Exited(worker=worker, status=status):
                 process = self._processes.pop(worker, None)
                 if process is not None:

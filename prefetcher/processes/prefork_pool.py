@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId, new_worker_id
@@ -85,10 +85,19 @@ class PreforkPool:
             process.hold_user(self._uids.take(function), lambda: self._uids.give_back(function))
         return process.user
 
-    async def fork(self, pool: str, *, network: bool, folders: Mapping[str, str] | None = None) -> ForkedProcess:
-        """Forks a fresh worker; `folders` are for sandboxes, which get none later: source by path.
+    async def fork(
+        self,
+        pool: str,
+        *,
+        network: bool,
+        folders: Mapping[str, str] | None = None,
+        image: str = "",
+        gpus: Sequence[str] = (),
+    ) -> ForkedProcess:
+        """Forks a fresh worker; `folders` are for sandboxes, which get none later: source by path. `image` and `gpus`
+        are for containers.
 
-        Errors: Unavailable, with the reason.
+        Errors: Unavailable or StartFailed, with the reason.
         """
         pool = self._serving(pool)
         server = self._servers.get(pool)
@@ -102,7 +111,7 @@ class PreforkPool:
         worker = new_worker_id()
         group = self._create_group(worker)
         try:
-            return await server.fork(worker, group, pool=pool, network=network, folders=folders)
+            return await server.fork(worker, group, pool=pool, network=network, folders=folders, image=image, gpus=gpus)
         except BaseException:
             self.remove_group(group)
             raise

@@ -111,8 +111,9 @@ class WorkerResources:
         volumes = asyncio.ensure_future(self._acquire_volumes(order))
         early = self._sandbox is not None and not self._sandbox.takes_folders and (spec.layer or spec.volumes)
         folders = (layer, volumes) if early else ()
-        fresh = spare is None and (network or folders or not services.prefork_pool.has(spec.preloaded_pool))
-        fork = asyncio.ensure_future(self._fork(spec, folders)) if fresh else None
+        own = network or folders or spec.image or self._gpus(order)
+        fresh = spare is None and (own or not services.prefork_pool.has(spec.preloaded_pool))
+        fork = asyncio.ensure_future(self._fork(order, folders)) if fresh else None
         weights = asyncio.ensure_future(
             services.segments.acquire_all(
                 self._checkpoints, order.worker, self._fetched_layers(order), Feed(order.sources, order.pulls)
@@ -181,17 +182,28 @@ class WorkerResources:
             begun_ns = min(began_ns, self._layer_fetch_ns[0]) if self._layer_fetch_ns is not None else began_ns
             self._layer_fetch_ns = begun_ns, time.monotonic_ns()
 
-    async def _fork(self, spec: FunctionSpec, folders: Sequence[asyncio.Future[Any]]) -> ForkedProcess:
+    async def _fork(self, order: WorkerOrder, folders: Sequence[asyncio.Future[Any]]) -> ForkedProcess:
         """Forks a fresh process; a sandbox once the folders that it must see are there."""
+        spec = order.spec
         await asyncio.shield(asyncio.gather(*folders))
         return await self._services.prefork_pool.fork(
-            spec.preloaded_pool, network=spec.network is True, folders=self._folders() if folders else {}
+            spec.preloaded_pool,
+            network=spec.network is True,
+            folders=self._folders() if folders else {},
+            image=spec.image,
+            gpus=self._gpus(order),
         )
 
     def _folders(self) -> dict[str, str]:
         """Folders of the node that a sandbox sees: by path inside it."""
         layer = {LAYER_DIR: self._layer_dir} if self._layer_dir else {}
         return layer | {volume_path(one): one.folder for one in self._volumes if one.folder}
+
+    def _gpus(self, order: WorkerOrder) -> list[str]:
+        """GPUs that its container must see from its beginning: in namespaces all are there, and it is bound to its own
+        later."""
+        binding = self._services.devices.binding(order.devices) if order.spec.isolation == "container" else None
+        return [uuid for uuid in binding.visible.split(",") if uuid] if binding is not None else []
 
     async def _forked(self, fork: asyncio.Future[ForkedProcess] | None, spec: FunctionSpec) -> ForkedProcess:
         """A waiting process, or the one that is being forked."""

@@ -27,15 +27,19 @@ from ..contract.node.messages import Fork, LauncherReady
 from ..isolation import linux
 from ..isolation.root import plan_for_this_python
 from .base_image import base_image, shown_mounts
-from .launcher import LaunchedWorker, begin, refuse, serve
+from .carried_python import NoLoader, plan_carried, this_interpreter
+from .launcher import LaunchedWorker, LaunchRefused, begin, refuse, serve
 from .profiles import worker_environment
 
 if TYPE_CHECKING:
+    from .container_engine import UserImage
     from .containers import Container, ContainerStock
 
 NAME = "container"
 KILLED = -9
 """Exit status of a worker whose engine cannot tell: it was killed with it."""
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Engines' names for what kernels call otherwise."""
 RETRY_S = 3.0
 """Pause between looks for an engine that was not there at the start."""
 
@@ -51,7 +55,14 @@ class ContainerLauncher:
         return NAME if network else f"{NAME},net"
 
     def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
-        container = self._stock.fresh(fork.profile, network=True) if fork.network else self._stock.take(fork.profile)
+        from .containers import ContainerRequest  # late, as the stock's own module
+
+        image = self._find_image(fork.image) if fork.image else None
+        request = ContainerRequest(image=image, network=fork.network, gpus=tuple(fork.gpus))
+        if request.fits_all:
+            container = self._stock.take(fork.profile, image)
+        else:
+            container = self._stock.fresh(fork.profile, request)
         try:
             for path in fork.cgroup_procs:
                 Path(path).write_text(str(container.pid))
@@ -65,6 +76,21 @@ class ContainerLauncher:
             raise
         self._running[fork.worker] = container
         return launched
+
+    def _find_image(self, name: str) -> UserImage:
+        """A user's image. Errors: OSError; LaunchRefused, if no container of it could run here."""
+        image = self._stock.engine.find_image(name)
+        if image is None:
+            raise LaunchRefused(
+                f"the image {name} is not on the engine of this node",
+                f"images are not pulled: load it there, with `docker pull {name}` or `docker load`",
+            )
+        if image.architecture != ARCHITECTURES.get(os.uname().machine, os.uname().machine):
+            raise LaunchRefused(
+                f"the image {name} is for {image.architecture}, and this node is {os.uname().machine}",
+                "build it for this machine, or name nodes that it is for by region",
+            )
+        return image
 
     def reap(self, child: LaunchedWorker) -> int:
         """Has a container removed whose worker has ended. The engine reports signals as 128 + number."""
@@ -97,6 +123,11 @@ def open_stock(address: str, state: Path, hide: Iterable[str], users: range) -> 
     plan = plan_for_this_python(hide, os.environ.get("LD_LIBRARY_PATH", ""))
     image, data = base_image(plan)
     engine.ensure_image(image, data)
+    try:
+        carried = plan_carried(this_interpreter(os.environ.get("LD_LIBRARY_PATH", "")))
+    except NoLoader as error:
+        sys.stderr.write(f"functions with an image of their own cannot run here: {error}\n")
+        carried = None
     kind = ContainerKind(
         node=node,
         image=image,
@@ -105,6 +136,7 @@ def open_stock(address: str, state: Path, hide: Iterable[str], users: range) -> 
         python=os.path.join(os.path.realpath(sys.prefix), "bin", os.path.basename(sys.executable)),
         folder=own,
         users=users,
+        carried=carried,
     )
     stock = ContainerStock(ContainerFactory(engine, kind))
     stock.discard(stock.fresh("python"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
-from docker.types import LogConfig, Ulimit
+from docker.types import DeviceRequest, LogConfig, Ulimit
 from requests.exceptions import RequestException
 
 from ..isolation.namespaces import OPEN_FILES_MAX
@@ -31,11 +31,23 @@ WRITABLE_INODES = 16_384
 API_TIMEOUT_S = 30.0
 REMOVALS_AT_ONCE = 8
 CONFLICT = 409
+GPU_KIND = "nvidia.com/gpu"
+"""Kind of devices in the specification that NVIDIA's container toolkit writes."""
 EXIT_TIMEOUT_S = 10.0
 
 
 class EngineError(OSError):
     """The engine refused a request, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserImage:
+    """An image of a user, as the engine has it now."""
+
+    id: str
+    architecture: str
+    volumes: tuple[str, ...]
+    """Paths that the image declares to be volumes: the engine would make each a folder on its disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +64,10 @@ class ContainerPlan:
     node: str
     launcher: str
     network: bool = False
+    volumes: tuple[str, ...] = ()
+    """Volumes of its image, which get memory in place of a folder on the disk."""
+    gpus: tuple[str, ...] = ()
+    """GPUs that it sees, by their UUID."""
 
 
 class ContainerEngine:
@@ -74,13 +90,24 @@ class ContainerEngine:
                 repository, _, version = tag.partition(":")
                 self._api().import_image_from_data(data, repository=repository, tag=version)
 
+    def find_image(self, name: str) -> UserImage | None:
+        """A user's image by its name; None if the engine lacks it: nothing is pulled."""
+        with self._told(f"look for the image {name}"):
+            try:
+                found = self._api().inspect_image(name)
+            except NotFound:
+                return None
+        volumes = (found.get("Config") or {}).get("Volumes") or {}
+        return UserImage(str(found["Id"]), str(found["Architecture"]), tuple(sorted(volumes)))
+
     def create(self, plan: ContainerPlan) -> str:
         """Creates a container, returns its id."""
         api = self._api()
         with self._told(f"create the container {plan.name}"):
             made = api.create_container(
                 plan.image,
-                command=list(plan.command),
+                entrypoint=list(plan.command),
+                healthcheck={"Test": ["NONE"]},
                 name=plan.name,
                 hostname=plan.name,
                 user=f"{plan.user}:{plan.user}",
@@ -155,7 +182,11 @@ def host_settings(plan: ContainerPlan) -> dict[str, Any]:
     return {
         "network_mode": "host" if plan.network else "none",
         "binds": [f"{mount.source}:{mount.path}:ro" for mount in plan.shown if mount.source],
-        "tmpfs": {"/tmp": own, **{mount.path: "ro,size=64k" for mount in plan.shown if not mount.source}},
+        "tmpfs": {
+            **dict.fromkeys(plan.volumes, own),
+            "/tmp": own,
+            **{mount.path: "ro,size=64k" for mount in plan.shown if not mount.source},
+        },
         "shm_size": WRITABLE_BYTES,
         "ipc_mode": "private",
         "read_only": True,
@@ -163,8 +194,16 @@ def host_settings(plan: ContainerPlan) -> dict[str, Any]:
         "security_opt": ["no-new-privileges"],
         "pids_limit": PIDS_MAX,
         "ulimits": _limits((("nofile", OPEN_FILES_MAX), ("core", 0))),
+        "device_requests": gpu_requests(plan.gpus),
         "log_config": LogConfig(type="json-file", config={"max-size": "64k", "max-file": "1"}),
     }
+
+
+def gpu_requests(uuids: Iterable[str]) -> list[DeviceRequest]:
+    """The engine's request for GPUs, by their names of the Container Device Interface (CDI): its specification on the
+    node says which files and libraries of the driver belong to each."""
+    names = [f"{GPU_KIND}={uuid}" for uuid in uuids]
+    return [DeviceRequest(driver="cdi", device_ids=names)] if names else []
 
 
 def _limits(pairs: Iterable[tuple[str, int]]) -> list[Ulimit]:

@@ -10,16 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 REMEMBERED_S = 300.0
 """Demand that is older is forgotten, and the containers kept for it are removed."""
 REFILL_S = 2.0
 """Time in which one that was taken is replaced, on a busy machine: those taken within it must be there already."""
 PAUSED_MOST = 4
-"""Most paused containers of one profile: with torch each holds some 150 MB."""
+"""Most paused containers of one pool: with torch each holds some 150 MB."""
 CREATED_LEAST, CREATED_MOST = 1, 8
 SETTLE_S = 0.5
 """Pause after the last launch before pools are refilled: it would take a core from the start that is under way."""
+
+
+class PoolKey(NamedTuple):
+    """What the containers of one pool have in common."""
+
+    profile: str
+    image: str = ""
+    """Id of a user's image; empty: the generic one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +36,8 @@ class PoolTargets:
     """How many containers the launcher keeps ready."""
 
     created: int
-    paused: Mapping[str, int]
-    """By profile."""
+    """Of the generic image: all pools of it take from them."""
+    paused: Mapping[PoolKey, int]
 
 
 def busiest(launches_s: Sequence[float], now_s: float) -> int:
@@ -42,13 +51,14 @@ def busiest(launches_s: Sequence[float], now_s: float) -> int:
     return most
 
 
-def targets(launches_s: Mapping[str, Sequence[float]], now_s: float) -> PoolTargets:
-    """What to keep ready, by the times of the launches of each profile."""
-    peaks = {profile: busiest(times, now_s) for profile, times in launches_s.items()}
-    paused = {profile: min(PAUSED_MOST, peak) for profile, peak in peaks.items() if peak}
-    return PoolTargets(min(CREATED_MOST, max(CREATED_LEAST, sum(peaks.values()))), paused)
+def targets(launches_s: Mapping[PoolKey, Sequence[float]], now_s: float) -> PoolTargets:
+    """What to keep ready, by the times of the launches of each pool."""
+    peaks = {pool: busiest(times, now_s) for pool, times in launches_s.items()}
+    paused = {pool: min(PAUSED_MOST, peak) for pool, peak in peaks.items() if peak}
+    generic = sum(peak for pool, peak in peaks.items() if not pool.image)
+    return PoolTargets(min(CREATED_MOST, max(CREATED_LEAST, generic)), paused)
 
 
-def may_refill(launches_s: Mapping[str, Sequence[float]], now_s: float) -> bool:
+def may_refill(launches_s: Mapping[PoolKey, Sequence[float]], now_s: float) -> bool:
     """True once no launch is so recent that its worker still starts."""
     return all(now_s - max(times, default=-SETTLE_S) >= SETTLE_S for times in launches_s.values())

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from ..isolation.root import Mount, name_files
 from .base_image import OWN_DIR
-from .container_engine import ContainerEngine, ContainerPlan
-from .container_pool import PAUSED_MOST, may_refill, targets
+from .carried_python import CarriedPython
+from .container_engine import ContainerEngine, ContainerPlan, UserImage
+from .container_pool import PAUSED_MOST, PoolKey, may_refill, targets
 from .container_worker import CONTROL_PATH, MESSAGE_MAX, WARM
 from .launcher import has_ended
 
@@ -71,6 +72,29 @@ class ContainerKind:
     """Folder of the containers' own folders; no other user of the machine may enter it."""
     users: range
     """User ids, one for each container that lives; empty: all are the system's nobody."""
+    carried: CarriedPython | None = None
+    """This Python for images of users; None: it cannot be carried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRequest:
+    """What a container has that others of its node have not."""
+
+    image: UserImage | None = None
+    network: bool = False
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def fits_all(self) -> bool:
+        """Whether a container of a pool will do, which was made before its function was known."""
+        return not (self.network or self.gpus)
+
+    @property
+    def image_id(self) -> str:
+        return self.image.id if self.image is not None else ""
+
+
+GENERIC = ContainerRequest()
 
 
 NOBODY = 65534
@@ -86,8 +110,9 @@ class ContainerFactory:
         self._users = deque(kind.users)
         self._made = 0
 
-    def create(self, *, network: bool = False) -> Container:
+    def create(self, request: ContainerRequest = GENERIC) -> Container:
         """Creates a container that has not been started. Errors: OSError."""
+        command, shown, environment = self._inside(request)
         with self._lock:
             self._made += 1
             name = f"fs-{os.getpid()}-{self._made}-{os.urandom(3).hex()}"
@@ -108,14 +133,16 @@ class ContainerFactory:
             listener.listen(1)
             plan = ContainerPlan(
                 name=name,
-                image=self._kind.image,
-                command=(self._kind.python, "-m", "fleetstart.runtime.launch.container_worker"),
-                environment=self._kind.environment,
+                image=request.image_id or self._kind.image,
+                command=command,
+                environment=environment,
                 user=user,
-                shown=(*self._kind.shown, Mount(OWN_DIR, str(folder))),
+                shown=(*shown, Mount(OWN_DIR, str(folder))),
                 node=self._kind.node,
                 launcher=str(self._kind.folder),
-                network=network,
+                network=request.network,
+                volumes=request.image.volumes if request.image is not None else (),
+                gpus=request.gpus,
             )
             return Container(self.engine.create(plan), name, user, folder, listener)
         except BaseException:
@@ -123,6 +150,15 @@ class ContainerFactory:
             shutil.rmtree(folder, ignore_errors=True)
             self._give_back(user)
             raise
+
+    def _inside(self, request: ContainerRequest) -> tuple[tuple[str, ...], tuple[Mount, ...], Mapping[str, str]]:
+        """Command, mounts and environment of a container. Errors: OSError."""
+        kind = self._kind
+        if request.image is None:
+            return (kind.python, "-m", "fleetstart.runtime.launch.container_worker"), kind.shown, kind.environment
+        if kind.carried is None:
+            raise OSError("this node's Python cannot be carried into images")
+        return kind.carried.command, kind.carried.mounts, {}
 
     def start(self, container: Container, profile: str) -> None:
         """Starts a container and lets its Python import a profile. Errors: OSError."""
@@ -185,7 +221,7 @@ def await_warm(container: Container) -> None:
 @dataclass(slots=True)
 class _Stocked:
     created: deque[Container] = field(default_factory=deque)
-    paused: dict[str, deque[Container]] = field(default_factory=dict)
+    paused: dict[PoolKey, deque[Container]] = field(default_factory=dict)
     ended: deque[Container] = field(default_factory=deque)
     """To be removed."""
 
@@ -197,16 +233,22 @@ class ContainerStock:
         self.engine = factory.engine
         self._factory = factory
         self._stocked = _Stocked()
-        self._launches: dict[str, deque[float]] = {}
+        self._launches: dict[PoolKey, deque[float]] = {}
+        self._images: dict[str, UserImage] = {}
+        """Users' images by their ids."""
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._ending = False
 
-    def take(self, profile: str) -> Container:
+    def take(self, profile: str, image: UserImage | None = None) -> Container:
         """A started container that has the profile, or imports it; the soonest there is. Errors: OSError."""
+        request = ContainerRequest(image=image)
+        pool = PoolKey(profile, request.image_id)
         with self._lock:
-            self._launches.setdefault(profile, deque(maxlen=REMEMBERED_LAUNCHES)).append(time.monotonic())
-        while (container := self._pop(lambda stocked: stocked.paused.get(profile))) is not None:
+            self._launches.setdefault(pool, deque(maxlen=REMEMBERED_LAUNCHES)).append(time.monotonic())
+            if image is not None:
+                self._images[image.id] = image
+        while (container := self._pop(lambda stocked: stocked.paused.get(pool))) is not None:
             try:
                 self.engine.unpause(container.id)
                 if not has_ended(container.pidfd):
@@ -214,7 +256,7 @@ class ContainerStock:
             except OSError as error:  # the engine was killed meanwhile, and what it had with it
                 sys.stderr.write(f"a container that waited is of no use: {error}\n")
             self.discard(container)
-        container = self._pop(lambda stocked: stocked.created)
+        container = self._pop(lambda stocked: stocked.created) if image is None else None
         if container is not None:
             try:
                 self._factory.start(container, profile)
@@ -222,11 +264,11 @@ class ContainerStock:
             except OSError as error:
                 sys.stderr.write(f"a container that was created does not start, making another: {error}\n")
                 self.discard(container)
-        return self.fresh(profile)
+        return self.fresh(profile, request)
 
-    def fresh(self, profile: str, *, network: bool = False) -> Container:
+    def fresh(self, profile: str, request: ContainerRequest = GENERIC) -> Container:
         """A container that is made for this launch. Errors: OSError."""
-        container = self._factory.create(network=network)
+        container = self._factory.create(request)
         try:
             self._factory.start(container, profile)
         except BaseException:
@@ -300,21 +342,24 @@ class ContainerStock:
             return False
         return True
 
-    def _paused(self, profile: str) -> int:
-        return len(self._stocked.paused.get(profile, ()))
+    def _paused(self, pool: PoolKey) -> int:
+        return len(self._stocked.paused.get(pool, ()))
 
-    def _stock(self, profile: str) -> None:
+    def _stock(self, pool: PoolKey) -> None:
         """Makes one more paused container."""
-        container = self._pop(lambda stocked: stocked.created) or self._factory.create()
+        if pool.image:
+            container = self._factory.create(ContainerRequest(image=self._images[pool.image]))
+        else:
+            container = self._pop(lambda stocked: stocked.created) or self._factory.create()
         try:
-            self._factory.start(container, profile)
+            self._factory.start(container, pool.profile)
             await_warm(container)
             self.engine.pause(container.id)
         except BaseException:
             self.discard(container)
             raise
         with self._lock:
-            self._stocked.paused.setdefault(profile, deque(maxlen=2 * PAUSED_MOST)).append(container)
+            self._stocked.paused.setdefault(pool, deque(maxlen=2 * PAUSED_MOST)).append(container)
 
     def _drop_dead(self) -> None:
         """Drops paused containers that have ended: the engine was started again, or its operator removed them."""

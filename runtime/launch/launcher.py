@@ -35,6 +35,14 @@ class LaunchedWorker:
     pidfd: int
 
 
+class LaunchRefused(OSError):
+    """The function asks for what this node has not: trying again is of no use."""
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.hint = hint
+
+
 class Launcher(Protocol):
     """Starts worker processes: children of this process, or of a container engine."""
 
@@ -42,7 +50,7 @@ class Launcher(Protocol):
         """Name of the isolation that a worker gets."""
 
     def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
-        """Starts a worker, whose process may have ended already. Errors: OSError."""
+        """Starts a worker, whose process may have ended already. Errors: OSError, LaunchRefused."""
 
     def reap(self, child: LaunchedWorker) -> int:
         """Cleans up after a worker that has ended; returns its exit status, or its signal as a negative number."""
@@ -90,6 +98,9 @@ def _launch_one(channel: Channel[Fork], launcher: Launcher) -> LaunchedWorker | 
             return None
         try:
             child = launcher.launch(request, descriptors[0], descriptors[1])
+        except LaunchRefused as error:
+            channel.send(ForkFailed(request.worker, str(error), error.hint, refused=True))
+            return None
         except OSError as error:
             channel.send(ForkFailed(request.worker, str(error)))
             return None

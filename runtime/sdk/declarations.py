@@ -20,7 +20,7 @@ Target = TypeVar("Target")
 GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "retries", "queue_timeout_s",
     "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
-    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep", "gpu",
+    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep", "gpu", "image",
 )  # fmt: skip
 """Settings of every declaration."""
 OF_CODE = ("requirements", "calls", "volumes")
@@ -64,6 +64,7 @@ def function(
     start_timeout_s: float = ...,
     network: bool | Iterable[str] = ...,
     isolation: Isolation = ...,
+    image: str = ...,
     region: str | Iterable[str] = ...,
     env: Mapping[str, str] = ...,
     tags: Mapping[str, str] = ...,
@@ -117,6 +118,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         cors: Origins that may call from a browser, or `"*"`. Default: none.
         network: False for no network, the default; True for the node's; or a list of hosts that may be reached.
         isolation: `"namespaces"`, the default, `"gvisor"` or `"container"`.
+        image: Image of its containers, for example `"app:1.2"`, on the nodes' engines. Needs `isolation="container"`.
         region: Regions in which workers may run. Default: any.
         env: Environment variables of the workers.
         secrets: Names of the project's secrets, set as environment variables.

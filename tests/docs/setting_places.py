@@ -127,6 +127,7 @@ EXAMPLES = (
     Example("network", ["api.example.com"]),
     Example("calls", ["embed"]),
     Example("isolation", "gvisor"),
+    Example("image", "app:1.2"),
     Example("region", ["eu"]),
     Example("probe", "/healthz"),
     Example("scale.min", 1),

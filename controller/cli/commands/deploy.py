@@ -118,6 +118,7 @@ def setting_flags(function: Decorated) -> Decorated:
                 metavar="NAME",
                 help="How its workers are confined: namespaces, gvisor or container.",
             ),
+            click.option("--image", help='Image of its containers; needs isolation="container".'),
             click.option("--region", multiple=True, help="Region in which it may run, such as eu; may be repeated."),
             click.option(
                 "--keep", type=click.Choice(["host"]), help="Keep one copy of its weights in the memory of some node."

@@ -48,7 +48,7 @@ Spec = TypeVar("Spec", FunctionSpec, LLMSettings)
 _SAME = (
     "concurrency", "timeout_s", "retries", "queue_timeout_s", "start_timeout_s", "scale", "slo", "limits", "network",
     "isolation", "env", "tags", "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "volumes",
-    "keep",
+    "keep", "image",
 )  # fmt: skip
 _ENGINE = {
     "first": "first",

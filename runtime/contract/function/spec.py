@@ -20,6 +20,12 @@ from .volume import check_volumes
 _TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~\[\]:-]{1,253}")
 ORIGINS_MAX = 100
+_IMAGE = re.compile(
+    r"([A-Za-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+"""Name of an image, as engines write it: host, path, tag, digest."""
+IMAGE_MAX = 255
 _REGION = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 REGIONS_MAX = 16
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -148,6 +154,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     isolation: Isolation = "namespaces"
     """Isolation of a worker: namespaces on the node's kernel, gVisor, a kernel of its own in user space, or a container
     of an engine that the node has."""
+    image: str = ""
+    """Image that its containers are made of, by its name on the nodes' engines; empty: the generic one."""
     layer: LayerId | None = None
     """Installed packages that its workers import from; None: only those of the node."""
     weights: CheckpointId | None = None
@@ -223,16 +231,30 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_volumes(self.volumes, has_code=self.llm is None)
         if self.llm is not None and self.llm.tensor_parallel_size > 1:
             self._check_split(self.llm.tensor_parallel_size)
-        if self.isolation != "namespaces" and self.gpu is not None:
+        if self.isolation == "gvisor" and self.gpu is not None:
             raise InvalidSpec(
-                f"function {self.name}: devices need namespaces, and isolation is {self.isolation}",
+                f"function {self.name}: devices need namespaces or a container, and isolation is gvisor",
                 hint="leave out gpu, or isolation",
             )
+        if self.image:
+            self._check_image()
         if self.isolation == "gvisor" and self.egress:
             raise InvalidSpec(
                 f"function {self.name}: a list of what it may reach needs namespaces or a container, and isolation is "
                 "gvisor",
                 hint="leave out the list (no network at all), or isolation",
+            )
+
+    def _check_image(self) -> None:
+        if self.isolation != "container":
+            raise InvalidSpec(
+                f"function {self.name}: an image needs a container, and isolation is {self.isolation}",
+                hint='set isolation="container" beside image, or leave out image',
+            )
+        if len(self.image) > IMAGE_MAX or not _IMAGE.fullmatch(self.image):
+            raise InvalidSpec(
+                f"function {self.name}: {self.image[:80]!r} is no name of an image",
+                hint='write it as your engine lists it: "app:1.2" or "registry.example.com/team/app:1.2"',
             )
 
     def _check_names(self) -> None:
@@ -311,6 +333,12 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidSpec(
                 f"function {self.name}: tensor_parallel_size={ranks} needs {ranks} whole devices, and gpu {asked}",
                 hint=f'leave out gpu, or write gpu={ranks}, or with a type gpu="H100:{ranks}"',
+            )
+        if self.isolation != "namespaces":
+            raise InvalidSpec(
+                f"function {self.name}: a model that is split over devices needs namespaces, and isolation is "
+                f"{self.isolation}",
+                hint="leave out isolation",
             )
         if self.scale.standby_s:
             raise InvalidSpec(

@@ -59,6 +59,10 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     their assignment."""
     profile: str = ""
     """Profile to import first, where the launcher does not serve one profile only."""
+    image: str = ""
+    """Image of the container; empty: the generic one."""
+    gpus: list[str] = []
+    """GPUs that the container sees, by their UUID."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
@@ -71,6 +75,9 @@ class Forked(msgspec.Struct, frozen=True, tag="forked"):
 class ForkFailed(msgspec.Struct, frozen=True, tag="fork_failed"):
     worker: WorkerId
     reason: str
+    hint: str = ""
+    refused: bool = False
+    """Whether its function asks for what this node has not, so that trying again is of no use."""
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):

@@ -12,40 +12,48 @@ from fleetstart.runtime.launch.container_pool import (
     REFILL_S,
     REMEMBERED_S,
     SETTLE_S,
+    PoolKey,
     busiest,
     may_refill,
     targets,
 )
 
 TIMES = st.lists(st.floats(0, 1000), max_size=30)
-LAUNCHES = st.dictionaries(st.sampled_from(["python", "torch"]), TIMES)
+PYTHON, TORCH, OWN = PoolKey("python"), PoolKey("torch"), PoolKey("python", "sha256:1")
+LAUNCHES = st.dictionaries(st.sampled_from([PYTHON, TORCH, OWN]), TIMES)
 
 
 def test_without_demand_a_container_is_created_and_none_runs() -> None:
     assert targets({}, 5.0).created == CREATED_LEAST
-    assert targets({"python": []}, 5.0).paused == {}
+    assert targets({PYTHON: []}, 5.0).paused == {}
 
 
 def test_as_many_wait_as_were_taken_at_once() -> None:
     burst = [100.0, 100.1, 100.2]
-    found = targets({"python": [*burst, 150.0], "torch": [120.0]}, 160.0)
-    assert found.paused == {"python": 3, "torch": 1}
+    found = targets({PYTHON: [*burst, 150.0], TORCH: [120.0]}, 160.0)
+    assert found.paused == {PYTHON: 3, TORCH: 1}
     assert found.created == 4
 
 
+def test_an_image_has_a_pool_of_its_own_and_takes_nothing_that_was_created_for_others() -> None:
+    found = targets({PYTHON: [100.0], OWN: [100.0, 100.1]}, 101.0)
+    assert found.paused == {PYTHON: 1, OWN: 2}
+    assert found.created == 1
+
+
 def test_demand_is_forgotten() -> None:
-    assert targets({"python": [100.0, 100.1]}, 100.1 + REMEMBERED_S).paused == {"python": 1}
-    assert targets({"python": [100.0, 100.1]}, 101.0 + REMEMBERED_S).paused == {}
+    assert targets({PYTHON: [100.0, 100.1]}, 100.1 + REMEMBERED_S).paused == {PYTHON: 1}
+    assert targets({PYTHON: [100.0, 100.1]}, 101.0 + REMEMBERED_S).paused == {}
 
 
 def test_a_start_under_way_is_left_alone() -> None:
     assert may_refill({}, 0.0)
-    assert not may_refill({"python": [1.0], "torch": [9.8]}, 9.8 + SETTLE_S / 2)
-    assert may_refill({"python": [1.0], "torch": [9.8]}, 9.9 + SETTLE_S)
+    assert not may_refill({PYTHON: [1.0], TORCH: [9.8]}, 9.8 + SETTLE_S / 2)
+    assert may_refill({PYTHON: [1.0], TORCH: [9.8]}, 9.9 + SETTLE_S)
 
 
 @given(LAUNCHES, st.floats(0, 2000))
-def test_pools_stay_within_their_bounds(launches: dict[str, list[float]], now_s: float) -> None:
+def test_pools_stay_within_their_bounds(launches: dict[PoolKey, list[float]], now_s: float) -> None:
     found = targets(launches, now_s)
     assert CREATED_LEAST <= found.created <= CREATED_MOST
     assert all(1 <= count <= PAUSED_MOST for count in found.paused.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tarfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,8 @@ from fleetstart.runtime.contract.node.messages import (
 )
 from fleetstart.runtime.isolation.root import Mount, Root
 from fleetstart.runtime.launch.base_image import OWN_DIR, base_image, shown_mounts
+from fleetstart.runtime.launch.carried_python import CARRIED, Interpreter, plan_carried, this_interpreter
+from fleetstart.runtime.launch.carried_start import image_paths
 from fleetstart.runtime.launch.container_engine import ContainerPlan, host_settings
 from fleetstart.runtime.launch.launcher import LaunchedWorker, serve
 from tests.runtime.workers import receive
@@ -35,10 +39,10 @@ PLAN = Root(
 )
 
 
-def container(*, network: bool = False) -> ContainerPlan:
+def container(*, network: bool = False, **rest: Any) -> ContainerPlan:
     return ContainerPlan(
         name="fs-1", image="i", command=("python",), environment={}, user=2000, shown=shown_mounts(PLAN), node="/n",
-        launcher="/n/1", network=network,
+        launcher="/n/1", network=network, **rest,
     )  # fmt: skip
 
 
@@ -66,6 +70,65 @@ def test_a_container_has_no_rights_and_no_network() -> None:
     assert settings["tmpfs"]["/opt/a/b"].startswith("ro,")
     assert settings["pids_limit"] > 0
     assert host_settings(container(network=True))["network_mode"] == "host"
+
+
+def test_volumes_of_an_image_are_memory_and_no_folders_on_the_disk() -> None:
+    settings = host_settings(container(volumes=("/data", "/tmp")))
+    assert settings["tmpfs"]["/data"] == settings["tmpfs"]["/tmp"]
+    assert "size=" in settings["tmpfs"]["/data"]
+
+
+def test_gpus_are_requested_by_their_names_in_the_container_device_interface() -> None:
+    """The request alone: no test runs it on a GPU."""
+    assert host_settings(container())["device_requests"] == []
+    (request,) = host_settings(container(gpus=("GPU-1f", "MIG-2a")))["device_requests"]
+    assert dict(request) == {
+        "Driver": "cdi", "Count": 0, "Capabilities": [], "Options": {},
+        "DeviceIDs": ["nvidia.com/gpu=GPU-1f", "nvidia.com/gpu=MIG-2a"],
+    }  # fmt: skip
+
+
+INTERPRETER = Interpreter(
+    program="/root/py/bin/python3.11", version="python3.11", library="/root/py/lib/python3.11", loader="/lib/ld.so.2",
+    libraries=("/lib/x86",), packages=("/srv/venv/lib/python3.11/site-packages",), own=(),
+)  # fmt: skip
+
+
+def test_a_python_is_carried_below_one_folder_and_runs_under_its_own_loader() -> None:
+    carried = plan_carried(INTERPRETER)
+    assert all(mount.path.startswith(f"{CARRIED}/") for mount in carried.mounts if mount.source)
+    assert {mount.source for mount in carried.mounts if mount.source} == {
+        "/root/py/bin/python3.11", "/root/py/lib/python3.11", "/lib/ld.so.2", "/lib/x86",
+        "/srv/venv/lib/python3.11/site-packages",
+    }  # fmt: skip
+    assert carried.command == (
+        f"{CARRIED}/loader", "--library-path", f"{CARRIED}/lib/0", f"{CARRIED}/python/bin/python3.11", "-I", "-S", "-B",
+        f"{CARRIED}/packages/0/fleetstart/runtime/launch/carried_start.py", f"{CARRIED}/packages/0",
+    )  # fmt: skip
+
+
+def test_an_editable_installation_is_carried_from_its_checkout() -> None:
+    own = (("runtime", "/work/x/runtime"), ("native/_core.so", "/srv/_core.so"))
+    carried = plan_carried(dataclasses.replace(INTERPRETER, own=own))
+    assert Mount(f"{CARRIED}/own/fleetstart/native/_core.so", "/srv/_core.so") in carried.mounts
+    assert carried.command[-3:] == (
+        f"{CARRIED}/own/fleetstart/runtime/launch/carried_start.py", f"{CARRIED}/own", f"{CARRIED}/packages/0",
+    )  # fmt: skip
+
+
+def test_this_interpreter_has_all_parts_on_this_machine() -> None:
+    python = this_interpreter("")
+    for path in (python.program, python.library, python.loader, *python.libraries, *python.packages):
+        assert os.path.exists(path), path
+    assert all(os.path.exists(path) for _, path in python.own)
+
+
+def test_packages_of_an_image_are_those_that_its_variables_and_its_python_name() -> None:
+    found = image_paths({"PYTHONPATH": "/opt/lib:relative", "VIRTUAL_ENV": "/venv"}, "python3.99")
+    assert found == [
+        "/opt/lib", "/venv/lib/python3.99/site-packages", "/usr/local/lib/python3.99/site-packages",
+        "/usr/lib/python3.99/site-packages",
+    ]  # fmt: skip
 
 
 def test_a_node_without_its_engine_says_so_to_whoever_asks(tmp_path: Path) -> None:

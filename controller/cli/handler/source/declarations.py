@@ -29,7 +29,7 @@ API = "fleetstart.runtime"
 _GENERAL = (
     "name", "weights", "adapter", "memory", "scale", "concurrency", "timeout_s", "retries", "queue_timeout_s",
     "start_timeout_s", "slo", "limits", "max_body", "cors", "network", "isolation", "region", "env", "tags", "include",
-    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep", "gpu",
+    "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "keep", "gpu", "image",
 )  # fmt: skip
 FUNCTION_SETTINGS = (*_GENERAL, "requirements", "calls", "volumes")
 LLM_SETTINGS = (
