@@ -7,6 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 BENCHMARKS = "tests/bench/test_scripts.py"
 COMMANDS = "tests/docs/test_commands.py"
 PIPELINES = "tests/e2e/pipelines/"
+IMAGES = "tests/e2e/images/"
 SHARED_SYSTEM = "the system of all tests"
 ON_SHARED_SYSTEM = frozenset(
     f"tests/e2e/{name}.py"
@@ -24,7 +25,7 @@ ON_SHARED_SYSTEM = frozenset(
     )
 )
 """Files whose tests use the fixture `system` of tests/e2e/conftest.py, which holds that none is missing here."""
-LONGEST_FIRST = (PIPELINES, SHARED_SYSTEM, BENCHMARKS, COMMANDS, "")
+LONGEST_FIRST = (PIPELINES, SHARED_SYSTEM, BENCHMARKS, COMMANDS, IMAGES, "")
 """Groups of tests, and last those of none. What takes longest comes first: else the other workers would wait for it."""
 
 
@@ -33,12 +34,12 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
     Together the benchmarks would be the longest file by far, and the other workers would wait for theirs. The pipelines
     share a test bed, which waits more than it computes: one worker has it from the beginning, beside all others. So has
-    another one the system that files share: each worker would start one, and keep it to the end.
+    another one the system that files share: each worker would start one, and keep it to the end. Images are built once.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         group = _group(nodeid)
-        if group in (PIPELINES, SHARED_SYSTEM):
+        if group in (PIPELINES, IMAGES, SHARED_SYSTEM):
             return group
         return nodeid if group == BENCHMARKS else _file(nodeid)
 
@@ -55,4 +56,4 @@ def _file(nodeid: str) -> str:
 def _group(nodeid: str) -> str:
     if _file(nodeid) in ON_SHARED_SYSTEM:
         return SHARED_SYSTEM
-    return next((start for start in (PIPELINES, BENCHMARKS, COMMANDS) if nodeid.startswith(start)), "")
+    return next((start for start in (PIPELINES, IMAGES, BENCHMARKS, COMMANDS) if nodeid.startswith(start)), "")

@@ -52,10 +52,10 @@ def import_image(engine: DockerEngine, name: str, *options: str, changes: tuple[
             member = tarfile.TarInfo(path)
             member.size, member.mode = len(text), 0o644
             tar.addfile(member, io.BytesIO(text.encode()))
-    path = engine.folder / "image.tar"
-    path.write_bytes(packed.getvalue())
+    file = engine.folder / "image.tar"
+    file.write_bytes(packed.getvalue())
     asked = [word for change in changes for word in ("--change", change)]
-    engine.docker("import", *options, *asked, str(path), name)
+    engine.docker("import", *options, *asked, str(file), name)
 
 
 @pytest.fixture(scope="module")
