@@ -14,14 +14,16 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from .definitions import ImageDefinition
 from .distributions import files_of, python_version
 from .sbom import sbom
 
-PACKAGES = "packages"
+PACKAGES = "packages.tar"
+"""Archive of the packages in the context, which the engine unpacks into its layer: one file passes through the context
+in place of ten thousand."""
 SITE_PACKAGES = f"/opt/fleetstart/lib/python{python_version()}/site-packages"
 PYC_HEADER_BYTES = 16
 _FS = b"""#!/opt/fleetstart/bin/python
@@ -58,7 +60,7 @@ def write_context(
     with tarfile.open(fileobj=file, mode="w") as tar:
         build_file = Path(__file__).with_name(f"{image.name}.Dockerfile")
         _add(tar, "Dockerfile", build_file.read_bytes(), 0)
-        newest = _add_packages(tar, adds.values(), progress)
+        newest = _add_packages(tar, adds.values(), progress) if image.has_packages else 0
         if image.has_fs:
             _add(tar, "fs", _FS, newest, mode=0o755)
         if image.has_packages:
@@ -70,23 +72,46 @@ def write_context(
 
 
 def _add_packages(
-    tar: tarfile.TarFile, distributions: Iterable[metadata.Distribution], progress: Callable[[int], None]
+    context: tarfile.TarFile, distributions: Iterable[metadata.Distribution], progress: Callable[[int], None]
 ) -> int:
-    """Adds files with their bytecode; returns the time of the newest one."""
+    """Adds the archive of the packages; returns the time of its newest file."""
+    with tempfile.TemporaryFile() as packed:
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            newest = _pack(tar, distributions, progress)
+        member = _member(PACKAGES, packed.tell(), newest)
+        packed.seek(0)
+        context.addfile(member, packed)
+    return newest
+
+
+def _pack(tar: tarfile.TarFile, distributions: Iterable[metadata.Distribution], progress: Callable[[int], None]) -> int:
+    """Packs files with their bytecode; returns the time of the newest one."""
     newest = 0
+    folders: set[str] = set()
     for distribution in distributions:
         for path, source in files_of(distribution):
-            name = f"{PACKAGES}/{path}"
+            _add_folders(tar, path, folders)
             stat = source.stat()
             newest = max(newest, int(stat.st_mtime))
-            member = _member(name, stat.st_size, int(stat.st_mtime))
+            member = _member(path, stat.st_size, int(stat.st_mtime))
             with source.open("rb") as data:
                 tar.addfile(member, data)
             if source.suffix == ".py" and (compiled := bytecode(source, f"{SITE_PACKAGES}/{path}")) is not None:
-                cached = Path(importlib.util.cache_from_source(name))
-                _add(tar, str(cached), compiled, int(stat.st_mtime))
+                cached = importlib.util.cache_from_source(path)
+                _add_folders(tar, cached, folders)
+                _add(tar, cached, compiled, int(stat.st_mtime))
             progress(tar.offset)
     return newest
+
+
+def _add_folders(tar: tarfile.TarFile, path: str, known: set[str]) -> None:
+    """Adds the folders above a path, as engines differ in the rights of those that an archive does not name."""
+    for folder in reversed(PurePosixPath(path).parents):
+        if str(folder) != "." and str(folder) not in known:
+            known.add(str(folder))
+            member = tarfile.TarInfo(str(folder))
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(member)
 
 
 def bytecode(source: Path, path: str) -> bytes | None:

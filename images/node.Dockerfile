@@ -2,7 +2,7 @@
 ARG PARENT=fleetstart-worker
 FROM ${PARENT}
 ARG PYTHON=3.11
-COPY packages/ /opt/fleetstart/lib/python${PYTHON}/site-packages/
+ADD packages.tar /opt/fleetstart/lib/python${PYTHON}/site-packages/
 COPY sbom.cdx.json /opt/fleetstart/
 COPY fs /opt/fleetstart/bin/fs
 RUN python -c "import fleetstart.prefetcher.daemon"

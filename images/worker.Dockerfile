@@ -6,7 +6,7 @@ ARG PYTHON=3.11
 ARG NVIDIA_VISIBLE_DEVICES=void
 ENV NVIDIA_VISIBLE_DEVICES=${NVIDIA_VISIBLE_DEVICES} \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY packages/ /opt/fleetstart/lib/python${PYTHON}/site-packages/
+ADD packages.tar /opt/fleetstart/lib/python${PYTHON}/site-packages/
 COPY sbom.cdx.json /opt/fleetstart/
 # Fails here, and not at the first call, if the base is too old for the compiled modules.
 RUN python -c "import fleetstart.native._core, numpy, torch"

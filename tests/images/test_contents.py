@@ -140,8 +140,12 @@ def test_a_context_has_build_file_packages_with_bytecode_and_bill() -> None:
         assert "FROM ${PARENT}" in tar.extractfile("Dockerfile").read().decode()  # type: ignore[union-attr]
         assert tar.getmember("fs").mode == 0o755
         assert len(names) == len(set(names))
+        with tarfile.open(fileobj=tar.extractfile("packages.tar")) as packages:
+            names = packages.getnames()
+            assert {member.uid for member in packages} == {0}
+            assert len(names) == len(set(names))
     modules = [name for name in names if name.endswith(".py")]
-    assert modules
+    assert "click/core.py" in modules
     assert {importlib.util.cache_from_source(name) for name in modules} <= set(names)
     assert SITE_PACKAGES.endswith("/site-packages")
     first.file.close()
