@@ -309,8 +309,9 @@ def _packed(
 
 
 def _warn_of_imports(declaration: Declaration, path: Path, bundle: Bundle, packed: PackedFunction) -> None:
-    """Names imports that workers will not find; a warning, because a node may have what this machine has not."""
-    if declaration.kind in ("llm", "transformers") or path.name not in bundle.sources:
+    """Names imports that workers will not find; a warning, because a node may have what this machine has not. What an
+    image has is not known here."""
+    if declaration.kind in ("llm", "transformers") or path.name not in bundle.sources or packed.spec.image:
         return
     modules = packed.layer.layer.modules if packed.layer is not None else ()
     for one in missing_imports(path.name, bundle.sources, modules, is_installed):

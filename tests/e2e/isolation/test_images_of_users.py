@@ -76,12 +76,9 @@ def system(engine: DockerEngine) -> Iterator[System]:
 DEVICES = "cpu:1x256MiB"
 
 
-def deploy(system: System, name: str, image: str) -> None:
-    system.deploy(HEAD + READS.replace("IMAGE", image).replace("NAME", name), name=name)
-
-
 def test_a_function_reads_files_and_libraries_of_its_image_and_nothing_of_the_node(system: System) -> None:
-    deploy(system, "greets", "greeter:1")
+    handler = system.source(HEAD + READS.replace("IMAGE", "greeter:1").replace("NAME", "greets"), folder="greets")
+    assert "warning" not in system.fs("deploy", str(handler), "--no-probe").err, "imports are the image's"
     seen = system.ok("greets")
     assert seen["greeting"] == "Hello from the image, Ada!"
     assert seen["variable"] == "hello"
