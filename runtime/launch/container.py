@@ -40,6 +40,10 @@ KILLED = -9
 """Exit status of a worker whose engine cannot tell: it was killed with it."""
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """Engines' names for what kernels call otherwise."""
+CDI_ADVICE = (
+    "the engine must know the Container Device Interface (Docker 25 or newer), and the machine must have its "
+    "specification: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+)
 RETRY_S = 3.0
 """Pause between looks for an engine that was not there at the start."""
 
@@ -59,10 +63,13 @@ class ContainerLauncher:
 
         image = self._find_image(fork.image) if fork.image else None
         request = ContainerRequest(image=image, network=fork.network, gpus=tuple(fork.gpus))
-        if request.fits_all:
-            container = self._stock.take(fork.profile, image)
-        else:
-            container = self._stock.fresh(fork.profile, request)
+        try:
+            own = None if request.fits_all else self._stock.fresh(fork.profile, request)
+        except OSError as error:
+            if fork.gpus and "cdi" in str(error).lower():
+                raise LaunchRefused(f"no container can have the GPUs: {error}", CDI_ADVICE) from error
+            raise
+        container = own or self._stock.take(fork.profile, image)
         try:
             for path in fork.cgroup_procs:
                 Path(path).write_text(str(container.pid))

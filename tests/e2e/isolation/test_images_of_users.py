@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fleetstart.runtime.launch.container_engine import ContainerEngine, ContainerPlan, EngineError
 from tests.e2e.systems import System, error_in, running
 from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
@@ -138,6 +139,21 @@ def test_an_image_without_a_container_is_refused_at_the_deploy(system: System) -
     error = system.refused(system.source(HEAD + text, folder="plain"))
     assert "an image needs a container, and isolation is namespaces" in error.message
     assert 'isolation="container"' in error.hint
+
+
+def test_an_engine_without_the_interface_of_devices_says_so(engine: DockerEngine) -> None:
+    """The launcher takes this answer for the machine's, and says what it needs."""
+    client = ContainerEngine(engine.address)
+    plan = ContainerPlan(
+        name="gpu", image="greeter:1", command=("/none",), environment={}, user=65534, shown=(), node="n", launcher="l",
+        gpus=("GPU-1",),
+    )  # fmt: skip
+    made = client.create(plan)
+    try:
+        with pytest.raises(EngineError, match=r"(?i)cdi"):
+            client.start(made)
+    finally:
+        client.remove(made)
 
 
 def test_a_function_in_a_container_gets_its_cpu_device(system: System) -> None:
