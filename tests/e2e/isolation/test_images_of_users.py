@@ -96,7 +96,8 @@ def test_containers_of_an_image_wait_for_its_next_start(system: System, engine: 
 
     def paused() -> list[str]:
         shown = engine.docker("ps", "--filter", "status=paused", "--format", "{{.Image}} {{.Names}}").splitlines()
-        return [line.split()[1] for line in shown if line.split()[0] in ("greeter:1", id[:12], id)]
+        named = [line.split() for line in shown]
+        return [name for image, name in named if image == "greeter:1" or id.startswith(image.removeprefix("sha256:"))]
 
     (waiting,) = wait_until(paused, 30, what="a paused container of the image")
     assert system.call("greets", {"how": "ends"}).status_code == 502
