@@ -21,7 +21,7 @@ import pytest
 from tests.e2e.images.conftest import FS, LIMIT_S, ImageTests
 from tests.servers import plain_environment, valkey_binary, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "images" / "compose.yaml"
@@ -101,7 +101,7 @@ def composed(images: ImageTests, tmp_path_factory: pytest.TempPathFactory) -> It
         system.key = system.compose("exec", "-T", "controller", "cat", "/var/lib/fleetstart/key").strip()
         yield system
     finally:
-        system.compose("down", "--volumes", "--timeout", "20")
+        system.compose("down", "--volumes", "--timeout", "5")
 
 
 def test_two_nodes_join_and_are_healthy(composed: Composed, images: ImageTests) -> None:
@@ -139,7 +139,7 @@ def test_functions_are_isolated_by_a_node_without_rights(composed: Composed, ima
 
 def test_down_leaves_nothing(composed: Composed, images: ImageTests) -> None:
     """The last test."""
-    composed.compose("down", "--volumes", "--timeout", "20")
+    composed.compose("down", "--volumes", "--timeout", "5")
     assert images.engine.containers() == []
     assert images.engine.docker("volume", "ls", "--quiet").split() == []
     networks = images.engine.docker("network", "ls", "--format", "{{.Name}}").split()
