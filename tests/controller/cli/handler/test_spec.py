@@ -82,6 +82,7 @@ def test_a_model_that_is_split_asks_for_as_many_devices() -> None:
         ({"scale": {"standby_s": 5.0}}, "split over devices does not stand by"),
         ({"network": True}, "connect on a loopback of their own"),
         ({"engine": "transformers"}, "tensor_parallel_size is of the native engine alone"),
+        ({"isolation": "container"}, "needs namespaces, and isolation is container"),
         ({"tensor_parallel_size": 17}, "must be 1 to 16 devices, got 17"),
     ],
 )
