@@ -17,6 +17,7 @@ FILES = (
     "tests/runtime/llm/engine/test_golden.py",
     "tests/runtime/llm/model/test_adapters.py",
     "tests/runtime/llm/model/test_decoders.py",
+    "tests/runtime/llm/model/test_torch_devices.py",
     "tests/runtime/weights/test_device.py",
 )
 """Files with such tests: collecting all files would take longer than the tests."""
