@@ -93,6 +93,11 @@ def _nodes(nodes: list[NodeReport]) -> list[MetricFamily]:
     loads = MetricFamily(
         "fleetstart_device_load_bytes_per_second", "gauge", "Measured rate from host memory to a device."
     )
+    decodes = MetricFamily(
+        "fleetstart_device_decode_bytes_per_second",
+        "gauge",
+        "Measured rate of weights that decoding reads on a device.",
+    )
     for node in nodes:
         for device in node.devices:
             labels = {"node": node.node, "device": device.id, "type": device.type}
@@ -100,10 +105,12 @@ def _nodes(nodes: list[NodeReport]) -> list[MetricFamily]:
             reserved.add(device.reserved_bytes, **labels)
             if device.load_bytes_per_s:
                 loads.add(device.load_bytes_per_s, **labels)
+            if device.decode_bytes_per_s:
+                decodes.add(device.decode_bytes_per_s, **labels)
         memory.add(node.memory_bytes, node=node.node)
         used.add(node.memory_used_bytes, node=node.node)
         cores.add(node.cpus, node=node.node)
-    return [memory, used, cores, devices, reserved, loads]
+    return [memory, used, cores, devices, reserved, loads, decodes]
 
 
 def _memory(nodes: list[NodeReport]) -> list[MetricFamily]:

@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.node.devices import DeviceShare, host_bytes
 from .checkpoint_layout import Cut
 from .latency_model import (
     StageTimes,
+    StageWork,
     cost_gib_s,
     ready_overlapped_s,
     ready_sequential_s,
@@ -113,7 +114,8 @@ class Search:
         )
         return ttft_s(
             ready_s + measures.rest_s.value,
-            prefill_s=measures.prefill_s.value, hop_s=measures.hop_s.value, stages=size, work=1.0,
+            prefill_s=measures.prefill_s.value, hop_s=measures.hop_s.value, stages=size,
+            work=min([node.least_slowness for node in nodes]),
         )  # fmt: skip
 
     def candidates(self, sizes: Iterable[int]) -> Iterator[Candidate | TooFewNodes]:
@@ -362,8 +364,9 @@ class Search:
         times: list[StageTimes] = []
         reserved: list[int] = []
         devices: list[tuple[DeviceShare, ...]] = []
-        weighted_bytes = whole_s = undisturbed_share = onto_gpu_s = 0.0
-        undisturbed, fetching = 0, False
+        works: list[StageWork] = []
+        weighted_bytes = whole_s = onto_gpu_s = 0.0
+        fetching = False
         for stage, (cut, node, fetch) in enumerate(zip(cuts, nodes, fetches, strict=True)):
             shares = node.shares(request.device_bytes(request.layout.whole if stage < full else cut)) or ()
             devices.append(shares)
@@ -371,8 +374,7 @@ class Search:
             if node.has_gpu:
                 onto_gpu_s = max(onto_gpu_s, load_s)
             fetching = fetching or fetch.seconds > 0 or node.files_s > 0
-            if stage < full or not node.shared:
-                undisturbed, undisturbed_share = undisturbed + 1, undisturbed_share + cut.share
+            works.append(StageWork(cut.share, stage < full or not node.shared, node.slowness(shares)))
             # The process is forked while its files come, and imports them afterwards.
             times.append(StageTimes(max(node.state.start_s, node.files_s), library_s, fetch.seconds, load_s))
             least_bytes = self._least_bytes(cut, node) + fetch.missing_bytes
@@ -389,7 +391,7 @@ class Search:
             else:
                 weighted_bytes += least_bytes if request.workers <= stage < request.most else size_bytes
         ready_s, sequential_s = ready_overlapped_s(times), ready_sequential_s(times)
-        token_work = work(stages, undisturbed, undisturbed_share)
+        token_work = work(works)
         first_s = ttft_s(
             ready_s + measures.rest_s.value,
             prefill_s=measures.prefill_s.value, hop_s=hop_s, stages=stages, work=token_work,

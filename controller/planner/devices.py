@@ -9,7 +9,7 @@ the node or of another node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -130,6 +130,23 @@ def load_bytes_per_s(devices: Sequence[Device], shares: Sequence[DeviceShare], p
     loaded anything yet."""
     rates = {device.id: device.load_bytes_per_s for device in devices}
     return sum(rates.get(share.id, 0.0) or prior for share in shares) or prior
+
+
+def decode_bytes_per_s(devices: Sequence[Device], shares: Sequence[DeviceShare], by_type: Mapping[str, float]) -> float:
+    """Compute speed of these devices together; that of a device without steps is the mean of its type, by `by_type`.
+    0: that of one is not known."""
+    known = {device.id: device.decode_bytes_per_s or by_type.get(device.type, 0.0) for device in devices}
+    speeds = [known.get(share.id, 0.0) for share in shares]
+    return sum(speeds) if all(speeds) else 0.0
+
+
+def mean_speeds(devices: Iterable[Device]) -> dict[str, float]:
+    """Mean compute speed by type, of the devices that have one."""
+    found: dict[str, list[float]] = {}
+    for device in devices:
+        if device.decode_bytes_per_s:
+            found.setdefault(device.type, []).append(device.decode_bytes_per_s)
+    return {kind: sum(speeds) / len(speeds) for kind, speeds in found.items()}
 
 
 def kinds_of(devices: Sequence[Device], shares: Sequence[DeviceShare]) -> set[DeviceKind]:

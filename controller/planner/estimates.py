@@ -9,8 +9,9 @@ version's, because a handler without imports and one with three frameworks share
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -62,6 +63,9 @@ class VersionMeasures(msgspec.Struct, frozen=True, kw_only=True):
     rest_s: MovingAverage = MovingAverage(0.01)
     """The part of a start that no formula names: propagation of orders and statuses, the last chunk's binding, the
     gateway."""
+    device_bytes_per_s: MovingAverage = MovingAverage(0.0)
+    """Compute speed of the devices on which `prefill_s` and `decode_s` were measured; on others these take as much
+    longer as those are slower. 0: not known."""
     call_s: MovingAverage = MovingAverage(1.0)
     """Time that a call keeps its slot on a worker."""
     ttft_error: MovingAverage = MovingAverage(0.0)
@@ -80,7 +84,26 @@ MEMORY_BYTES_PER_S = 50e9
 def version_prior(weight_bytes: int, memory_bytes_per_s: float = MEMORY_BYTES_PER_S) -> VersionMeasures:
     """Estimates before the first call. A token reads every weight once."""
     decode_s = max(0.002, weight_bytes / max(1.0, memory_bytes_per_s))
-    return VersionMeasures(decode_s=MovingAverage(decode_s), prefill_s=MovingAverage(0.05 + 5 * decode_s))
+    return VersionMeasures(
+        decode_s=MovingAverage(decode_s),
+        prefill_s=MovingAverage(0.05 + 5 * decode_s),
+        device_bytes_per_s=MovingAverage(weight_bytes / decode_s),
+    )
+
+
+SLOWNESS_MAX = 1000.0
+"""Largest ratio of two devices' compute speeds that is believed: a phone's core against a data centre's GPU."""
+
+
+def slowness(version: VersionMeasures, device_bytes_per_s: float) -> float:
+    """Factor of the version's times on devices of that compute speed; 1 where either is not known."""
+    measured = version.device_bytes_per_s.value
+    if not measured or not device_bytes_per_s:
+        return 1.0
+    return min(SLOWNESS_MAX, max(1 / SLOWNESS_MAX, measured / device_bytes_per_s))
+
+
+NO_SPEEDS: Mapping[str, float] = MappingProxyType({})
 
 
 class FleetMeasures(NamedTuple):
@@ -89,15 +112,19 @@ class FleetMeasures(NamedTuple):
     margins: Margins = PRIOR_MARGINS
     hop_s: MovingAverage | None = None
     rest_s: MovingAverage | None = None
+    speeds: Mapping[str, float] = NO_SPEEDS
+    """Compute speed of devices by type."""
 
 
-def fleet_measures(versions: Collection[VersionMeasures]) -> FleetMeasures:
+def fleet_measures(versions: Collection[VersionMeasures], speeds: Mapping[str, float] = NO_SPEEDS) -> FleetMeasures:
+    """`speeds`: compute speed of devices by type."""
     hops_s = sorted(known.hop_s.value for known in versions if known.hop_s.count)
     rests_s = sorted(known.rest_s.value for known in versions if known.rest_s.count)
     return FleetMeasures(
         margins=pooled_margins(known.ttft_ratios for known in versions),
         hop_s=MovingAverage(hops_s[len(hops_s) // 2]) if hops_s else None,
         rest_s=MovingAverage(rests_s[len(rests_s) // 2]) if rests_s else None,
+        speeds=speeds,
     )
 
 
@@ -190,17 +217,24 @@ def observe_generation(
     call_s: float,
     stages: int = 1,
     work: float = 1.0,
+    device_bytes_per_s: float = 0.0,
 ) -> VersionMeasures:
     """Learns from one call on a ready worker. `decode_s` is None for an answer of one token; `work` as in
-    `latency_model`.
+    `latency_model`; `device_bytes_per_s`: compute speed of its devices, 0 if it is not known.
 
     A pipeline's call says what a hop takes, if whole workers' calls have told what the model takes; before, it is a
     better guess at that than the prior.
     """
     known = msgspec.structs.replace(version, call_s=version.call_s.fold(call_s))
     if stages == 1:
+        # Times on other devices are brought to those of the mean, or a few calls on slow ones would count for all.
+        speed = known.device_bytes_per_s.fold(device_bytes_per_s) if device_bytes_per_s else MovingAverage(0.0)
+        then = msgspec.structs.replace(known, device_bytes_per_s=speed)
+        here, before = slowness(then, device_bytes_per_s), slowness(known, speed.value)
         return msgspec.structs.replace(
-            known, prefill_s=known.prefill_s.fold(prefill_s), decode_s=_folded(known.decode_s, decode_s)
+            then,
+            prefill_s=_scaled(known.prefill_s, before).fold(prefill_s / here),
+            decode_s=_folded(_scaled(known.decode_s, before), decode_s / here if decode_s is not None else None),
         )
     if decode_s is None:
         return known
@@ -253,6 +287,10 @@ def observe_outcome(
 
 def relative_error(predicted: float, observed: float) -> float:
     return abs(observed - predicted) / max(observed, 1e-9)
+
+
+def _scaled(estimate: MovingAverage, factor: float) -> MovingAverage:
+    return MovingAverage(estimate.value * factor, estimate.count)
 
 
 def _folded(estimate: MovingAverage, sample: float | None) -> MovingAverage:

@@ -38,14 +38,25 @@ def ready_overlapped_s(stages: Sequence[StageTimes]) -> float:
     return max([max(stage.start_s + max(stage.load_s, stage.library_s), stage.fetch_s) for stage in stages])
 
 
-def work(stages: int, own: int, own_share: float) -> float:
-    """s - w + w/s: what one token costs, in units of the whole model on a whole device.
+class StageWork(NamedTuple):
+    """What a token costs in one stage."""
 
-    `own` stages have a device's time for themselves, and `own_share` of the layers together. Any other, a low-memory
-    worker among others' workers, gets no more of the device than its part of the memory, and takes as long as the whole
-    model would. Departure: the paper counts every low-memory worker so, also on a device of its own.
+    share: float
+    """Its part of the layers."""
+    own: bool
+    """Whether it has a device's time for itself."""
+    slowness: float = 1.0
+    """Factor of the model's times on its device; 1: as where they were measured."""
+
+
+def work(stages: Sequence[StageWork]) -> float:
+    """s - w + w/s for equal stages and devices: what one token costs, in units of the model where it was measured.
+
+    A stage without a device's time for itself, a low-memory worker among others' workers, gets no more of the device
+    than its part of the memory, and takes as long as the whole model would. Departures: the paper counts every
+    low-memory worker so, also on a device of its own; and its devices are equal.
     """
-    return stages - own + own_share
+    return sum([(stage.share if stage.own else 1.0) * stage.slowness for stage in stages])
 
 
 def hops_s(stages: int, hop_s: float) -> float:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec import structs
+
+from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.devices import DeviceShare, host_bytes
 
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, Cut
 from .cluster import Cluster, NodeSnapshot
-from .devices import DeviceNeed, choose_devices, kinds_of, load_bytes_per_s
+from .devices import DeviceNeed, choose_devices, decode_bytes_per_s, kinds_of, load_bytes_per_s
+from .estimates import slowness
 from .node_state import HeldLayers, NodeState
 from .peers import Fetch
 from .plan import PlanRequest
@@ -23,6 +28,7 @@ class CandidateNode:
         "alone",
         "bytes_per_s",
         "coming_s",
+        "compute_s",
         "fetches",
         "files_bytes",
         "files_s",
@@ -33,6 +39,7 @@ class CandidateNode:
         "missing_bytes",
         "need",
         "ratio",
+        "request",
         "shared",
         "state",
     )  # fmt: skip
@@ -40,6 +47,7 @@ class CandidateNode:
     def __init__(self, snapshot: NodeSnapshot, request: PlanRequest, now_s: float) -> None:
         state, link = snapshot
         self.state = state
+        self.request = request
         self.link = link
         self.bytes_per_s = link.bytes_per_s
         self.need = request.wanted.devices
@@ -47,6 +55,8 @@ class CandidateNode:
         whole = self.shares(request.device_bytes(request.layout.whole))
         chosen = whole or self.shares(0) or ()
         self.ratio = (len(link.fetches) + 1) / link.bytes_per_s + 1 / self.load_bytes_per_s(chosen)
+        self.compute_s = request.measures.prefill_s.value * self.slowness(chosen)
+        """Time of the first token on it, once it is ready."""
         self.shared = _is_shared(state, self.need, chosen)
         self.has_gpu = _has_gpu(state, self.need, chosen)
         self.held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
@@ -75,6 +85,22 @@ class CandidateNode:
         if least_bytes not in self._shares:
             self._shares[least_bytes] = choose_devices(self.need, self.state.devices, least_bytes)
         return self._shares[least_bytes]
+
+    def slowness(self, shares: tuple[DeviceShare, ...]) -> float:
+        """Factor of the model's times on these devices."""
+        if not shares:
+            return 1.0
+        request = self.request
+        return slowness(request.measures, decode_bytes_per_s(self.state.devices, shares, request.speeds))
+
+    @property
+    def least_slowness(self) -> float:
+        """Lower bound of `slowness` on whichever of the node's devices."""
+        if self.need is None:
+            return 1.0
+        count, request = self.need.request.count, self.request
+        known = [device.decode_bytes_per_s or request.speeds.get(device.type, 0.0) for device in self.state.devices]
+        return min([1.0, *(slowness(request.measures, count * speed) for speed in known)])
 
     def load_bytes_per_s(self, shares: tuple[DeviceShare, ...]) -> float:
         """Rate p from host memory onto these devices."""
@@ -136,6 +162,30 @@ def quickest_nodes(
     return cluster.quickest(host_needs, fetch_bytes, enough, now_s, request.wanted, fits)
 
 
+def _quickest_by_type(
+    request: PlanRequest,
+    cluster: Cluster,
+    needs: Sequence[NodeNeed],
+    fetch_bytes: tuple[int, int],
+    enough: int,
+    now_s: float,
+) -> tuple[list[NodeSnapshot], list[NodeSnapshot]]:
+    """`quickest_nodes`; where types of devices differ in compute speed and any will do, those of each type: nodes are
+    ranked by their links."""
+    need = request.wanted.devices
+    if need is None or need.request.type or len(request.speeds) < 2:
+        return quickest_nodes(request, cluster, needs, fetch_bytes, enough, now_s)
+    found: dict[NodeId, NodeSnapshot] = {}
+    refused: dict[NodeId, NodeSnapshot] = {}
+    for kind in ("", *sorted(request.speeds)):
+        typed = need._replace(request=structs.replace(need.request, type=kind))
+        narrowed = replace(request, wanted=request.wanted._replace(devices=typed))
+        quick, committed = quickest_nodes(narrowed, cluster, needs, fetch_bytes, enough, now_s)
+        found |= {snapshot.state.node: snapshot for snapshot in quick}
+        refused |= {snapshot.state.node: snapshot for snapshot in committed}
+    return list(found.values()), [snapshot for node, snapshot in refused.items() if node not in found]
+
+
 def find_candidate_nodes(
     request: PlanRequest, cluster: Cluster, sizes: Sequence[int], now_s: float
 ) -> tuple[list[CandidateNode], list[NodeSnapshot]]:
@@ -155,7 +205,7 @@ def find_candidate_nodes(
                 needs.add(NodeNeed(own_bytes + weights_bytes, own_bytes, device_bytes))
     least_fetch = min(cut.size_bytes for cut in request.layout.cuts(max(sizes))) if has_weights else 0
     fetch_bytes = (least_fetch, request.segment_bytes)
-    states, refused = quickest_nodes(request, cluster, sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s)
+    states, refused = _quickest_by_type(request, cluster, sorted(needs, reverse=True), fetch_bytes, max(sizes), now_s)
     examined = {snapshot.state.node for snapshot in states}
     holders = cluster.holders(request.checkpoint, least_bytes, now_s, request.wanted)
     nodes = [CandidateNode(snapshot, request, now_s) for snapshot in states]
@@ -164,7 +214,7 @@ def find_candidate_nodes(
         if snapshot.state.node not in examined:
             examined.add(snapshot.state.node)
             nodes.append(CandidateNode(snapshot, request, now_s))
-    # Seconds a byte, times bytes: files that a node has can be worth more than a faster link.
+    # Seconds a byte, times bytes: files that a node has, or a faster device, can be worth more than a faster link.
     size_bytes = max(1, request.segment_bytes)
-    nodes.sort(key=lambda node: (node.ratio * size_bytes + node.files_s, node.state.node))
+    nodes.sort(key=lambda node: (node.ratio * size_bytes + node.files_s + node.compute_s, node.state.node))
     return nodes, refused

@@ -5,7 +5,8 @@ Plans are stored with the invocation that caused them, so that `fs explain` can 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -160,6 +161,8 @@ class PlanRequest:
     kv_bytes: int = 0
     """Part of `memory_bytes` that goes with the layers."""
     measures: VersionMeasures
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Compute speed of devices by type, for those that have none of their own."""
     margins: Margins = PRIOR_MARGINS
     slo: SLO | None = None
     waited_s: float = 0.0

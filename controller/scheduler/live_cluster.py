@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
 from ..planner import CheckpointLayout, Cluster, OrderState, Plan, PlanRequest, node_state
+from ..planner.devices import mean_speeds
 from ..planner.estimates import FleetMeasures, NodeMeasures, fleet_measures, node_prior
 from ..planner.links.contention import PendingFetch
 from ..planner.links.uplinks import PairRate, pair_rates
@@ -204,7 +205,8 @@ class FleetCache:
         measures = view.version_measures
         if measures is not self._of or len(measures) != self._count or now_ns - self._made_ns > FLEET_NS:
             self._made_ns, self._of, self._count = now_ns, measures, len(measures)
-            self._known = fleet_measures(measures.values())
+            devices = (device for seen in view.nodes.values() for device in seen.report.devices)
+            self._known = fleet_measures(measures.values(), mean_speeds(devices))
         return self._known
 
 

@@ -87,6 +87,7 @@ def request_of(
         trees=_trees(view, record),
         kv_bytes=spec.llm.kv_memory_bytes if spec.llm is not None else 0,
         measures=measures,
+        speeds=others.speeds,
         margins=margins_of(measures.ttft_ratios, others.margins),
         slo=spec.slo,
         workers=workers,

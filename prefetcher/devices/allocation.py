@@ -1,4 +1,5 @@
-"""The node's devices and the shares that workers have of them: reservations, binding of processes, rates of loads.
+"""The node's devices and the shares that workers have of them: reservations, binding of processes, rates of loads and
+of steps.
 
 The planner decides which devices a worker gets; here it is checked once more that the memory is there, as an order may
 be older than what became of other workers. Whole devices and shares are both reserved in bytes.
@@ -21,6 +22,7 @@ from fleetstart.runtime.contract.node.devices import (
     cpu_devices,
 )
 from fleetstart.runtime.contract.node.messages import DeviceBinding, DeviceLoaded
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.sizes import MIB
 
@@ -30,6 +32,8 @@ LEAST_LOAD_BYTES = 16 * MIB
 """Least load that counts: a smaller one measures calls, not bandwidth."""
 LOAD_MAX_BYTES_PER_S = 1e12
 """More than any link from host memory takes: what is above is no measurement."""
+DECODE_MAX_BYTES_PER_S = 1e14
+"""More than any device's memory gives: what is above is no measurement."""
 UNKNOWN = MovingAverage(0.0)
 
 
@@ -49,6 +53,7 @@ class DeviceAllocator:
         self.used_by_process = used_by_process
         self._shares: dict[WorkerId, tuple[DeviceShare, ...]] = {}
         self._rates: dict[DeviceId, MovingAverage] = {}
+        self._speeds: dict[DeviceId, MovingAverage] = {}
 
     def reserve(self, worker: WorkerId, shares: Sequence[DeviceShare]) -> None:
         """Reserves a worker's shares, all or none. Errors: Unavailable, naming the device."""
@@ -109,10 +114,25 @@ class DeviceAllocator:
             known = self._rates.get(share.id, UNKNOWN)
             self._rates[share.id] = known.fold(rate)
 
+    def stepped(self, worker: WorkerId, speed: Speed, weight_bytes: int) -> Speed:
+        """Learns the compute speed of a worker's devices from the steps of a whole language model, which reads all of
+        its weights for a token; several devices share them evenly. Returns the worker's speed with its devices'."""
+        shares = self._shares.get(worker, ())
+        if speed.stages == 1 and speed.decode_s and speed.decode_s > 0 and weight_bytes:
+            rate = min(DECODE_MAX_BYTES_PER_S, weight_bytes / speed.decode_s) / max(1, len(shares))
+            for share in shares:
+                self._speeds[share.id] = self._speeds.get(share.id, UNKNOWN).fold(rate)
+        known = [self._speeds.get(share.id, UNKNOWN).value for share in shares]
+        return msgspec.structs.replace(speed, device_bytes_per_s=sum(known) if all(known) else 0.0)
+
     def reports(self) -> tuple[DeviceReport, ...]:
         return tuple(
             DeviceReport(
-                **{**msgspec.structs.asdict(device), "load_bytes_per_s": self._rates.get(device.id, UNKNOWN).value},
+                **{
+                    **msgspec.structs.asdict(device),
+                    "load_bytes_per_s": self._rates.get(device.id, UNKNOWN).value,
+                    "decode_bytes_per_s": self._speeds.get(device.id, UNKNOWN).value,
+                },
                 reserved_bytes=self.reserved_bytes(device.id),
                 used_bytes=self._used_bytes(device) if device.kind == "cuda" else 0,
             )

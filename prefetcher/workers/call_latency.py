@@ -27,11 +27,16 @@ class CallLatencies:
         self._speeds: OrderedDict[str, Speed] = OrderedDict()
         self._last: dict[WorkerId, Speed] = {}
 
+    def is_new(self, worker: WorkerId, speed: Speed) -> bool:
+        """True if a worker's report includes calls that it did not report before."""
+        before = self._last.get(worker)
+        return speed.calls > (before.calls if before is not None else 0)
+
     def note(self, version: str, worker: WorkerId, speed: Speed) -> None:
         """Records a worker's report. `version` is name@version."""
-        before = self._last.get(worker)
-        if speed.calls <= (before.calls if before is not None else 0):
+        if not self.is_new(worker, speed):
             return
+        before = self._last.get(worker)
         self._last[worker] = speed
         known = self._speeds.pop(version, None)
         counts = {name: _total(name, speed, before, known) for name in ("calls", "prompt_tokens", "cached_tokens")}

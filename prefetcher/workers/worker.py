@@ -272,6 +272,13 @@ class Worker:
         if self.state == "ready":
             self.resources.grow()
 
+    def _decoded_bytes(self) -> int:
+        """The weights that a token of its model reads; 0 if it has none, or a stage of it."""
+        order, segments = self.order, self.resources.segments
+        if order.spec.llm is None or order.stage is not None or not segments or segments[0].manifest is None:
+            return 0
+        return segments[0].manifest.weight_bytes
+
     def _became_whole(self, switch: ModeSwitch | None) -> None:
         if self._membership.whole:
             return  # sent by user code
@@ -296,7 +303,7 @@ class Worker:
                 return
             match event:
                 case Usage() as usage:
-                    self.record.on_usage(usage)
+                    self.record.on_usage(usage, self._decoded_bytes())
                     if usage.second_engine is not None and self.record.on_second_engine(usage.second_engine):
                         self._publish(self.state)
                 case WantChunks(first=first, last=last):

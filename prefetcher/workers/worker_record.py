@@ -131,12 +131,15 @@ class WorkerRecord:
         extra = {"worker": self._order.worker, "function": self._order.spec.name, "took_ms": round(took_ms, 1)}
         log.info("worker woken", extra=extra)
 
-    def on_usage(self, usage: Usage) -> None:
+    def on_usage(self, usage: Usage, weight_bytes: int = 0) -> None:
+        """`weight_bytes`: the weights that a token of a whole language model reads; 0: it is none."""
         now_ns = time.monotonic_ns()
         self._meter.busy(usage.busy_ns, now_ns)
         speed = usage.speed
         if speed is not None and not self._order.shell and speed.is_possible((now_ns - self.seen_ns) / 1e9):
             version = f"{self._order.spec.name}@{self._order.version}"
+            if weight_bytes and self._services.latencies.is_new(self._order.worker, speed):
+                speed = self._services.devices.stepped(self._order.worker, speed, weight_bytes)
             self._services.latencies.note(version, self._order.worker, speed)
 
     def set_rate(self, sheet: PriceSheet, *, kept: bool) -> None:

@@ -104,7 +104,8 @@ def node_lines(node: NodeReport, copies: Iterable[CopyInfo] = ()) -> str:
 
 
 def device_text(device: DeviceReport) -> str:
-    """A device in one line: type, memory, cores or links, and the rate of its loads once it is known."""
+    """A device in one line: type, memory, cores or links, and the rates of its loads and of decoding, once they are
+    known."""
     line = f"device  {device.id}   {device.type}   reserved {output.format_size(device.reserved_bytes)} of "
     line += output.format_size(device.memory_bytes)
     if device.cores:
@@ -115,6 +116,8 @@ def device_text(device: DeviceReport) -> str:
         line += f"   PCIe {device.pcie_bytes_per_s / 1e9:.0f} GB/s"
     if device.load_bytes_per_s:
         line += f"   loads {device.load_bytes_per_s / 1e9:.1f} GB/s"
+    if device.decode_bytes_per_s:
+        line += f"   decodes {device.decode_bytes_per_s / 1e9:.1f} GB/s"
     return line
 
 

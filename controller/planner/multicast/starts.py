@@ -19,7 +19,16 @@ from fleetstart.runtime.contract.node.devices import DeviceShare, host_bytes
 
 from ..checkpoint_layout import EVERY_LAYER
 from ..cluster import Cluster
-from ..latency_model import StageTimes, cost_gib_s, ready_overlapped_s, ready_sequential_s, tpot_s, ttft_s
+from ..latency_model import (
+    StageTimes,
+    StageWork,
+    cost_gib_s,
+    ready_overlapped_s,
+    ready_sequential_s,
+    tpot_s,
+    ttft_s,
+    work,
+)
 from ..links.contention import NEVER
 from ..node_filter import CandidateNode, NodeNeed, quickest_nodes
 from ..node_state import NodeState
@@ -182,19 +191,27 @@ def _times(request: PlanRequest, node: CandidateNode, fetch_s: float, share: flo
     )
 
 
+def _work(request: PlanRequest, node: CandidateNode, share: float = 1.0) -> StageWork:
+    return StageWork(share, own=True, slowness=node.slowness(_shares(request, node)))
+
+
 def _serve_s(
     request: PlanRequest, parts: Sequence[tuple[CandidateNode, ReceiverPlan]], pipelines: Sequence[LayerPipeline]
 ) -> list[float]:
     """When each worker serves, in rising order: a whole one, or a pipeline instead of its first member to be whole."""
     measures = request.measures
 
-    def first_s(times: Sequence[StageTimes]) -> float:
+    def first_s(times: Sequence[StageTimes], stages: Sequence[StageWork]) -> float:
         ready_s = ready_overlapped_s(times) + measures.rest_s.value
         return ttft_s(
-            ready_s, prefill_s=measures.prefill_s.value, hop_s=measures.hop_s.value, stages=len(times), work=1.0
+            ready_s,
+            prefill_s=measures.prefill_s.value,
+            hop_s=measures.hop_s.value,
+            stages=len(times),
+            work=work(stages),
         )
 
-    whole_s = [first_s([_times(request, node, part.last_s)]) for node, part in parts]
+    whole_s = [first_s([_times(request, node, part.last_s)], [_work(request, node)]) for node, part in parts]
     for pipeline in pipelines:
         members = [stage.node for stage in pipeline.stages]
         times = [
@@ -202,7 +219,11 @@ def _serve_s(
             for stage in pipeline.stages
         ]
         first = min(members, key=lambda member: whole_s[member])
-        whole_s[first] = min(whole_s[first], first_s(times))
+        stages = [
+            _work(request, parts[stage.node][0], (stage.end - stage.first) / request.layout.count)
+            for stage in pipeline.stages
+        ]
+        whole_s[first] = min(whole_s[first], first_s(times, stages))
     return sorted(whole_s)
 
 
@@ -219,7 +240,8 @@ def _plan(
     sequential_s = min(ready_sequential_s([_times(request, node, part.last_s)]) for node, part in parts)
     reserved_bytes = sum(_reserved_bytes(request, node) for node, _ in parts)
     slo, margin = request.slo, request.margins.group
-    token_s = tpot_s(decode_s=measures.decode_s.value, hop_s=0.0, stages=1, work=1.0)
+    slowest = max(work([_work(request, node)]) for node, _ in parts)
+    token_s = tpot_s(decode_s=measures.decode_s.value, hop_s=0.0, stages=1, work=slowest)
     return Plan(
         stages=[
             _stage(request, node, part, layers.get(place, (0, request.layout.count)))

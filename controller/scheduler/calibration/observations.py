@@ -149,6 +149,7 @@ def learn_speed(version: VersionMeasures, speed: Speed) -> VersionMeasures:
         call_s=speed.call_s,
         stages=speed.stages,
         work=1.0,
+        device_bytes_per_s=speed.device_bytes_per_s,
     )
 
 

@@ -48,6 +48,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The cores of a CPU device; none for others."""
     load_bytes_per_s: float = 0.0
     """Measured rate from host memory to the device; 0: nothing was loaded yet."""
+    decode_bytes_per_s: float = 0.0
+    """Measured compute speed: weights of language models that it goes through a second while they decode; 0: none did
+    yet."""
     links: tuple[DeviceId, ...] = ()
     """Devices that NVLink connects it to."""
     uuid: str = ""

@@ -27,6 +27,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the prompts of these calls, of a language model."""
     cached_tokens: int = 0
     """Those of them whose keys and values were there before the call."""
+    device_bytes_per_s: float = 0.0
+    """Compute speed of the worker's devices together (`Device.decode_bytes_per_s`), which its node adds; 0: not known,
+    or no devices."""
 
     def is_possible(self, elapsed_s: float) -> bool:
         """Whether a worker that was ordered that long ago can have measured this: user code may have written it."""

@@ -19,12 +19,14 @@ from fleetstart.controller.planner.devices import (
     could_hold,
     device_room,
     load_bytes_per_s,
+    mean_speeds,
     raised_share,
 )
-from fleetstart.controller.planner.selection import make_plan
+from fleetstart.controller.planner.estimates import SLOWNESS_MAX, slowness
+from fleetstart.controller.planner.selection import WORTH, make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.node.devices import DeviceId, DeviceReport, DeviceRequest, parse_request
-from tests.controller.planner.worlds import MB, names, node, request, taken
+from tests.controller.planner.worlds import MB, measured, names, node, request, taken
 
 GPU_TYPES = ("T4", "H100")
 
@@ -49,17 +51,25 @@ def devices_of(plan: Plan) -> list[list[str]]:
 
 DEVICES = st.lists(
     st.builds(
-        lambda kind, name, size, rate: (kind, "cpu" if kind == "cpu" else name, size, rate),
+        lambda kind, name, size, rate, speed: (kind, "cpu" if kind == "cpu" else name, size, rate, speed),
         st.sampled_from(["cpu", "cuda"]),
         st.sampled_from(GPU_TYPES),
         st.integers(1, 16),
         st.sampled_from([0.0, 1e9, 25e9]),
+        st.sampled_from([0.0, 5e9, 2e12]),
     ),
     max_size=8,
 ).map(
     lambda found: tuple(
-        DeviceReport(id=DeviceId(f"{kind}:{at}"), kind=kind, type=name, memory_bytes=size * 50 * MB, load_bytes_per_s=p)
-        for at, (kind, name, size, p) in enumerate(found)
+        DeviceReport(
+            id=DeviceId(f"{kind}:{at}"),
+            kind=kind,
+            type=name,
+            memory_bytes=size * 50 * MB,
+            load_bytes_per_s=p,
+            decode_bytes_per_s=speed,
+        )
+        for at, (kind, name, size, p, speed) in enumerate(found)
     )
 )
 NODES = st.lists(st.tuples(DEVICES, st.integers(1, 8), st.integers(2, 40)), min_size=1, max_size=5).map(
@@ -69,13 +79,14 @@ NODES = st.lists(st.tuples(DEVICES, st.integers(1, 8), st.integers(2, 40)), min_
     ]
 )
 REQUESTS = st.builds(
-    lambda text, model, layer, kv, cuda, short, slo: wanting(
+    lambda text, model, layer, kv, cuda, short, slo, speeds, measured_on: wanting(
         text, on_device=model, layer_bytes=layer * MB, kv_bytes=kv * MB, cuda=cuda, short=short * MB,
-        slo=SLO(ttft_s=5) if slo else None,
+        slo=SLO(ttft_s=5) if slo else None, speeds=speeds, measures=measured(device_bytes_per_s=measured_on),
     ),
     st.sampled_from([1, 2, "T4", "H100:2", "cpu", "cpu:2", 4]) | st.integers(1, 16).map(lambda n: f"{n * 50 * MB}B"),
     st.booleans(), st.integers(1, 80), st.integers(0, 90), st.booleans(), st.sampled_from([0, 0, 0, 300]),
-    st.booleans(),
+    st.booleans(), st.sampled_from([{}, {"H100": 2e12}, {"T4": 2e11, "H100": 2e12, "cpu": 1e10}]),
+    st.sampled_from([0.0, 1e11]),
 )  # fmt: skip
 
 
@@ -230,6 +241,48 @@ def test_the_measured_rate_of_a_device_decides_between_equal_nodes() -> None:
     assert names(plan) == ["quick"]
     assert plan.ready_s == pytest.approx(400 * MB / 50e9)
     assert make_plan(wanting(1), Cluster(nodes[:1]), 0.0).ready_s == pytest.approx(4.0)
+
+
+@given(
+    measured_on=st.floats(1e9, 1e13),
+    speeds=st.tuples(st.floats(1e9, 1e13), st.floats(1e9, 1e13)),
+    others=st.sampled_from([{}, {"H100": 3e12}]),
+)
+def test_times_are_as_much_longer_as_devices_are_slower_and_the_quicker_device_is_taken(
+    measured_on: float, speeds: tuple[float, float], others: dict[str, float]
+) -> None:
+    held = HeldLayers(host=EVERY_LAYER)
+    one = wanting(1, measures=measured(device_bytes_per_s=measured_on), speeds=others)
+
+    def planned(*rates: float) -> Plan:
+        nodes = [
+            node(f"n{at}", devices=(gpu(0, decode_bytes_per_s=rate),), holds=held) for at, rate in enumerate(rates)
+        ]
+        return make_plan(one, Cluster(nodes), 0.0)
+
+    alone = [planned(rate) for rate in speeds]
+    for plan, rate in zip(alone, speeds, strict=True):
+        factor = min(SLOWNESS_MAX, max(1 / SLOWNESS_MAX, measured_on / rate))
+        assert plan.tpot_s == pytest.approx(0.05 * factor)
+        assert plan.ttft_s - plan.ready_s == pytest.approx(0.1 * factor)
+    assert planned(*speeds).ttft_s <= min(plan.ttft_s for plan in alone) / WORTH
+    unknown = planned(0.0)
+    assert unknown.tpot_s == pytest.approx(0.05 * slowness(one.measures, others.get("H100", 0.0)))
+
+
+def test_a_quick_device_behind_a_slower_link_is_considered_among_many_slow_ones() -> None:
+    """Nodes are ranked by their links: of each type, the best are examined."""
+    slow = [node(f"t{at}", devices=(gpu(0, type="T4", decode_bytes_per_s=2e10),), bytes_per_s=200.0 * MB)
+            for at in range(20)]  # fmt: skip
+    quick = node("h", devices=(gpu(0, decode_bytes_per_s=2e12),), bytes_per_s=150.0 * MB)
+    one = wanting(1, speeds={"T4": 2e10, "H100": 2e12}, layer_bytes=5 * MB,
+                  measures=measured(prefill_s=10.0, device_bytes_per_s=2e10))  # fmt: skip
+    assert names(make_plan(one, Cluster([*slow, quick]), 0.0)) == ["h"]
+
+
+def test_the_speed_of_a_type_is_the_mean_of_its_devices_that_have_run_steps() -> None:
+    devices = (gpu(0, decode_bytes_per_s=1e12), gpu(1), gpu(2, decode_bytes_per_s=3e12), gpu(3, type="T4"))
+    assert mean_speeds(devices) == {"H100": 2e12}
 
 
 def test_devices_load_their_parts_side_by_side_and_the_prior_counts_where_nothing_was_measured() -> None:

@@ -19,6 +19,7 @@ from fleetstart.controller.planner.estimates import (
     observe_outcome,
     observe_start_of_version,
     observe_start_on_node,
+    slowness,
     start_observation,
     version_prior,
     with_fleet_measures,
@@ -70,6 +71,29 @@ def test_whole_workers_teach_what_the_model_takes_and_pipelines_what_a_hop_takes
     assert piped.hop_s.value == pytest.approx(0.004)
     assert piped.prefill_s == known.prefill_s
     assert observe_generation(known, prefill_s=9, decode_s=None, call_s=3, stages=4).hop_s.count == 0
+
+
+def test_times_from_devices_of_different_speed_teach_one_and_the_same_model() -> None:
+    """A token of 1 GB: on devices of 10 and 40 GB/s, in whatever order, and then predicted on one of 20 GB/s."""
+    known = VersionMeasures()
+    for speed in (10e9, 40e9, 40e9, 10e9, 40e9):
+        known = observe_generation(
+            known, prefill_s=5e9 / speed, decode_s=1e9 / speed, call_s=1, device_bytes_per_s=speed
+        )
+        assert known.decode_s.value * slowness(known, 20e9) == pytest.approx(0.05)
+        assert known.prefill_s.value * slowness(known, 20e9) == pytest.approx(0.25)
+
+
+def test_times_without_a_known_device_are_taken_as_they_are() -> None:
+    known = observe_generation(VersionMeasures(), prefill_s=0.4, decode_s=0.05, call_s=3, device_bytes_per_s=10e9)
+    other = observe_generation(known, prefill_s=0.4, decode_s=0.05, call_s=3)
+    assert slowness(other, 1e9) == 1.0
+    assert (other.prefill_s.value, other.decode_s.value) == (0.4, 0.05)
+
+
+def test_before_the_first_call_a_device_that_has_run_others_tells_what_a_token_takes() -> None:
+    prior = version_prior(10**9)
+    assert prior.decode_s.value * slowness(prior, 5e9) == pytest.approx(0.2)
 
 
 def test_predictions_learn_their_bias_and_tell_their_error() -> None:

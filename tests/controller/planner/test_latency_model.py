@@ -6,6 +6,7 @@ import pytest
 
 from fleetstart.controller.planner.latency_model import (
     StageTimes,
+    StageWork,
     cost_gib_s,
     ready_overlapped_s,
     ready_sequential_s,
@@ -20,6 +21,11 @@ LLAMA_7B_BYTES, NETWORK, PCIE = 12.5e9, 2e9, 12.5e9
 CONTAINER_S, CONTEXT_S, LIBRARY_S, PREFILL_S, DECODE_S, HOP_S = 3.0, 1.0, 4.0, 1.5, 0.042, 0.001
 
 
+def parts(own: int) -> list[StageWork]:
+    """Four equal stages, so many of which have a device's time."""
+    return [StageWork(1 / 4, stage < own) for stage in range(4)]
+
+
 def stages(count: int) -> list[StageTimes]:
     size = LLAMA_7B_BYTES / count
     return [StageTimes(CONTAINER_S + CONTEXT_S, LIBRARY_S, size / NETWORK, size / PCIE)] * count
@@ -28,7 +34,7 @@ def stages(count: int) -> list[StageTimes]:
 def test_eq_1_adds_up_start_fetch_and_load() -> None:
     ready_s = ready_sequential_s(stages(4))
     assert ready_s == pytest.approx(8.0 + 12.5e9 / 4 * (1 / 2e9 + 1 / 12.5e9))  # 8 + 1.5625 + 0.25
-    with_two_full = ttft_s(ready_s, prefill_s=PREFILL_S, hop_s=HOP_S, stages=4, work=work(4, 2, 2 / 4))
+    with_two_full = ttft_s(ready_s, prefill_s=PREFILL_S, hop_s=HOP_S, stages=4, work=work(parts(2)))
     assert with_two_full == pytest.approx(9.8125 + 1.5 * 2.5 + 0.004)
 
 
@@ -48,12 +54,19 @@ def test_the_slowest_stage_counts() -> None:
 
 @pytest.mark.parametrize(("full", "expected"), [(0, 4.0), (1, 3.25), (2, 2.5), (4, 1.0)])
 def test_work_is_the_papers_for_equal_stages_on_shared_devices(full: int, expected: float) -> None:
-    assert work(4, full, full / 4) == pytest.approx(expected)
+    assert work(parts(full)) == pytest.approx(expected)
+
+
+def test_a_slower_device_takes_its_part_of_the_layers_longer() -> None:
+    layers = [StageWork(0.25, True, 4.0), StageWork(0.75, True, 1.0)]
+    assert work(layers) == pytest.approx(0.25 * 4 + 0.75)
+    assert work([StageWork(1.0, True, 0.5)]) == 0.5
+    assert work([StageWork(0.25, False, 4.0)]) == 4.0, "it shares the device, and takes as long as the whole model"
 
 
 def test_eq_2() -> None:
-    assert tpot_s(decode_s=DECODE_S, hop_s=HOP_S, stages=4, work=work(4, 0, 0)) == pytest.approx(0.172)
-    assert tpot_s(decode_s=DECODE_S, hop_s=HOP_S, stages=4, work=work(4, 4, 1)) == pytest.approx(0.046)
+    assert tpot_s(decode_s=DECODE_S, hop_s=HOP_S, stages=4, work=work(parts(0))) == pytest.approx(0.172)
+    assert tpot_s(decode_s=DECODE_S, hop_s=HOP_S, stages=4, work=work(parts(4))) == pytest.approx(0.046)
     assert tpot_s(decode_s=DECODE_S, hop_s=HOP_S, stages=1, work=1) == DECODE_S, "one worker passes nothing on"
 
 

@@ -13,6 +13,7 @@ from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.devices import Device, DeviceId, DeviceShare, cpu_devices
 from fleetstart.runtime.contract.node.messages import DeviceBinding, DeviceLoaded
+from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.sizes import GIB
 
 CPU0, CPU1, GPU = DeviceId("cpu:0"), DeviceId("cpu:1"), DeviceId("cuda:0")
@@ -93,6 +94,38 @@ def test_the_rate_of_loads_converges_whatever_the_first_one_was(
     assert report.load_bytes_per_s == pytest.approx(rate, rel=bound)
     others = [report.load_bytes_per_s for report in node.reports() if report.id != GPU]
     assert others == [0.0, 0.0]
+
+
+def spoken(decode_s: float | None, stages: int = 1) -> Speed:
+    return Speed(calls=1, call_s=1.0, prefill_s=0.1, decode_s=decode_s, stages=stages)
+
+
+def test_the_compute_speed_of_devices_is_learned_from_the_steps_of_their_workers() -> None:
+    node, worker = DeviceAllocator(DEVICES), WorkerId("a")
+    node.reserve(worker, [DeviceShare(CPU0, GIB), DeviceShare(CPU1, GIB)])
+    said = node.stepped(worker, spoken(0.1), 2 * GIB)
+    assert said.device_bytes_per_s == pytest.approx(20 * GIB)
+    assert said.decode_s == 0.1
+    speeds = {report.id: report.decode_bytes_per_s for report in node.reports()}
+    assert speeds == {CPU0: pytest.approx(10 * GIB), CPU1: pytest.approx(10 * GIB), GPU: 0.0}
+    for _ in range(40):
+        node.stepped(worker, spoken(0.2), 2 * GIB)
+    (learned,) = [report.decode_bytes_per_s for report in node.reports() if report.id == CPU0]
+    assert learned == pytest.approx(5 * GIB, rel=0.01)
+
+
+def test_steps_that_measure_nothing_are_not_learned() -> None:
+    node, worker = DeviceAllocator(DEVICES), WorkerId("a")
+    assert node.stepped(worker, spoken(0.1), GIB).device_bytes_per_s == 0.0  # has no device
+    node.reserve(worker, [DeviceShare(GPU, GIB)])
+    for speed, weight_bytes in (
+        (spoken(None), GIB),
+        (spoken(0.0), GIB),
+        (spoken(0.1, stages=2), GIB),
+        (spoken(0.1), 0),
+    ):
+        assert node.stepped(worker, speed, weight_bytes).device_bytes_per_s == 0.0
+    assert all(report.decode_bytes_per_s == 0.0 for report in node.reports())
 
 
 def test_a_load_that_measures_nothing_is_not_learned() -> None:
