@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +38,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def ordered(self) -> bool:
+        """True if only the most likely tokens are drawn from."""
+        return bool(self.top_k) or self.top_p < 1.0
 
 
 @dataclass(slots=True)
@@ -78,16 +84,87 @@ def sample(logits: Tensor, states: list[SamplerState]) -> list[int]:
     Shapes:  logits [len(states), vocab], float; not changed.
     """
     logits = _adjusted(logits, states)
-    best: list[int] = logits.argmax(dim=-1).tolist()
-    chosen = [
-        token if state.params.greedy and not state.penalised else _sample_row(logits[row], state)
-        for row, (token, state) in enumerate(zip(best, states, strict=True))
-    ]
+    chosen = sample_on_device(logits, states) if logits.device.type == "cuda" else sample_on_host(logits, states)
     for token, state in zip(chosen, states, strict=True):
         state.counts[token] += 1
         if state.matcher is not None and not state.matcher.failure:
             state.matcher.consume(token)
     return chosen
+
+
+def sample_on_host(logits: Tensor, states: list[SamplerState]) -> list[int]:
+    best: list[int] = logits.argmax(dim=-1).tolist()
+    return [
+        token if state.params.greedy and not state.penalised else _sample_row(logits[row], state)
+        for row, (token, state) in enumerate(zip(best, states, strict=True))
+    ]
+
+
+def sample_on_device(logits: Tensor, states: list[SamplerState]) -> list[int]:
+    """`sample_on_host` for a device: draws of all rows at once, which the host waits for once and not several times a
+    row. Rows with penalties or a grammar need the host, and are drawn as there.
+
+    The draws are those of `_sample_row`, except within the rounding of a sum over a vocabulary.
+    """
+    tokens = logits.argmax(dim=-1)
+    drawn = [row for row, state in enumerate(states) if _draws_plainly(state)]
+    for chosen, draw in (([row for row in drawn if states[row].params.ordered], _draw_ordered),
+                         ([row for row in drawn if not states[row].params.ordered], _draw_by_token)):  # fmt: skip
+        if chosen:
+            rows = torch.tensor(chosen, device=logits.device)
+            tokens[rows] = draw(logits[rows].double(), [states[row] for row in chosen])
+    found: list[int] = tokens.tolist()
+    return [
+        _sample_row(logits[row], state) if state.penalised or _draws_by_grammar(state) else found[row]
+        for row, state in enumerate(states)
+    ]
+
+
+def _draws_plainly(state: SamplerState) -> bool:
+    return not (state.params.greedy or state.penalised or state.matcher is not None)
+
+
+def _draws_by_grammar(state: SamplerState) -> bool:
+    return state.matcher is not None and not state.params.greedy
+
+
+def _draw_by_token(logits: Tensor, states: list[SamplerState]) -> Tensor:
+    """Tokens [rows] drawn from all of the vocabulary, in the order of its numbers."""
+    weights = _weights(logits, logits.amax(1, keepdim=True), states)
+    return _drawn(weights.cumsum(1), states)
+
+
+def _draw_ordered(logits: Tensor, states: list[SamplerState]) -> Tensor:
+    """Tokens [rows] drawn from the most likely ones of each row: its top_k, and of these the smallest set that has
+    top_p of their mass."""
+    values, order = logits.sort(dim=1, descending=True, stable=True)
+    weights = _weights(values, values[:, :1], states)
+    places = torch.arange(values.shape[1], device=logits.device)
+    most = _column([state.params.top_k or values.shape[1] for state in states], logits.device)
+    weights = weights.masked_fill(places >= most, 0.0)
+    mass = weights.cumsum(1)
+    before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=1)
+    top_p = _column([state.params.top_p for state in states], logits.device)
+    # The token that crosses the line belongs to the set: those before which less than top_p is.
+    weights = weights.masked_fill((before >= top_p * mass[:, -1:]) & (top_p < 1.0), 0.0)
+    return order.gather(1, _drawn(weights.cumsum(1), states)[:, None])[:, 0]
+
+
+def _weights(values: Tensor, largest: Tensor, states: list[SamplerState]) -> Tensor:
+    return ((values - largest) / _column([state.params.temperature for state in states], values.device)).exp()
+
+
+def _drawn(mass: Tensor, states: list[SamplerState]) -> Tensor:
+    """Places [rows] at which each row's next uniform number falls into its running sums [rows, places]."""
+    uniform = _column([state.generator.random() for state in states], mass.device)
+    places = torch.searchsorted(mass, uniform * mass[:, -1:], right=True)[:, 0]
+    # No rounding may reach a place without mass, behind the last one that has some.
+    last = (mass < mass[:, -1:]).sum(1)
+    return torch.minimum(places, last)
+
+
+def _column(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)[:, None]
 
 
 def _adjusted(logits: Tensor, states: list[SamplerState]) -> Tensor:
@@ -112,7 +189,7 @@ def _sample_row(logits: Tensor, state: SamplerState) -> int:
     if params.greedy:
         return int(row.argmax())
     uniform = state.generator.random()
-    values, tokens = _candidates(row, params)
+    values, tokens, whole = _candidates(row, params)
     if state.matcher is not None:  # no rounding of the draw may reach a forbidden token
         allowed = values > float("-inf")
         values, tokens = values[allowed], tokens[allowed]
@@ -121,7 +198,7 @@ def _sample_row(logits: Tensor, state: SamplerState) -> int:
     if params.top_p < 1.0:
         mass = torch.cumsum(weights, 0)
         # The smallest set whose mass reaches top_p; the token that crosses the line belongs to it.
-        kept = int(torch.searchsorted(mass, params.top_p * mass[-1])) + 1
+        kept = int(torch.searchsorted(mass, params.top_p * (mass[-1] if whole is None else whole))) + 1
         weights, tokens = weights[:kept], tokens[:kept]
     mass = torch.cumsum(weights, 0)
     index = int(torch.searchsorted(mass, uniform * float(mass[-1]), right=True))
@@ -135,21 +212,19 @@ def _penalise(row: Tensor, state: SamplerState) -> Tensor:
     return row.index_add(0, seen, -penalties)
 
 
-def _candidates(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Candidate logits and token ids: all by id, or the best ones in descending order."""
+def _candidates(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Candidate logits and token ids: all by id, or the best ones in descending order; for top-p also the mass of the
+    whole row, of which it is a share, where these have not all of it."""
     vocab = row.shape[0]
     if params.top_k:
         best = torch.topk(row, min(params.top_k, vocab))
-        return best.values, best.indices
+        return best.values, best.indices, None
     if params.top_p >= 1.0:
-        return row, torch.arange(vocab, device=row.device)
+        return row, torch.arange(vocab, device=row.device), None
     best = torch.topk(row, min(TOP_CANDIDATES, vocab))
     total = torch.exp((row.double() - best.values[0].double()) / params.temperature).sum()
     covered = torch.exp((best.values.double() - best.values[0].double()) / params.temperature).sum()
     if math.isclose(params.top_p, 1.0) or float(covered) < params.top_p * float(total):
         best = torch.sort(row, descending=True)  # type: ignore[assignment]
-        return best.values, best.indices
-    # top_p is a share of the whole, the caller's of what it is given: cut here, exactly.
-    weights = torch.exp((best.values.double() - best.values[0].double()) / params.temperature)
-    kept = int(torch.searchsorted(torch.cumsum(weights, 0), params.top_p * float(total))) + 1
-    return best.values[:kept], best.indices[:kept]
+        return best.values, best.indices, None
+    return best.values, best.indices, total

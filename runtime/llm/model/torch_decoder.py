@@ -289,16 +289,16 @@ class TorchDecoder:
         """[sequences * queries, heads, head_dim] of queries over their sequences' gathered keys and values."""
         config = self.config
         sequences = group.slots.shape[0]
-        repeats = config.head_count // config.kv_head_count
         query = query.view(sequences, -1, config.head_count, config.head_dim).transpose(1, 2)
-        key = cache[0][group.slots].transpose(1, 2).repeat_interleave(repeats, dim=1)
-        value = cache[1][group.slots].transpose(1, 2).repeat_interleave(repeats, dim=1)
+        key, value = cache[0][group.slots].transpose(1, 2), cache[1][group.slots].transpose(1, 2)
         mask = group.masks[window]
         if config.attention_softcap is None:
             mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, scale=config.attention_scale
+                query, key, value, attn_mask=mask, scale=config.attention_scale, enable_gqa=True
             )
         else:
+            repeats = config.head_count // config.kv_head_count
+            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
             scores = capped((query @ key.transpose(2, 3)) * config.attention_scale, config.attention_softcap)
             weights = scores.masked_fill(~mask, -math.inf).softmax(-1, dtype=torch.float32)
             mixed = weights.to(value.dtype) @ value

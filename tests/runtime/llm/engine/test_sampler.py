@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetstart.runtime.llm.engine.sampler import SamplerState, SamplingParams, sample
+from fleetstart.runtime.llm.engine.sampler import SamplerState, SamplingParams, sample, sample_on_device, sample_on_host
 
 DRAWS = 4000
 
@@ -66,6 +66,38 @@ def test_top_k_keeps_k() -> None:
     assert set(shares(logits, SamplingParams(temperature=2.0, top_k=2, seed=0))) == {1, 3}
     assert set(shares(logits, SamplingParams(temperature=2.0, top_k=99, seed=0))) == {0, 1, 2, 3}
     assert set(shares(logits, SamplingParams(temperature=2.0, top_k=3, top_p=0.5, seed=0))) <= {1, 3}
+
+
+def test_top_p_is_applied_once() -> None:
+    """Of a hundred equal tokens, 89.5% are ninety: applied again to these, it would leave eighty-one."""
+    assert len(shares(torch.zeros(100), SamplingParams(top_p=0.895, seed=3))) == 90
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1e-4, 0.7, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 0, 1, 2, 40, 5000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.01, 0.5, 0.95, 0.9999]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),
+    logit_bias=st.sampled_from([(), ((3, 4.0),)]),
+    seed=st.integers(0, 1000),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(PARAMS, min_size=1, max_size=8), st.sampled_from([5, 700]), st.integers(0, 100))
+def test_a_device_draws_all_rows_at_once_and_as_the_host_does(
+    params: list[SamplingParams], vocab: int, seed: int
+) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    ours, theirs = ([SamplerState(one) for one in params] for _ in range(2))
+    for _ in range(4):
+        logits = torch.randn(len(params), vocab, generator=noise) * 3
+        got = sample_on_device(logits, ours)
+        assert got == sample_on_host(logits, theirs)
+        for token, *states in zip(got, ours, theirs, strict=True):
+            for state in states:
+                state.counts[token] += 1
 
 
 def test_penalties_push_down_what_was_said() -> None:
