@@ -10,7 +10,7 @@ import torch
 
 from tests.runtime.llm.models import Checkpoint, byte_tokenizer
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 0,
 }  # fmt: skip
@@ -74,7 +74,7 @@ def family_model(case: str, seed: int = 0, *, wide: bool = False) -> FamilyModel
     """Noise as weights, the same for one seed; biases and norms, too."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = _SHAPE | CASES[case] | (_WIDE if wide else {})
+    fields = SHAPE | CASES[case] | (_WIDE if wide else {})
     config = AutoConfig.for_model(**fields)
     config._attn_implementation = "eager"  # the one that has softcaps
     theirs: Any = AutoModelForCausalLM.from_config(config).eval()
