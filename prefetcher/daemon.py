@@ -117,6 +117,7 @@ class Daemon:
             layers=self._layers,
             bundles=self._bundles,
             cpus=config.worker_threads,
+            binding=lambda: self._devices.binding(()),
             room_bytes=lambda: self._segments.budget.free_bytes,
         )
         self._devices = open_devices(config.devices, config.worker_env, gpus=config.find_gpus)

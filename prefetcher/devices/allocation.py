@@ -98,6 +98,7 @@ class DeviceAllocator:
         return DeviceBinding(
             devices=tuple(device.id for device in chosen),
             visible=",".join(device.uuid for _, device in gpus),
+            files=tuple(dict.fromkeys(device.file for _, device in gpus)),
             fractions=tuple(min(1.0, share.memory_bytes / device.memory_bytes) for share, device in gpus),
             cores=tuple(sorted({core for device in chosen for core in device.cores})),
             cores_of=tuple(device.cores for device in chosen),

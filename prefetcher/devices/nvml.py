@@ -69,8 +69,9 @@ def _gpus(nvml: Any, visible: Callable[[int, str], bool]) -> Iterator[Device]:
         pcie = _pcie_bytes_per_s(nvml, handle)
         if not visible(index, uuid):
             continue
+        file = _file(nvml, handle)
         if _or((0, 0), partial(nvml.nvmlDeviceGetMigMode, handle))[0]:
-            yield from _partitions(nvml, handle, index, name, pcie)
+            yield from _partitions(nvml, handle, index, name, pcie, file)
             continue
         yield Device(
             id=DeviceId(f"cuda:{index}"),
@@ -84,10 +85,11 @@ def _gpus(nvml: Any, visible: Callable[[int, str], bool]) -> Iterator[Device]:
             ),
             uuid=uuid,
             pcie_bytes_per_s=pcie,
+            file=file,
         )
 
 
-def _partitions(nvml: Any, handle: Any, index: int, name: str, pcie: float) -> Iterator[Device]:
+def _partitions(nvml: Any, handle: Any, index: int, name: str, pcie: float, file: str) -> Iterator[Device]:
     for at in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         part = _or(None, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at))
         if part is None:  # a place for a partition that was not made
@@ -99,7 +101,14 @@ def _partitions(nvml: Any, handle: Any, index: int, name: str, pcie: float) -> I
             memory_bytes=nvml.nvmlDeviceGetMemoryInfo(part).total,
             uuid=_text(nvml.nvmlDeviceGetUUID(part)),
             pcie_bytes_per_s=pcie,
+            file=file,
         )
+
+
+def _file(nvml: Any, handle: Any) -> str:
+    """The device file: its number is not the index that NVML counts by."""
+    minor = _or(None, lambda: int(nvml.nvmlDeviceGetMinorNumber(handle)))
+    return "" if minor is None else f"/dev/nvidia{minor}"
 
 
 def _pcie_bytes_per_s(nvml: Any, handle: Any) -> float:

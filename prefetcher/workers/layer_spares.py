@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, LayerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
-from fleetstart.runtime.contract.node.messages import Prepare, Prepared
+from fleetstart.runtime.contract.node.messages import DeviceBinding, Prepare, Prepared
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
 from ..layers.cache import LayerCache
@@ -71,13 +71,16 @@ class LayerSpares:
         layers: LayerCache,
         bundles: BundleCache,
         cpus: int,
+        binding: Callable[[], DeviceBinding | None],
         room_bytes: Callable[[], int],
     ) -> None:
-        """`room_bytes`: memory of the node that neither workers nor segments nor spares have."""
+        """`binding`: that of workers without devices; `room_bytes`: memory of the node that neither workers nor
+        segments nor spares have."""
         self._prefork_pool = prefork_pool
         self._layers = layers
         self._bundles = bundles
         self._cpus = cpus
+        self._binding = binding
         self._room_bytes = room_bytes
         self._spares: dict[VersionOf, _Spare] = {}
         self._making: _Making | None = None
@@ -117,8 +120,8 @@ class LayerSpares:
         """Keeps which modules of its packages a worker has imported; a spare with them is made when no start is under
         way."""
         spec = order.spec
-        if spec.layer is None or order.shell or spec.isolation != "namespaces" or spec.volumes:
-            return
+        if spec.layer is None or order.shell or spec.isolation != "namespaces" or spec.volumes or spec.gpu is not None:
+            return  # a process that waits is confined, and its volumes and devices are those of an assignment
         self._layers.learn_imports(spec.layer, spec.name, modules)
         version = _version(order)
         if version in self._distrusted:
@@ -228,6 +231,7 @@ class LayerSpares:
             modules=modules,
             threads=self._cpus,
             user=self._prefork_pool.give_user(process, spec.name),
+            binding=self._binding(),
         )
         try:
             process.send(message)

@@ -8,10 +8,10 @@ mount, ipc and uts namespaces, and, unless the function asked for the network, a
 loopback of its own; the built root in place of the node's, a fresh /proc without what tells of the machine, a private
 /run.
 
-*At the assignment* (`confine`, `drop_privileges`), before the first line of user code: a private /tmp and /dev/shm; the
-function's bundle, read-only, at /tmp/function, the layer with its packages, its volumes; the folder of the node that
-these are taken from is covered for good. Then a user id that no other function has, no capabilities, no new
-privileges, a seccomp filter (`seccomp`) and resource limits.
+*At the assignment* (`confine`, `drop_privileges`), before the first line of user code: a private /tmp and /dev/shm; no
+device files of GPUs that are others' (`gpu_files`); the function's bundle, read-only, at /tmp/function, the layer with
+its packages, its volumes; the folder of the node that these are taken from is covered for good. Then a user id that no
+other function has, no capabilities, no new privileges, a seccomp filter (`seccomp`) and resource limits.
 
 An ordinary user gets the namespaces inside a user namespace, and workers keep that user's id there: other ids cannot be
 had without rights. So do workers of a Python that only its owner may read.
@@ -157,6 +157,7 @@ def confine(
     terminals: bool = False,
     layer_dir: str = "",
     volumes: Mapping[str, str] = MappingProxyType({}),
+    hidden: Iterable[str] = (),
 ) -> None:
     """Gives a worker that has its namespaces the folders of its function, and takes the node's from it. Call it in a
     single-threaded process.
@@ -164,7 +165,10 @@ def confine(
     `name` is the worker's host name, `user` the id that it will have, 0 if it keeps its own. `writable_bytes` limits
     /tmp and /dev/shm together. Afterwards the working folder is FUNCTION_DIR. With `terminals`, the worker gets its own
     instance of devpts. `layer_dir` is a folder of the node, shown at LAYER_DIR; `volumes` are by their path below /tmp.
+    `hidden`: devices of the root that it does not see.
     """
+    for device in hidden:
+        linux.detach(device)
     for folder in ("/tmp", "/dev/shm"):
         inodes = max(INODES_LEAST, writable_bytes // 2 // BYTES_PER_INODE)
         options = f"size={writable_bytes // 2},nr_inodes={inodes}"

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ..contract.function.layer import LAYER_DIR
 from . import linux
+from .gpu_files import is_gpu_file
 
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
@@ -36,8 +37,6 @@ HARDWARE = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 GPU_HARDWARE = ("/sys/bus/pci/devices", "/sys/devices/pci*", "/sys/class/drm", "/sys/class/kfd", "/sys/module/nvidia*")
 """What the drivers of GPUs look up beside it, where there are any."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
-DEVICE_PREFIXES = ("nvidia", "dri", "kfd", "dxg")
-"""Device names of GPUs, beside the harmless ones."""
 NODE_DIR = "/.node"
 """Where a waiting worker has the node's own tree, until it has its function."""
 OWN_FOLDERS = ("/tmp", "/run", "/proc", "/dev/shm", "/dev/pts", "/etc", "/var", NODE_DIR, LAYER_DIR)
@@ -141,7 +140,7 @@ def _shows(chosen: Sequence[Mount], path: str) -> bool:
 
 def plan_for_this_python(hide: Iterable[str], library_path: str) -> Root:
     """The root for workers of this process. `library_path`: LD_LIBRARY_PATH."""
-    devices = [f"/dev/{name}" for name in os.listdir("/dev") if name in DEVICES or name.startswith(DEVICE_PREFIXES)]
+    devices = [f"/dev/{name}" for name in os.listdir("/dev") if name in DEVICES or is_gpu_file(name)]
     hardware = [*HARDWARE]
     if len(devices) > len(DEVICES):
         hardware += [path for pattern in GPU_HARDWARE for path in glob.glob(pattern)]

@@ -11,7 +11,7 @@ from typing import Protocol
 from ..contract.function.layer import LAYER_DIR
 from ..contract.function.volume import MountedVolume, volume_path
 from ..contract.node.messages import Assign, Prepare
-from . import namespaces
+from . import gpu_files, namespaces
 
 
 class WorkerEnvironment(Protocol):
@@ -64,6 +64,7 @@ class NodeEnvironment:
                 terminals=terminals,
                 layer_dir=message.layer_dir,
                 volumes=volumes,
+                hidden=gpu_files.hidden(gpu_files.present(), message.binding),
             )
             bundle_dir = namespaces.FUNCTION_DIR
             if message.user:

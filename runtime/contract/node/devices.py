@@ -57,6 +57,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's name for it, which selects it in CUDA_VISIBLE_DEVICES; empty for a CPU device."""
     pcie_bytes_per_s: float = 0.0
     """Rate of its PCIe link by the driver; 0: not known."""
+    file: str = ""
+    """Its device file, "/dev/nvidia0", that of the whole GPU for a partition; empty: none, or not known."""
 
 
 class DeviceReport(Device, frozen=True, kw_only=True):

@@ -121,6 +121,8 @@ class DeviceBinding(msgspec.Struct, frozen=True, kw_only=True):
     """The part of each visible GPU's memory that it may allocate."""
     cores: tuple[int, ...] = ()
     """Cores of its CPU devices; empty: all."""
+    files: tuple[str, ...] = ()
+    """Device files of the GPUs that it sees; one that is empty is not known, and it sees all."""
     cores_of: tuple[tuple[int, ...], ...] = ()
     """For each device, its cores; empty ones for a GPU."""
 
@@ -180,6 +182,8 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare", kw_only=True):
     """Cores that the worker may use."""
     user: int = 0
     """User id that the worker takes; 0: it keeps the daemon's."""
+    binding: DeviceBinding | None = None
+    """As in `Assign`."""
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):

@@ -70,7 +70,7 @@ def test_a_process_is_bound_to_its_own_devices() -> None:
         devices=(CPU0, CPU1), cores=(0, 1, 2, 3), cores_of=((0, 1), (2, 3))
     )
     assert node.binding([DeviceShare(GPU, 20 * GIB)]) == DeviceBinding(
-        devices=(GPU,), visible="GPU-1", fractions=(0.25,), cores_of=((),)
+        devices=(GPU,), visible="GPU-1", fractions=(0.25,), files=("",), cores_of=((),)
     )
     assert node.binding([]) == DeviceBinding()
     assert DeviceAllocator(()).binding([]) is None

@@ -34,6 +34,11 @@ class Library:
     def nvmlDeviceGetUUID(self, handle: str) -> bytes:
         return handle.encode()
 
+    def nvmlDeviceGetMinorNumber(self, handle: str) -> int:
+        if handle == "GPU-1aaaa":
+            raise Refused("not supported")
+        return 7 - int(handle[4])
+
     def nvmlDeviceGetName(self, handle: str) -> str:
         return "NVIDIA H100 80GB HBM3"
 
@@ -76,9 +81,10 @@ def test_gpus_and_partitions_are_listed() -> None:
     first, second, *parts = read_gpus(Library(), {})
     assert first == Device(
         id=DeviceId("cuda:0"), kind="cuda", type="H100", memory_bytes=80 * GIB, uuid="GPU-0aaaa",
-        links=(DeviceId("cuda:1"),), pcie_bytes_per_s=3.938e9 * 16,
+        links=(DeviceId("cuda:1"),), pcie_bytes_per_s=3.938e9 * 16, file="/dev/nvidia7",
     )  # fmt: skip
     assert second.links == (DeviceId("cuda:0"),)
+    assert [one.file for one in (first, second, *parts)] == ["/dev/nvidia7", "", "/dev/nvidia5", "/dev/nvidia5"]
     assert [(part.id, part.uuid, part.memory_bytes) for part in parts] == [
         ("cuda:2:0", "MIG-0bbbb", 40 * GIB), ("cuda:2:1", "MIG-1bbbb", 40 * GIB),
     ]  # fmt: skip

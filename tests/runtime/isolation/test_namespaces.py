@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleetstart.runtime.isolation import namespaces, root, seccomp
+from fleetstart.runtime.isolation.gpu_files import is_gpu_file
 from tests.runtime.workers import ForkServerProcess, Functions
 
 INSPECT = """
@@ -162,7 +163,7 @@ class TestConfined:
         assert "function" in seen["/tmp"]
         assert "redis.sock" not in str(seen)
         harmless = {*root.DEVICES, "fd", "stdin", "stdout", "stderr", "shm", "pts", "ptmx", "tty"}
-        assert {n for n in seen["/dev"] if not n.startswith(root.DEVICE_PREFIXES)} <= harmless
+        assert {n for n in seen["/dev"] if not is_gpu_file(n)} <= harmless
 
     def test_the_space_for_writing_is_limited(self, functions: Functions) -> None:
         worker = functions.ready(
