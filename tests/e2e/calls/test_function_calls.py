@@ -250,6 +250,8 @@ def test_a_callee_has_no_more_time_than_its_caller(system: System) -> None:
     assert row.status in (499, 504)
 
 
+# Inside gVisor the callee goes on to its own end: docs/security.md says so, and why is not known yet.
+@pytest.mark.isolations("namespaces", "container")
 def test_a_caller_that_goes_away_takes_its_callees_along(system: System) -> None:
     host, _, port = system.url.removeprefix("http://").partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
