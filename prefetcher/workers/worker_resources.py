@@ -200,8 +200,7 @@ class WorkerResources:
         return layer | {volume_path(one): one.folder for one in self._volumes if one.folder}
 
     def _gpus(self, order: WorkerOrder) -> list[str]:
-        """GPUs that its container must see from its beginning: in namespaces all are there, and it is bound to its own
-        later."""
+        """GPUs that its container must have from its beginning; a worker in namespaces is given its own later."""
         binding = self._services.devices.binding(order.devices) if order.spec.isolation == "container" else None
         return [uuid for uuid in binding.visible.split(",") if uuid] if binding is not None else []
 
