@@ -17,6 +17,7 @@ from tests.servers import free_port
 
 READY_S = 600.0
 POLL_S = 0.02
+QUIT_S = 30.0
 SCRIPT = """
 import sys, time
 import torch
@@ -50,6 +51,9 @@ def vllm_serve(model: Path, *flags: str, batch: int = 8) -> Iterator[tuple[int, 
                 time.sleep(POLL_S)
             yield port, began
         finally:
+            process.terminate()  # killed at once, it would leave its shared memory behind
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(QUIT_S)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
