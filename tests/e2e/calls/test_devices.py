@@ -3,6 +3,8 @@ for."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fleetstart.runtime.contract.sizes import MIB
@@ -76,5 +78,14 @@ def test_a_language_model_answers_from_its_share_of_a_device_whose_rate_is_learn
         lambda: any(device.load_bytes_per_s > 0 for node in system.status().nodes for device in node.devices),
         what="the rate of its load in the node's report",
     )
+    told = system.call("boxed", {"prompt": "Once upon a time", "max_tokens": 8}, timeout_s=60)
+    assert told.json()["usage"]["completion_tokens"] > 1, told.text
+    wait_until(
+        lambda: any(device.decode_bytes_per_s > 0 for node in system.status().nodes for device in node.devices),
+        what="the device's compute speed in the node's report",
+    )
+    shown = json.loads(system.fs("nodes", "--json").out)
+    assert "decode_bytes_per_s" in json.dumps(shown)
+    assert "decodes" in system.fs("nodes").out
     system.fs("scale", "boxed", "--keep-alive", "1")
     wait_until(lambda: not any(reserved(system).values()), what="the end of the reservation")
