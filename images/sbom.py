@@ -39,7 +39,8 @@ def sbom(image: ImageDefinition, has: Mapping[str, metadata.Distribution], made_
             ),
         ],
     )
-    return JsonV1Dot6(bom).output_as_string(indent=1)
+    text: str = JsonV1Dot6(bom).output_as_string(indent=1)
+    return text
 
 
 def _component(name: str, distribution: metadata.Distribution) -> Component:
