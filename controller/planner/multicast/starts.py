@@ -114,14 +114,18 @@ def _multicast(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan | N
     if len(new) < 2:
         return None
     nodes = [_sender(peer, request, cluster[peer.node].leaf) for peer in sources] + [_receiver(node) for node in new]
-    found = plan_multicast(
-        MulticastRequest(
-            nodes=tuple(nodes),
-            size_bytes=request.segment_bytes,
-            chunks=request.chunks,
-            first_chunks=tuple(request.layout.ends_chunks),
-        )
+    wanted_of = MulticastRequest(
+        nodes=tuple(nodes),
+        size_bytes=request.segment_bytes,
+        chunks=request.chunks,
+        first_chunks=tuple(request.layout.ends_chunks),
     )
+    ways = [wanted_of] if len(sources) == 1 else [wanted_of, replace(wanted_of, striped=False)]
+    plans = [plan for way in ways if (plan := _planned(request, plan_multicast(way), new)) is not None]
+    return min(plans, key=lambda plan: sum(plan.serve_s), default=None)
+
+
+def _planned(request: PlanRequest, found: MulticastPlan, new: Sequence[CandidateNode]) -> Plan | None:
     by_node = {one.node: one for one in found.receivers}
     if not found.name or len(by_node) < len(new):
         return None

@@ -144,6 +144,15 @@ def test_two_nodes_fed_by_two_copies_are_a_multicast_that_serves_early_whatever_
     assert found.serve_s[1] < 4.0 * 1.05
 
 
+@pytest.mark.parametrize("up", [99.0, 90.0])
+def test_copies_that_send_a_little_slower_than_new_nodes_receive_make_no_less_of_a_pipeline(up: float) -> None:
+    """Reading from both at once, all were whole a little sooner, and none served before."""
+    copies = [holder(name, up=up * MB) for name in ("has0", "has1")]
+    found = planned([*new(2), *copies], burst(2, layout=in_chunks(52, 12)))
+    assert (found.multicast, found.pipelines) == ("direct from 2 sources", [[0, 1]])
+    assert found.serve_s[0] < 0.7 * found.serve_s[1]
+
+
 def test_what_one_copy_feeds_serves_once_it_is_whole() -> None:
     """The model has left the copy no sooner than the first node is whole."""
     found = planned([*new(3), holder()], burst(3, layout=in_chunks(20, 8)))
