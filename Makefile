@@ -62,7 +62,7 @@ rdma-bed:
 # The end-to-end suite with the functions of all its deploys confined otherwise: `make driver-tests DRIVERS=gvisor SUITE=...`.
 driver-tests: dev models
 	@for driver in $(or $(DRIVERS),gvisor container); do echo "── $$driver"; \
-	  $(BIN)/python -m pytest --quiet -m e2e --isolation $$driver -n 4 --dist loadscope --no-loadscope-reorder \
+	  $(BIN)/python -m tests.suites $(if $(SECOND_RUN),--second-run) --isolation $$driver \
 	  $(or $(SUITE),tests/e2e/calls tests/e2e/deploys tests/e2e/isolation/test_misbehaving.py) || exit 1; done
 
 engine: dev

@@ -1,6 +1,8 @@
 """Runs all tests: the unit tests, then the end-to-end tests. `make test` does.
 
-    python -m tests.suites [--second-run]
+    python -m tests.suites [--second-run] [--isolation DRIVER PATH...]
+
+With `--isolation` it runs end-to-end tests with that driver, and no unit tests (`make driver-tests`).
 
 With `--second-run`, as CI has it, the files of failed tests run once more, alone, if these are few: a race that shows
 once in thousands of tests stops no change that it has nothing to do with. A test that fails again has failed. One that
@@ -44,11 +46,11 @@ def run(root: Path, *arguments: str) -> int:
     return subprocess.run(command, cwd=root, check=False).returncode
 
 
-def run_all(root: Path, suites: Sequence[Sequence[str]], *, second_run: bool) -> int:
-    """Exit code of all suites, with the failed tests tried again where that is asked for."""
+def run_all(root: Path, suites: Sequence[Sequence[str]], *, second_run: bool, options: Sequence[str] = ()) -> int:
+    """Exit code of all suites, with the failed tests tried again where that is asked for. All runs have `options`."""
     cache = root / ".pytest_cache"
     lastfailed_file(cache).unlink(missing_ok=True)
-    codes = [run(root, *suite) for suite in suites]
+    codes = [run(root, *suite, *options) for suite in suites]
     if broken := [code for code in codes if code not in (0, FAILED_TESTS)]:
         return broken[0]
     if FAILED_TESTS not in codes:
@@ -58,7 +60,7 @@ def run_all(root: Path, suites: Sequence[Sequence[str]], *, second_run: bool) ->
         return FAILED_TESTS
     files = sorted({test.partition("::")[0] for test in failed})
     print(f"\nonce more, alone: {', '.join(files)}", flush=True)
-    if code := run(root, *files):
+    if code := run(root, *files, *options):
         return code
     for test in failed:
         print(f"FLAKY: {test} failed, and passed when it ran again", flush=True)
@@ -68,8 +70,14 @@ def run_all(root: Path, suites: Sequence[Sequence[str]], *, second_run: bool) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--second-run", action="store_true", help="try the files of few failed tests once more")
-    second_run: bool = parser.parse_args().second_run
-    return run_all(Path(__file__).parents[1], (UNIT_TESTS, END_TO_END_TESTS), second_run=second_run)
+    parser.add_argument("--isolation", help="run end-to-end tests with this driver")
+    parser.add_argument("paths", nargs="*", help="the end-to-end tests to run with it")
+    arguments = parser.parse_args()
+    root, second_run = Path(__file__).parents[1], arguments.second_run
+    if arguments.isolation is None:
+        return run_all(root, (UNIT_TESTS, END_TO_END_TESTS), second_run=second_run)
+    options = ("--isolation", arguments.isolation)
+    return run_all(root, [(*END_TO_END_TESTS, *arguments.paths)], second_run=second_run, options=options)
 
 
 if __name__ == "__main__":

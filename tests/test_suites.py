@@ -26,10 +26,10 @@ def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def outcome(folder: Path, one: str, two: str, *, second_run: bool = True) -> int:
+def outcome(folder: Path, one: str, two: str, *, second_run: bool = True, options: tuple[str, ...] = ()) -> int:
     (folder / "test_one.py").write_text(one)
     (folder / "test_two.py").write_text(two)
-    return run_all(folder, SUITES, second_run=second_run)
+    return run_all(folder, SUITES, second_run=second_run, options=options)
 
 
 def test_a_test_that_passes_when_it_runs_again_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +54,10 @@ def test_many_failures_are_not_tried_again(tmp_path: Path) -> None:
 def test_a_run_that_broke_off_fails_whatever_the_others_did(tmp_path: Path) -> None:
     assert outcome(tmp_path, "import os\ndef test_ends(): os._exit(9)\n", ONCE) == 9
     assert outcome(tmp_path, "def not_a_test(): ...\n", "def test_passes(): ...\n") == 5
+
+
+def test_the_second_run_has_the_options_of_the_first(tmp_path: Path) -> None:
+    assert outcome(tmp_path, ONCE + ALWAYS, "def test_passes(): ...\n", options=("-k", "fails_once or passes")) == 0
 
 
 def test_without_a_second_run_one_failure_is_enough(tmp_path: Path) -> None:
