@@ -39,11 +39,6 @@ PER_CALL: dict[str, float] = {
     "redis fs:trace:{invocation} bytes": 1200,
     "redis fs:idempotency:{digest} keys": 0.15,
     "redis fs:idempotency:{digest} bytes": 120,
-    # For a day, each start: its plan and what was learnt of it.
-    "redis fs:plan:{worker} keys": 0.04,
-    "redis fs:plan:{worker} bytes": 35,
-    "redis fs:learned:{worker}:{what} keys": 0.08,
-    "redis fs:learned:{worker}:{what} bytes": 6,
     # For an hour: ids of rows, which make writes idempotent. Logs up to the budgets of a function and its project.
     "redis fs:ledger:ids bytes": 130,
     "redis fs:logs:{function} bytes": 220,
@@ -57,9 +52,24 @@ PER_CALL: dict[str, float] = {
     "redis RssAnon KiB": 2.0,
     "home/redis bytes": 6500,
     # Logs of the services, up to the size at which they are rotated.
-    "home/logs bytes": 60,
+    "home/logs bytes": 40,
 }
 """Bytes, keys or files a call that are kept by design, at the mix of calls and deploys of `load`."""
+PER_START: dict[str, float] = {
+    # For a day, each start: its plan and what was learnt of it. A deploy starts a worker, or two with a canary.
+    "redis fs:plan:{worker} keys": 1.3,
+    "redis fs:plan:{worker} bytes": 1400,
+    "redis fs:learned:{worker}:{what} keys": 2.6,
+    "redis fs:learned:{worker}:{what} bytes": 200,
+    "home/logs bytes": 1000,
+    # The audit log has the deploys, up to 20,000 rows.
+    "redis fs:audit bytes": 100,
+}
+"""The same for each cold call and each deploy, which come by the clock, however many other calls there are."""
+PER_HOUR: dict[str, float] = {
+    # Minutes of each function, whose hashes expire.
+    "redis fs:history:{resolution}:{function}:{number} bytes": 40_000,
+}
 SEGMENT_ROWS = 500
 SETTINGS = {"FS_SEGMENT_ROWS": str(SEGMENT_ROWS)}
 """Compactions come often, so that the ledger's share of Redis is flat within minutes."""
@@ -126,15 +136,24 @@ def _soak(options: argparse.Namespace) -> int:
 def _judge(record: dict[str, Any]) -> int:
     """Prints the verdict on a soak's record."""
     calls, wrong = record["calls_after_warm_up"], record["wrong"]
-    verdicts = verdict(record["points"], length_s=record["minutes"] * 60, calls=calls)
+    length_s, operations = record["minutes"] * 60, record["operations"]
+    starts = operations.get("cold", 0) + operations.get("deploy", 0)
+    verdicts = verdict(record["points"], length_s=length_s, calls=calls, starts=starts)
     print(table(verdicts, calls=calls))
     print(f"{record['minutes']:g} minutes, {record['operations']}, of which wrong: {len(wrong)}")
     print("\n".join(wrong[:WRONG_SHOWN]))
     return 1 if wrong or not all(one.flat for one in verdicts) else 0
 
 
-def verdict(points: Mapping[str, Sequence[Sequence[float]]], *, length_s: float, calls: int) -> list[Verdict]:
-    """A verdict on each series; one that has no value at some moment was 0 there."""
+def verdict(
+    points: Mapping[str, Sequence[Sequence[float]]], *, length_s: float, calls: int, starts: int
+) -> list[Verdict]:
+    """A verdict on each series; one that has no value at some moment was 0 there.
+
+    `calls`: after the warm-up; `starts`: in the whole time.
+    """
+    hours = (length_s - _warmup_s(length_s)) / 3600
+    starts_after = starts * hours * 3600 / length_s
     moments = sorted({point[0] for series in points.values() for point in series})
     found = []
     for name, known in sorted(points.items()):
@@ -143,9 +162,11 @@ def verdict(points: Mapping[str, Sequence[Sequence[float]]], *, length_s: float,
             name=name,
             points=[(at_s, values.get(at_s, 0.0)) for at_s in moments],
             least=LEAST.get(name.rpartition(" ")[2], 0.0) + BOUNDED.get(name, 0.0),
-            per_call=PER_CALL.get(name, 0.0),
+            by_design=PER_CALL.get(name, 0.0) * calls
+            + PER_START.get(name, 0.0) * starts_after
+            + PER_HOUR.get(name, 0.0) * hours,
         )
-        found.append(judge(series, warmup_s=_warmup_s(length_s), calls=calls))
+        found.append(judge(series, warmup_s=_warmup_s(length_s)))
     return found
 
 

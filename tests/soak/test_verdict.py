@@ -18,8 +18,8 @@ def series(values: list[float], **rest: float) -> Series:
     return Series(name="one", points=[(number * EVERY_S, value) for number, value in enumerate(values)], **rest)
 
 
-def flat(values: list[float], *, warmup_s: float = 0.0, calls: int = 0, **rest: float) -> bool:
-    return judge(series(values, **rest), warmup_s=warmup_s, calls=calls).flat
+def flat(values: list[float], *, warmup_s: float = 0.0, **rest: float) -> bool:
+    return judge(series(values, **rest), warmup_s=warmup_s).flat
 
 
 def test_a_constant_is_flat() -> None:
@@ -48,10 +48,10 @@ def test_a_step_in_the_middle_is_found_by_its_height() -> None:
     assert not flat([100.0] * 30 + [200.0] * 30)
 
 
-def test_what_users_keep_may_grow_by_so_much_a_call_and_no_more() -> None:
+def test_what_users_keep_may_grow_by_so_much_and_no_more() -> None:
     values = [1000.0 + number * 50 for number in range(61)]  # 3000 bytes in all
-    assert flat(values, calls=100, per_call=32)
-    assert not flat(values, calls=100, per_call=15)
+    assert flat(values, by_design=3200)
+    assert not flat(values, by_design=1500)
 
 
 def test_too_few_samples_are_an_error_that_says_so() -> None:
@@ -60,8 +60,8 @@ def test_too_few_samples_are_an_error_that_says_so() -> None:
 
 
 def test_the_table_begins_with_what_grows() -> None:
-    leak = judge(series([float(number) for number in range(30)]), warmup_s=0, calls=1)
-    still = judge(series([5.0] * 30), warmup_s=0, calls=1)
+    leak = judge(series([float(number) for number in range(30)]), warmup_s=0)
+    still = judge(series([5.0] * 30), warmup_s=0)
     lines = table([still, leak], calls=1).splitlines()
     assert lines[2].endswith("GROWS |")
     assert lines[3].endswith("flat |")
@@ -81,6 +81,6 @@ def test_a_leak_that_outgrows_noise_and_level_is_always_found(
 
 @given(noise=NOISE, per_sample=st.floats(0.1, 100))
 def test_what_falls_is_flat(noise: list[float], per_sample: float) -> None:
-    found = judge(series([1e6 + each - per_sample * number for number, each in enumerate(noise)]), warmup_s=0, calls=0)
+    found = judge(series([1e6 + each - per_sample * number for number, each in enumerate(noise)]), warmup_s=0)
     assert found.flat
     assert math.isfinite(found.per_hour)

@@ -29,8 +29,8 @@ class Series:
     """(seconds since the start, value)."""
     least: float = 0.0
     """Growth that means nothing, in the series' own unit: a page, a file, a worker more."""
-    per_call: float = 0.0
-    """Growth a call that is by design: what is kept for users."""
+    by_design: float = 0.0
+    """Growth after the warm-up that is by design: what is kept for users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Verdict:
         return self.growth <= self.allowed
 
 
-def judge(series: Series, *, warmup_s: float, calls: int) -> Verdict:
-    """Verdict over what comes after the warm-up. `calls`: how many were made in that time.
+def judge(series: Series, *, warmup_s: float) -> Verdict:
+    """Verdict over what comes after the warm-up.
 
     Errors: ValueError if there are too few samples.
     """
@@ -70,7 +70,6 @@ def judge(series: Series, *, warmup_s: float, calls: int) -> Verdict:
     level = statistics.median(value - slope * at_s for at_s, value in points)
     noise = statistics.median(abs(value - level - slope * at_s) for at_s, value in points)
     tenth = max(1, len(after) // 10)
-    by_design = series.per_call * calls
     typical = statistics.median(value for _, value in after)
     return Verdict(
         name=series.name,
@@ -78,8 +77,8 @@ def judge(series: Series, *, warmup_s: float, calls: int) -> Verdict:
         last=statistics.median(value for _, value in after[-tenth:]),
         per_hour=slope * 3600,
         growth=slope * (after[-1][0] - after[0][0]),
-        allowed=max(series.least, NOISE_SHARE * noise, RELATIVE_SHARE * abs(typical)) + by_design,
-        by_design=by_design,
+        allowed=max(series.least, NOISE_SHARE * noise, RELATIVE_SHARE * abs(typical)) + series.by_design,
+        by_design=series.by_design,
     )
 
 
