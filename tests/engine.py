@@ -84,10 +84,11 @@ class DockerEngine:
         """Processes of the engine itself: dockerd, containerd, and a shim for each container that runs."""
         found = []
         for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdecimal() and str(self.folder).encode() in (entry / "cmdline").read_bytes():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                line = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
+                if str(self.folder).encode() in line and int(entry.name) != os.getpid() and _is_engine(line):
                     found.append(int(entry.name))
-        return [pid for pid in found if pid != os.getpid() and _is_engine(pid)]
+        return found
 
     def kill(self) -> None:
         """SIGKILL for dockerd and containerd. Containers and their shims live on, as after any crash of an engine."""
@@ -143,9 +144,13 @@ class DockerEngine:
                     os.kill(pid, signal.SIGKILL)
 
 
-def _is_engine(pid: int) -> bool:
-    name = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
-    return Path(name).name in ("dockerd", "containerd", "containerd-shim-runc-v2", "runc")
+def _is_engine(command_line: bytes) -> bool:
+    return Path(command_line.split(b"\0")[0].decode()).name in (
+        "dockerd",
+        "containerd",
+        "containerd-shim-runc-v2",
+        "runc",
+    )
 
 
 @contextlib.contextmanager
