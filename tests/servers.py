@@ -157,8 +157,12 @@ class RedisServer:
             f"--port 0 --unixsocket {self.socket_path} --dir {self.data_dir} --appendonly yes --appendfsync everysec"
         )
         argv: list[str | Path] = [valkey_binary(), *options.split(), "--save", "", *self._options]
-        with (self.data_dir / "server.log").open("ab") as log:
-            self.process = spawn(argv, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            with (self.data_dir / "server.log").open("ab") as log:
+                self.process = spawn(argv, stdout=log, stderr=subprocess.STDOUT)
+        except BaseException:  # quick tests may start none
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            raise
         wait_until(self._answers, 20, what="redis")
 
     def _answers(self) -> bool:
