@@ -108,7 +108,7 @@ def test_a_python_is_carried_below_one_folder_and_runs_under_its_own_loader() ->
 
 
 def test_an_editable_installation_is_carried_from_its_checkout() -> None:
-    own = (("runtime", "/work/x/runtime"), ("native/_core.so", "/srv/_core.so"))
+    own = (("runtime", "/srv/x/runtime"), ("native/_core.so", "/srv/_core.so"))
     carried = plan_carried(dataclasses.replace(INTERPRETER, own=own))
     assert Mount(f"{CARRIED}/own/fleetstart/native/_core.so", "/srv/_core.so") in carried.mounts
     assert carried.command[-3:] == (
