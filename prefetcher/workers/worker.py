@@ -43,10 +43,10 @@ from fleetstart.runtime.contract.timeline import Timeline
 
 from ..concurrency.threads import in_thread
 from ..network.egress_proxy import EgressTraffic
+from ..processes.consumption import Consumption
 from ..processes.forked_process import ChannelEnded, ProcessExited
 from ..processes.process_memory import private_bytes
 from ..stage_links.stage_links import PipelineMembership
-from .consumption import Consumption
 from .exit_reasons import device_out_of_memory
 from .node_services import NodeServices
 from .worker_process import WorkerProcess

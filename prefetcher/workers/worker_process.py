@@ -11,9 +11,9 @@ from pathlib import Path
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node import exit_codes
 
+from ..processes.consumption import Consumption
 from ..processes.forked_process import ForkedProcess, ProcessEvent, ProcessExited
 from ..processes.prefork_pool import PreforkPool
-from .consumption import Consumption
 from .exit_reasons import describe_status, exit_error
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline, machine_origin_ns
 
+from ..processes.consumption import Consumption, ConsumptionMeter
 from ..processes.worker_logs import Stream, parse_tagged_line
-from .consumption import Consumption, ConsumptionMeter
 from .meter import WorkerMeter
 from .node_services import NodeServices
 

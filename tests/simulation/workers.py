@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 from multidict import CIMultiDict
 
-from fleetstart.prefetcher.workers.consumption import Consumption
+from fleetstart.prefetcher.processes.consumption import Consumption
 from fleetstart.prefetcher.workers.worker_record import WorkerRecord
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
 from fleetstart.runtime.contract.node.messages import Usage

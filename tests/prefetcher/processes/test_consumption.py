@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.prefetcher.workers.consumption import Consumption, ConsumptionMeter
+from fleetstart.prefetcher.processes.consumption import Consumption, ConsumptionMeter
 from fleetstart.runtime.contract.billing.ledger import PhaseRow, WorkerPhase
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
 
