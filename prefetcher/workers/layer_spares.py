@@ -2,8 +2,9 @@
 
 Importing packages is the larger part of many starts. It cannot move into the fork server, whose children belong to
 different functions and which no package may run in. So a waiting worker of its own does it, confined as it will be
-with the function's code: a version that has had a worker here keeps one spare, until its memory is needed, or nobody
-called for a while. A spare that crashes, or from which a start failed, is not made again for that version.
+with the function's code, in namespaces or in a container of its own: a version that has had a worker here keeps one
+spare, until its memory is needed, or nobody called for a while. A spare that crashes, or from which a start failed, is
+not made again for that version.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from ..processes.prefork_pool import PreforkPool
 from ..processes.process_memory import private_bytes
 from .bundles import BundleCache
 from .layer_spare_policy import SpareState, VersionOf, expired, surplus
+from .sandboxes import send_preparation
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +123,7 @@ class LayerSpares:
         """Keeps which modules of its packages a worker has imported; a spare with them is made when no start is under
         way."""
         spec = order.spec
-        if spec.layer is None or order.shell or spec.isolation != "namespaces" or spec.volumes or spec.gpu is not None:
+        if spec.layer is None or order.shell or spec.isolation == "gvisor" or spec.volumes or spec.gpu is not None:
             return  # a process that waits is confined, and its volumes and devices are those of an assignment
         self._layers.learn_imports(spec.layer, spec.name, modules)
         version = _version(order)
@@ -187,7 +190,8 @@ class LayerSpares:
         prepared, why = False, "it ended while it imported its packages"
         try:
             async with asyncio.timeout(PREPARE_TIMEOUT_S):
-                process = await self._prefork_pool.fork(spec.preloaded_pool, network=spec.network is True)
+                network = spec.network is True
+                process = await self._prefork_pool.fork(spec.preloaded_pool, network=network, image=spec.image)
                 prepared = await self._prepare(process, spec, modules)
         except (TimeoutError, FleetError, OSError, ValueError) as error:
             why = str(error) or f"it was not prepared after {PREPARE_TIMEOUT_S:g} s"
@@ -234,18 +238,25 @@ class LayerSpares:
             binding=self._binding(),
         )
         try:
-            process.send(message)
+            await send_preparation(process, message)
         except ChannelClosed:
             return False
         return await answer
 
     def _on_event(self, version: VersionOf, process: ForkedProcess, event: ProcessEvent) -> None:
-        """Drops a spare that has ended by itself."""
+        """Drops a spare that has ended. Its version may have another if it was killed from outside, as by the end of an
+        engine with all of its containers."""
+        if not isinstance(event, ChannelEnded | ProcessExited):
+            return
         spare = self._spares.get(version)
-        if isinstance(event, ChannelEnded | ProcessExited) and spare is not None and spare.process is process:
+        if spare is not None and spare.process is process:
             log.warning("a prepared spare worker died", extra={"version": str(version)})
-            self._distrust(version)
+            crashed = process.group is not None and process.group.oom_kills() > 0
             self._end(version, "it died")
+            if crashed:
+                self._distrust(version)
+        if isinstance(event, ProcessExited) and event.status not in (None, -signal.SIGKILL):
+            self._distrust(version)
 
     def _end_outgrown(self, version: VersionOf) -> bool:
         """Ends the version's spare if it lacks modules that the version is known to import; returns True if it did."""

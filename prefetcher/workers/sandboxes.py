@@ -4,7 +4,8 @@ The bundle is sent as a tar in memory: each sandbox has a copy of its own. Into 
 can be mounted, so it is started with those that it must see. To a worker in it writable memory is useless, so segments
 are sent as read-only descriptors; its sockets are its own, so the node listens for it (`network.ingress_proxy`). A
 container shares the node's kernel, and gets memory and its listening socket as a worker in namespaces does; packages
-and volumes are mounted into it, and its /tmp and /dev/shm are given their size.
+and volumes are mounted into it, and its /tmp and /dev/shm are given their size. One that was prepared for a version has
+its bundle and packages already.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fleetstart.runtime.contract.errors import StartFailed
-from fleetstart.runtime.contract.function.spec import Isolation
+from fleetstart.runtime.contract.function.layer import LAYER_DIR
+from fleetstart.runtime.contract.function.spec import FunctionSpec, Isolation
 from fleetstart.runtime.contract.node.channel import ChannelClosed
-from fleetstart.runtime.contract.node.messages import Assign, ClientConnection
+from fleetstart.runtime.contract.node.messages import Assign, ClientConnection, Prepare
 from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.threads import in_thread
@@ -27,8 +29,10 @@ from ..processes.container_mounts import limit_tmpfs, show_folders
 from ..processes.forked_process import ForkedProcess
 from ..segments.store import Segment
 from .bundles import pack_tar
-from .node_services import NodeServices
-from .worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from .node_services import NodeServices
+    from .worker_process import WorkerProcess
 
 GVISOR_BYTES = 128 * MIB
 """Memory of gVisor's kernel and file server, beside what the function asked for."""
@@ -43,7 +47,8 @@ class Sandbox(Protocol):
     """Whether packages and volumes can be mounted into it when it runs."""
 
     async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
-        """Packs the bundle. Errors: StartFailed if the worker could not map the node's memory, OSError."""
+        """Packs the bundle for a process that was not prepared for its version. Errors: StartFailed if the worker could
+        not map the node's memory, OSError."""
 
     def send(
         self,
@@ -71,11 +76,38 @@ def sandbox_for(isolation: Isolation, services: NodeServices, process: WorkerPro
             return ContainerSandbox()
 
 
+async def send_preparation(process: ForkedProcess, message: Prepare) -> None:
+    """Tells a waiting process what it is to prepare; gives a container its bundle and packages. Errors: ChannelClosed,
+    OSError."""
+    if message.spec.isolation != "container":
+        process.send(message)
+        return
+    packed, folders = _PackedBundle(), {LAYER_DIR: message.layer_dir}
+    try:
+        await packed.pack(Path(message.bundle_dir))
+        await in_thread(lambda: _furnish(process, message.spec, folders), "container-mounts")
+        process.send(message, (packed.rewound(),))
+    finally:
+        packed.close()
+
+
+def _furnish(process: ForkedProcess, spec: FunctionSpec, folders: Mapping[str, str]) -> None:
+    """Gives a container's memory file systems their size, and mounts folders into it. Errors: OSError."""
+    for folder in ("/tmp", "/dev/shm"):  # a half of its memory together, as in namespaces
+        limit_tmpfs(process.pid, folder, spec.memory_bytes // 4)
+    if folders:
+        show_folders(process.pid, folders)
+
+
 class _PackedBundle:
     """A bundle as a tar in memory, until it was sent."""
 
     def __init__(self) -> None:
         self.descriptor = -1
+
+    @property
+    def is_packed(self) -> bool:
+        return self.descriptor >= 0
 
     async def pack(self, bundle: Path) -> None:
         self.descriptor = await in_thread(lambda: pack_tar(bundle), f"bundle-{bundle.name[:8]}")
@@ -86,7 +118,7 @@ class _PackedBundle:
 
     def close(self) -> None:
         """Closes our descriptor of the packed bundle, which may be large and is in memory."""
-        if self.descriptor >= 0:
+        if self.is_packed:
             os.close(self.descriptor)
             self.descriptor = -1
 
@@ -112,11 +144,11 @@ class ContainerSandbox:
         memory: Iterable[int],
         folders: Mapping[str, str],
     ) -> None:
-        for folder in ("/tmp", "/dev/shm"):  # a half of its memory together, as in namespaces
-            limit_tmpfs(process.pid, folder, assign.spec.memory_bytes // 4)
-        if folders:
-            show_folders(process.pid, folders)
-        process.send(assign, (listener.fileno(), self._bundle.rewound(), *streams, *memory))
+        own: tuple[int, ...] = ()
+        if self._bundle.is_packed:
+            _furnish(process, assign.spec, folders)
+            own = (self._bundle.rewound(),)
+        process.send(assign, (listener.fileno(), *own, *streams, *memory))
         self._bundle.close()
 
     def close(self) -> None:

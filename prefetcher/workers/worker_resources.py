@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -126,7 +127,7 @@ class WorkerResources:
             self.segments = await weights
             if not self.prepared:
                 self._process.attach(await self._forked(fork, spec))
-            if self._sandbox is not None:
+            if self._sandbox is not None and not self.prepared:
                 await self._sandbox.prepare(bundle, self.segments)
         finally:
             for fetch in (layer, volumes):
@@ -236,9 +237,12 @@ class WorkerResources:
                 raise StartFailed(f"the worker was gone before it had its function: {error}") from error
             log.warning("a preforked worker was dead, forking another", extra={"worker": order.worker})
             await self._process.terminate()
-            self.pooled = self.prepared = False
-            network = order.spec.network is True
-            self._process.attach(await self._services.prefork_pool.fork(order.spec.preloaded_pool, network=network))
+            prepared, self.pooled, self.prepared = self.prepared, False, False
+            spec = order.spec
+            fork = self._services.prefork_pool.fork(spec.preloaded_pool, network=spec.network is True, image=spec.image)
+            self._process.attach(await fork)
+            if prepared and self._sandbox is not None:
+                await self._sandbox.prepare(Path(bundle_dir), self.segments)
             try:
                 self._send_assignment(order, bundle_dir)
             except ChannelClosed as again:

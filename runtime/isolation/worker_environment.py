@@ -28,7 +28,7 @@ class WorkerEnvironment(Protocol):
         Errors: OSError.
         """
 
-    def prepare(self, message: Prepare) -> str:
+    def prepare(self, message: Prepare, descriptors: list[int]) -> str:
         """Confines the process ahead of its assignment; returns the bundle's folder. Errors: OSError."""
 
     def volume_folder(self, volume: MountedVolume) -> str:
@@ -48,7 +48,7 @@ class NodeEnvironment:
     def confine(self, assign: Assign, descriptors: list[int]) -> tuple[str, socket | None]:
         return self._confine(assign, terminals=assign.shell), socket(fileno=descriptors.pop(0))
 
-    def prepare(self, message: Prepare) -> str:
+    def prepare(self, message: Prepare, descriptors: list[int]) -> str:
         return self._confine(message, terminals=False)
 
     def _confine(self, message: Assign | Prepare, *, terminals: bool) -> str:

@@ -2,7 +2,8 @@
 
 Its launcher is at a unix socket that is mounted into the container. It says which profile to import, and, when the
 container is taken, sends the worker's control socket and the pipe for its log. The engine has confined the process from
-its start; what depends on the function (limits of files, the filter of system calls) is added with the assignment.
+its start; what depends on the function (limits of files, the filter of system calls) is added with the assignment, or
+before it if the worker is prepared for a version.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from dataclasses import dataclass
 
 from ..contract.function.layer import LAYER_DIR
+from ..contract.function.spec import FunctionSpec
 from ..contract.function.volume import MountedVolume, volume_path
 from ..contract.node import exit_codes
 from ..contract.node.messages import Assign, Prepare
@@ -37,27 +39,32 @@ class ContainerEnvironment:
     clock_shift_ns: int = 0
 
     def confine(self, assign: Assign, descriptors: list[int]) -> tuple[str, socket.socket | None]:
-        import tarfile  # late: waiting workers need none
-
         listening = socket.socket(fileno=descriptors.pop(0))
-        with os.fdopen(descriptors.pop(0), "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
-            bundle.extractall(FUNCTION_DIR, filter="data")
-        os.chdir(FUNCTION_DIR)
-        limit_file_size(assign.spec.memory_bytes)
-        linux.forbid_new_privileges()
-        local_sockets = assign.spec.network is not True or linux.scope_abstract_sockets()
-        if seccomp.supported():
-            seccomp.install(local_sockets=local_sockets)
-        return FUNCTION_DIR, listening
+        return _confine(assign.spec, descriptors.pop(0)), listening
 
-    def prepare(self, message: Prepare) -> str:
-        raise OSError("a container gets its bundle with its assignment, and cannot be prepared")
+    def prepare(self, message: Prepare, descriptors: list[int]) -> str:
+        return _confine(message.spec, descriptors.pop(0))
 
     def volume_folder(self, volume: MountedVolume) -> str:
         return volume_path(volume)
 
     def layer_folder(self, folder: str) -> str:
         return LAYER_DIR if folder else ""
+
+
+def _confine(spec: FunctionSpec, packed: int) -> str:
+    """Unpacks the bundle, then adds what depends on the function; returns the bundle's folder."""
+    import tarfile  # late: waiting workers need none
+
+    with os.fdopen(packed, "rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
+        bundle.extractall(FUNCTION_DIR, filter="data")
+    os.chdir(FUNCTION_DIR)
+    limit_file_size(spec.memory_bytes)
+    linux.forbid_new_privileges()
+    local_sockets = spec.network is not True or linux.scope_abstract_sockets()
+    if seccomp.supported():
+        seccomp.install(local_sockets=local_sockets)
+    return FUNCTION_DIR
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ class GVisorEnvironment:
         limit_file_size(assign.spec.memory_bytes)
         return FUNCTION_DIR, None
 
-    def prepare(self, message: Prepare) -> str:
+    def prepare(self, message: Prepare, descriptors: list[int]) -> str:
         raise OSError("a sandbox gets its bundle with its assignment, and cannot be prepared")
 
     def volume_folder(self, volume: MountedVolume) -> str:

@@ -80,7 +80,7 @@ def run(control: socket, environment: WorkerEnvironment) -> NoReturn:
         message, descriptors = channel.receive()
         prepared_dir = ""
         if isinstance(message, Prepare):
-            prepared_dir = _prepare(message, environment)
+            prepared_dir = _prepare(message, environment, descriptors)
             channel.send(Prepared())
             message, descriptors = channel.receive()
     except ChannelClosed:
@@ -90,12 +90,13 @@ def run(control: socket, environment: WorkerEnvironment) -> NoReturn:
     AssignedWorker(channel, message, loop, prepared_dir).run(environment, descriptors)
 
 
-def _prepare(message: Prepare, environment: WorkerEnvironment) -> str:
+def _prepare(message: Prepare, environment: WorkerEnvironment, descriptors: list[int]) -> str:
     """Confines the process for a version and imports modules of its packages; returns the bundle's folder. Errors:
     OSError."""
     from .layer_imports import import_modules  # late: most functions have no packages of their own
 
-    bundle_dir, layer_dir = environment.prepare(message), environment.layer_folder(message.layer_dir)
+    bundle_dir = environment.prepare(message, descriptors)
+    layer_dir = environment.layer_folder(message.layer_dir)
     os.environ.update(message.spec.env)
     _set_import_path(bundle_dir, layer_dir, message.threads)
     import_modules(message.modules, layer_dir)

@@ -171,7 +171,8 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare", kw_only=True):
     """Prepares a waiting worker for one version, ahead of a call: everything of its start that needs no secret and runs
-    none of the function's own code."""
+    none of the function's own code. Descriptor: for a container the packed bundle, of which its assignment then has
+    none; its packages are mounted before."""
 
     spec: FunctionSpec
     bundle_dir: str

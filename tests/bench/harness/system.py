@@ -83,6 +83,11 @@ class System:
         lines = (self.home / "logs" / "node.log").read_text(errors="replace").splitlines()
         return sum("worker preforked" in line and f'"{pool}"' in line for line in lines)
 
+    def prepared_made(self, name: str) -> int:
+        """Workers that the node has prepared for a version of a function, so far."""
+        lines = (self.home / "logs" / "node.log").read_text(errors="replace").splitlines()
+        return sum("spare worker prepared" in line and f'"{name}@' in line for line in lines)
+
     def trace(self, request_id: str) -> Any:
         """The invocation's trace, once it is written."""
 

@@ -15,6 +15,7 @@ from fleetstart.prefetcher.workers.layer_spare_policy import IDLE_S, SPARES_MAX,
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.sizes import MIB
+from tests.engine import DockerEngine, docker_engine
 from tests.prefetcher.layer_store import put_layer
 from tests.prefetcher.nodes import Node, Store, call, spec_of
 from tests.servers import RedisServer, wait_until
@@ -60,13 +61,31 @@ def hello():
 PREPARED = "spare worker prepared"
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[DockerEngine]:
+    with docker_engine() as engine:
+        yield engine
+
+
 @pytest.fixture
-def node(redis_server: RedisServer, store: Store, tmp_path: Path) -> Iterator[Node]:
-    node = Node(redis_server, str(store.folder), tmp_path / "home", FS_NODE_MEMORY="1GiB")
+def node(request: pytest.FixtureRequest, redis_server: RedisServer, store: Store, tmp_path: Path) -> Iterator[Node]:
+    """Node whose workers are in namespaces, or as its parameter says."""
+    env = {"FS_NODE_MEMORY": "1GiB"}
+    if getattr(request, "param", "") == "container":
+        engine: DockerEngine = request.getfixturevalue("engine")
+        env |= {"FS_CONTAINER_ENGINE": engine.address, "FS_PROFILES": "python,python+container"}
+    node = Node(redis_server, str(store.folder), tmp_path / "home", **env)
     try:
         yield node.start()
     finally:
         node.close()
+
+
+both = pytest.mark.parametrize("node", ["namespaces", "container"], indirect=True)
+
+
+def isolation_of(node: Node) -> str:
+    return "container" if "FS_CONTAINER_ENGINE" in node.env else "namespaces"
 
 
 def spec_with_layer(store: Store, extra: str = "", **fields: Any) -> FunctionSpec:
@@ -94,8 +113,9 @@ def _last_spare(node: Node) -> str:
     return next((line for line in reversed(node.log().splitlines()) if PREPARED in line), "")
 
 
+@both
 def test_from_the_second_start_on_a_versions_packages_are_imported_ahead_and_confined(node: Node, store: Store) -> None:
-    spec = spec_with_layer(store)
+    spec = spec_with_layer(store, isolation=isolation_of(node))
     first = node.order(spec)
     ordinary = answer_of(node, first)
     assert ordinary["AHEAD"] is False
@@ -166,14 +186,40 @@ def test_a_crash_while_importing_ahead_leaves_the_starts_ordinary(node: Node, st
     assert PREPARED not in node.log()
 
 
+@both
 def test_a_start_that_needs_the_memory_of_a_spare_gets_it(node: Node, store: Store) -> None:
-    first = node.order(spec_with_layer(store))
+    first = node.order(spec_with_layer(store, isolation=isolation_of(node)))
     answer_of(node, first)
     end(node, first)
     wait_for_spare(node)
     bundle = store.put_bundle({"handler.py": "def hello():\n    return 'hi'\n"})
     node.wait_for(node.order(spec_of(bundle, name=FunctionName("large"), memory_bytes=1024 * MIB)), "ready")
     assert "its memory is needed" in node.log()
+
+
+@pytest.mark.parametrize("node", ["container"], indirect=True)
+def test_a_prepared_container_serves_its_version_alone_and_one_that_was_killed_is_made_anew(
+    node: Node, store: Store, engine: DockerEngine
+) -> None:
+    """Its first start after that is an ordinary one. Another version with the same packages takes no part in it."""
+    spec = spec_with_layer(store, isolation="container")
+    first = node.order(spec)
+    answer_of(node, first)
+    end(node, first)
+    wait_for_spare(node)
+    other = answer_of(
+        node, node.order(spec_with_layer(store, "OTHER = 1", name=FunctionName("other"), isolation="container"))
+    )
+    assert other["AHEAD"] is False
+
+    before = node.log().count(PREPARED)
+    engine.docker("kill", *engine.docker("ps", "--quiet").split())
+    wait_until(lambda: "a prepared spare worker died" in node.log(), 30, what="the end of the spare")
+    second = node.order(spec)
+    assert answer_of(node, second)["AHEAD"] is False
+    end(node, second)
+    wait_until(lambda: node.log().count(PREPARED) > before, 30, what="another spare")
+    assert answer_of(node, node.order(spec))["AHEAD"] is True
 
 
 # ── policy ─────────────────────────────────────────────────────────────────────────────────────────
