@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
+from fleetstart.runtime.contract.process.tasks import wait_at_most
 
 from ..http.asgi import Receive, Scope, Send
 from ..state.invocation_records import Progress, ReportedProgress
@@ -109,9 +110,7 @@ class Execution:
     async def _keep(self) -> None:
         """Renews the lease until it is lost, and cancels the call if the invocation is marked for it."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_S):
-                    await self._look.wait()
+            await wait_at_most(self._look, RENEW_S)
             self._look.clear()
             try:
                 if not await self._change(

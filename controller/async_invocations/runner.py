@@ -8,7 +8,6 @@ and the ledger takes a run's row once).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -18,7 +17,7 @@ import redis.asyncio as redis
 from fleetstart.runtime.contract.billing.ledger import InvocationTrace
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
-from fleetstart.runtime.contract.process.tasks import end_tasks
+from fleetstart.runtime.contract.process.tasks import end_tasks, wait_at_most
 
 from ..http.asgi import Receive, Scope, Send
 from ..state.invocation_records import run_id
@@ -86,9 +85,7 @@ class InvocationRunner:
         try:
             while not self._closing:
                 wait_s = await self._round()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await self._wake.wait()
+                await wait_at_most(self._wake, wait_s)
                 self._wake.clear()
             await asyncio.Event().wait()  # nothing more is begun; the owner cancels this task
         finally:

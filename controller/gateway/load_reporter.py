@@ -7,7 +7,6 @@ report without Redis in between, so its orders go out while the report is still 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 
@@ -16,6 +15,7 @@ import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.node.reports import GatewayReport
+from fleetstart.runtime.contract.process.tasks import wait_at_most
 
 from ..state.redis_client import REDIS_ERRORS
 from ..state.sync import StateSync
@@ -65,9 +65,7 @@ class LoadReporter:
             except REDIS_ERRORS as error:
                 log.debug("gateway report not published", extra={"error": str(error)})
             await asyncio.sleep(MIN_INTERVAL_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_EVERY_S):
-                    await self._wake.wait()
+            await wait_at_most(self._wake, REPORT_EVERY_S)
 
     async def publish(self) -> None:
         if self.gateway is None:

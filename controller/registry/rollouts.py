@@ -20,6 +20,7 @@ from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFaile
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId, new_invocation_id
 from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.process.tasks import wait_at_most
 from fleetstart.runtime.contract.worker_headers import (
     CONTINUE_HEADER,
     DEADLINE_HEADER,
@@ -139,9 +140,7 @@ class RolloutController:
                 if self._scheduler.fence and self._view.redis == "ok":
                     with contextlib.suppress(*REDIS_ERRORS):
                         probed = await self._round(session)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PROBE_EVERY_S if probed else TICK_S):
-                        await self._wake.wait()
+                await wait_at_most(self._wake, PROBE_EVERY_S if probed else TICK_S)
 
     async def _round(self, session: aiohttp.ClientSession) -> bool:
         """One round over all rollouts. Returns whether a worker must be probed again soon."""

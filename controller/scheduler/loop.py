@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.node.orders import WorkerOrder
-from fleetstart.runtime.contract.process.tasks import run_all
+from fleetstart.runtime.contract.process.tasks import run_all, wait_at_most
 
 from ..billing.ledger_writer import LedgerWriter
 from ..peers.pool import ParameterPool, PeerKeys
@@ -109,9 +109,7 @@ class Scheduler:
     async def _steps(self) -> None:
         wait_s = TICK_S
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
+            await wait_at_most(self._wake, wait_s)
             self._wake.clear()
             wait_s = TICK_S
             if not self.fence or self._view.redis != "ok":

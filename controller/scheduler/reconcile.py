@@ -177,7 +177,8 @@ class Reconciler:
         )
         limits.started(one, len(decision.wake))
         start = limits.room_for(one, decision.start)
-        decision = replace(decision, start=start)
+        if start != decision.start:
+            decision = replace(decision, start=start)
         if reason := limits.shortage(one):
             step.unplaced[key] = reason
         self._write(step, key, one.orders, decision, now_unix_ns)

@@ -24,7 +24,7 @@ from fleetstart.runtime.contract.ids import FunctionName, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.process.subscription import messages
-from fleetstart.runtime.contract.process.tasks import run_all
+from fleetstart.runtime.contract.process.tasks import run_all, wait_at_most
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from .full_resync import AnotherHistory, FullResync, needed_versions
@@ -85,9 +85,7 @@ class StateSync:
                 self._resync_now.set()
             except REDIS_ERRORS as error:
                 self._failed(error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RESYNC_S if self.view.redis == "ok" else 0.1):
-                    await self._resync_now.wait()
+            await wait_at_most(self._resync_now, RESYNC_S if self.view.redis == "ok" else 0.1)
             self._resync_now.clear()
 
     def _failed(self, error: BaseException) -> None:

@@ -320,10 +320,11 @@ class View:
 
     def running_elsewhere(self, worker: WorkerId, key: VersionKey, gateway: str) -> int:
         """Calls of other gateways on a worker, by their last reports."""
+        text = str(key)
         return sum(
-            report.loads[str(key)].per_worker.get(worker, 0)
+            report.loads[text].per_worker.get(worker, 0)
             for name, (report, _) in self.gateways.items()
-            if name != gateway and str(key) in report.loads
+            if name != gateway and text in report.loads
         )
 
     def worker_lost(self, worker: WorkerId, node: NodeId, epoch: str | None, now_ns: int) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.peers import CopyOrder
-from fleetstart.runtime.contract.process.tasks import end_tasks
+from fleetstart.runtime.contract.process.tasks import end_tasks, wait_at_most
 
 from ..segments.feeds import Feed
 from ..segments.store import Segment, SegmentStore
@@ -81,9 +81,7 @@ class CopyKeeper:
             while True:
                 with contextlib.suppress(*REDIS_ERRORS):
                     self._apply(await self._state.read_copies())
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(REREAD_S):
-                        await self._reread.wait()
+                await wait_at_most(self._reread, REREAD_S)
                 self._reread.clear()
         finally:
             await end_tasks(list(self._tasks.values()))

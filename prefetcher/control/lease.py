@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.process.tasks import wait_at_most
 
 from .lease_keeper import LeaseKeeper
 from .redis_state import LEASE_MS, REDIS_ERRORS, NodeState
@@ -59,6 +59,4 @@ class NodeLease:
                 was_down = True
                 await asyncio.sleep(RETRY_S)
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_S):
-                    await self._changed.wait()
+            await wait_at_most(self._changed, RENEW_S)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
+from fleetstart.runtime.contract.process.tasks import wait_at_most
 
 from ..workers.node_services import NodeServices
 from ..workers.worker import Worker
@@ -92,9 +93,7 @@ class OrderReconciler:
                 known = self._statuses.known_workers()
                 for action in reconcile(orders, known, self._ended_workers, self._epoch, began_ns):
                     self._do(action)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REREAD_S):
-                    await self._reread.wait()
+            await wait_at_most(self._reread, REREAD_S)
             self._reread.clear()
 
     def _action(self, order: WorkerOrder) -> Action | None:

@@ -3,44 +3,47 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
+from tests.simulation.batches import BATCH, Outcome, outcomes
 from tests.simulation.plan import Plan, plan_of
 from tests.simulation.world import World
-
-COLLECT_EVERY = 20
-"""Seeds between two collections of garbage: none runs within a seed, where it would end what a run holds."""
 
 
 def main() -> int:
     options = _parser().parse_args()
-    gc.disable()
     seeds: Iterable[int] = options.only or range(options.first, options.first + options.seeds)
     began_s, done, failed = time.monotonic(), 0, list[int]()
-    for seed in seeds:
-        if options.seconds and time.monotonic() - began_s > options.seconds:
-            break
-        world = run(_kept(plan_of(seed), options.keep), traced=options.trace or options.digest)
-        done += 1
-        if options.trace:
-            print("\n".join(world.trace or ()))
-        if options.digest:
-            print(seed, hashlib.sha256("\n".join(world.trace or ()).encode()).hexdigest())
-        if world.errors:
-            failed.append(seed)
-            show(world.plan, world.errors, shrunk(world.plan, world.errors) if options.shrink else None)
-            if not options.all:
-                break
-        if done % COLLECT_EVERY == 0:
-            progress(done, began_s, failed)
+    ends_s = began_s + options.seconds if options.seconds else float("inf")
+    with closing(outcomes(seeds, lambda seed: one(seed, options), ends_s)) as found:
+        for outcome in found:
+            done += 1
+            if outcome.text:
+                print(outcome.text, flush=True)
+            if outcome.failed:
+                failed.append(outcome.seed)
+                if not options.all:
+                    break
+            if done % BATCH == 0:
+                progress(done, began_s, failed)
     progress(done, began_s, failed)
     print(file=sys.stderr)
     return 1 if failed else 0
+
+
+def one(seed: int, options: argparse.Namespace) -> Outcome:
+    world = run(_kept(plan_of(seed), options.keep), traced=options.trace or options.digest)
+    lines = list(world.trace or ()) if options.trace else []
+    if options.digest:
+        lines.append(f"{seed} {hashlib.sha256(chr(10).join(world.trace or ()).encode()).hexdigest()}")
+    if world.errors:
+        lines += shown(world.plan, world.errors, shrunk(world.plan, world.errors) if options.shrink else None)
+    return Outcome(seed, "\n".join(lines), bool(world.errors))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,12 +71,6 @@ def _kept(plan: Plan, keep: Sequence[int] | None) -> Plan:
 def run(plan: Plan, *, traced: bool = False) -> World:
     world = World(plan, traced=traced)
     world.run()
-    World.runs += 1
-    if World.runs == 1:
-        gc.collect()
-        gc.freeze()  # modules, which later collections need not walk through
-    elif World.runs % COLLECT_EVERY == 0:
-        gc.collect()
     return world
 
 
@@ -88,14 +85,14 @@ def shrunk(plan: Plan, errors: Sequence[str]) -> list[int]:
     return kept
 
 
-def show(plan: Plan, errors: Sequence[str], keep: Sequence[int] | None = None) -> None:
-    print(f"\nseed {plan.seed} fails: {plan.controllers} controllers, {plan.nodes} nodes, {len(plan.faults)} faults")
+def shown(plan: Plan, errors: Sequence[str], keep: Sequence[int] | None = None) -> list[str]:
+    lines = [f"\nseed {plan.seed} fails: {plan.controllers} controllers, {plan.nodes} nodes, {len(plan.faults)} faults"]
     for index, fault in enumerate(plan.faults):
-        print(f"  {index}{'' if keep is None or index in keep else ' (not needed)'}: {fault}")
-    for error in errors[:5]:
-        print(f"  WRONG: {error}")
+        lines.append(f"  {index}{'' if keep is None or index in keep else ' (not needed)'}: {fault}")
+    lines += [f"  WRONG: {error}" for error in errors[:5]]
     fewer = f" --keep {','.join(map(str, keep))}" if keep is not None else ""
-    print(f"  show it again: .venv/bin/python -m tests.simulation --only {plan.seed}{fewer} --trace", flush=True)
+    lines.append(f"  show it again: .venv/bin/python -m tests.simulation --only {plan.seed}{fewer} --trace")
+    return lines
 
 
 def progress(done: int, began_s: float, failed: Sequence[int]) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-import math
 import random
 from asyncio import Task
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from heapq import heappop, heappush
+from math import ceil
 from operator import methodcaller
 from typing import Any
 
@@ -64,15 +64,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self.now_ns = 0
-        self.turns = 0
-        """Callbacks that have run."""
-        self._chance = chance
+        self._draw = chance.random
         self._timers: list[tuple[int, float, int, Handle, Process]] = []
         self._count = 0
         self._runnable: list[Process] = []
         self.errors: list[str] = []
         """What callbacks raised that nobody awaits."""
-        self.world = Process("world", lambda: self.now_ns, random.Random(0))
+        self.world = Process("world", self, random.Random(0))
         """Whoever runs the simulation: it is never stopped."""
 
     # ── what asyncio asks of a loop ────────────────────────────────────────────────────────────────
@@ -86,7 +84,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if context is None:
             context = copy_context()
         handle = Handle(callback, args, context, self.now_ns)
-        self._put(process_of(context) or self.world, handle)
+        process = process_of(context) or self.world
+        if process.alive:
+            process.ready.append(handle)
+            if not process.listed and not process.stopped:
+                process.listed = True
+                self._runnable.append(process)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -94,22 +97,23 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        return self._at(self.now_ns + max(0, math.ceil(delay * 1e9)), callback, args, context)
+        if context is None:
+            context = copy_context()
+        when_ns = self.now_ns + ceil(delay * 1e9) if delay > 0 else self.now_ns
+        handle = Handle(callback, args, context, when_ns)
+        self._count += 1
+        heappush(self._timers, (when_ns, self._draw(), self._count, handle, process_of(context) or self.world))
+        return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        return self._at(max(self.now_ns, math.ceil(when * 1e9)), callback, args, context)
-
-    def _at(
-        self, when_ns: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
-    ) -> Handle:
         if context is None:
             context = copy_context()
+        when_ns = max(self.now_ns, ceil(when * 1e9))
         handle = Handle(callback, args, context, when_ns)
         self._count += 1
-        process = process_of(context) or self.world
-        heapq.heappush(self._timers, (when_ns, self._chance.random(), self._count, handle, process))
+        heappush(self._timers, (when_ns, self._draw(), self._count, handle, process_of(context) or self.world))
         return handle
 
     def create_task(  # type: ignore[override]
@@ -136,15 +140,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # ── turns ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _put(self, process: Process, handle: Handle) -> None:
-        if process.alive:
-            process.ready.append(handle)
-            if not process.listed and not process.stopped:
-                process.listed = True
-                self._runnable.append(process)
-
     def _run_once(self) -> None:
-        runnable, chance = self._runnable, self._chance.random
+        runnable, draw = self._runnable, self._draw
         turns = 0
         while not self._stopping:  # type: ignore[attr-defined]
             if not runnable:
@@ -154,7 +151,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             turns += 1
             if turns > TURNS_AT_ONE_TIME:
                 raise Stuck(f"{TURNS_AT_ONE_TIME:,} callbacks ran while the clock stood at {self.time():.6f} s")
-            index = int(chance() * len(runnable)) if len(runnable) > 1 else 0
+            index = int(draw() * len(runnable)) if len(runnable) > 1 else 0
             process = runnable[index]
             if not process.ready or process.stopped or not process.alive:
                 process.listed = False
@@ -163,7 +160,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 continue
             handle = process.ready.popleft()
             if not handle.cancelled_:
-                self.turns += 1
                 try:
                     handle.context.run(handle.callback, *handle.args)
                 except (SystemExit, KeyboardInterrupt):
@@ -175,16 +171,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Sets the clock to the next timer, and makes ready what is due then."""
         timers = self._timers
         while timers and (timers[0][3].cancelled_ or not timers[0][4].alive):
-            heapq.heappop(timers)
+            heappop(timers)
         if not timers:
             raise Stuck(f"nothing is ready and no timer is set at {self.time():.6f} s")
-        self.now_ns = timers[0][0]
-        if self.now_ns > ENDS_NS:
+        self.now_ns = now_ns = timers[0][0]
+        if now_ns > ENDS_NS:
             raise Stuck(f"it goes on for more than {ENDS_NS // 1_000_000_000} s")
-        while timers and timers[0][0] <= self.now_ns:
-            _, _, _, handle, process = heapq.heappop(timers)
-            if not handle.cancelled_:
-                self._put(process, handle)
+        while timers and timers[0][0] <= now_ns:
+            _, _, _, handle, process = heappop(timers)
+            if not handle.cancelled_ and process.alive:
+                process.ready.append(handle)
+                if not process.listed and not process.stopped:
+                    process.listed = True
+                    self._runnable.append(process)
 
     # ── processes ──────────────────────────────────────────────────────────────────────────────────
 

@@ -51,6 +51,7 @@ def _sha(name: str) -> bytes:
 LEASE, STEP, REGISTRY = _sha("leader_lease"), _sha("apply_scheduler_step"), _sha("registry")
 CLAIM = _sha("idempotency")
 KEPT, OBSERVED = keys.KEPT.encode(), b"fs:observed:"
+_OF_KEPT = (KEPT,)
 
 
 class Monitor:
@@ -72,7 +73,9 @@ class Monitor:
         """The most workers that were ordered of each function at a time."""
 
     def served(self, process: Process, commands: Sequence[Command], answers: Sequence[Any]) -> None:
+        kept = False
         for command, answer in zip(commands, answers, strict=True):
+            kept = kept or command[1:2] == _OF_KEPT
             if command[0] == b"EVALSHA" and not isinstance(answer, Exception):
                 if command[1] == LEASE and answer[0]:
                     self._led(int(answer[0]), command[5].decode())
@@ -84,7 +87,7 @@ class Monitor:
                     self._claims.pop(command[3], None)
                 elif command[1] == REGISTRY and answer == 1 and command[13]:
                     self._deployed(command[9], command[12], command[13])
-        if any(len(command) > 1 and command[1] == KEPT for command in commands):
+        if kept:
             self._kept()
 
     def _led(self, fence: int, gateway: str) -> None:

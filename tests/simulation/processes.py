@@ -15,17 +15,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 EPOCH_NS = 1_790_000_000_000_000_000
 """Time of day at which a simulation begins, in autumn 2026."""
+
+
+class SimulatedTime(Protocol):
+    """Whose time goes on: the loop."""
+
+    now_ns: int
 
 
 class Process:
     """One simulated process. Callbacks of one process run in the order in which they became ready, as asyncio has it;
     whose turn it is among processes is drawn."""
 
-    def __init__(self, name: str, now_ns: Callable[[], int], chance: random.Random) -> None:
+    def __init__(self, name: str, time: SimulatedTime, chance: random.Random) -> None:
         self.name = name
         self.alive = True
         self.stopped = False
@@ -37,14 +43,11 @@ class Process:
         self.tasks: list[Task[Any]] = []
         self.clock_error_ns = 0
         """What its clock of the day is wrong by. Steps change it; its monotonic clock never steps."""
-        self._now_ns = now_ns
+        self.time = time
         self._chance = chance
 
-    def monotonic_ns(self) -> int:
-        return self._now_ns()
-
     def unix_ns(self) -> int:
-        return EPOCH_NS + self._now_ns() + self.clock_error_ns
+        return EPOCH_NS + self.time.now_ns + self.clock_error_ns
 
     def token(self, count: int) -> str:
         return f"{self._chance.getrandbits(8 * count):0{2 * count}x}"
@@ -65,7 +68,7 @@ _token_hex, _choice, _randbelow = secrets.token_hex, secrets.choice, secrets.ran
 
 def monotonic_ns() -> int:
     process = CURRENT.get()
-    return process.monotonic_ns() if process is not None else _monotonic_ns()
+    return process.time.now_ns if process is not None else _monotonic_ns()
 
 
 def unix_ns() -> int:

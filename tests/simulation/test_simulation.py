@@ -40,6 +40,29 @@ def test_seeds_that_have_found_something_hold() -> None:
     assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-2_000:]
 
 
+def test_a_seed_whose_process_dies_has_failed_and_all_others_are_run() -> None:
+    code = """
+import os, signal
+from tests.simulation.batches import BATCH, Outcome, outcomes
+
+def work(seed):
+    if seed in (2, BATCH + 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if seed == 5:
+        raise RuntimeError("of the simulation itself")
+    return Outcome(seed, "", False)
+
+found = list(outcomes(range(3 * BATCH), work, float("inf")))
+assert [one.seed for one in found] == list(range(3 * BATCH))
+assert [one.seed for one in found if one.failed] == [2, 5, BATCH + 3], found
+assert "ended with -9" in found[2].text and "ended with 1" in found[5].text
+assert not list(outcomes(range(9), work, 0.0))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "RuntimeError: of the simulation itself" in done.stderr
+
+
 def test_the_same_seed_gives_the_same_trace_byte_for_byte() -> None:
     one, other = (simulate("--from", "11", "--seeds", "2", "--all", "--digest") for _ in range(2))
     digests = [line for line in one.stdout.splitlines() if line[0].isdigit()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ class Model(Commands):
     """The simulated Redis without a network: it answers at once."""
 
     def __init__(self) -> None:
-        self.server = Server(Process("redis", lambda: 0, random.Random(0)), lambda *_: None)
+        self.server = Server(Process("redis", SimpleNamespace(now_ns=0), random.Random(0)), lambda *_: None)
 
     def _do(self, command: list[Any], convert: Convert = lambda answer: answer) -> Any:
         (answer,) = self.server.answer([tuple(map(encoded, command))])

@@ -84,9 +84,7 @@ class World:
         return self.chance.uniform(0.5, 4.0) if self.chance.random() < 0.15 else self.chance.uniform(0.002, 0.15)
 
     def process(self, name: str) -> Process:
-        process = Process(
-            name, lambda: self.loop.now_ns, random.Random(f"{name} {self.plan.seed} {len(self.processes)}")
-        )
+        process = Process(name, self.loop, random.Random(f"{name} {self.plan.seed} {len(self.processes)}"))
         self.processes.append(process)
         return process
 

@@ -21,6 +21,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, QueueFull, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.process.subscription import messages
+from fleetstart.runtime.contract.process.tasks import wait_at_most
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ...state.invocation_records import Envelope, Progress
@@ -232,9 +233,7 @@ class InvocationStore:
                 left_s = ends - time.monotonic()
                 if entry is None or entry.progress.ended or left_s <= 0 or stopping.is_set():
                     return entry
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left_s, RECHECK_S)):
-                        await event.wait()
+                await wait_at_most(event, min(left_s, RECHECK_S))
         finally:
             waiters = self._waiters.get(invocation, set())
             waiters.discard(event)

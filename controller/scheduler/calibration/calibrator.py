@@ -7,7 +7,6 @@ observation that must count once has a mark in Redis, so that a new scheduler le
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from fleetstart.runtime.contract.errors import DeviceOutOfMemory
 from fleetstart.runtime.contract.ids import PipelineId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+from fleetstart.runtime.contract.process.tasks import wait_at_most
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ...planner import Plan
@@ -92,9 +92,7 @@ class Calibrator:
     async def run(self) -> None:
         rounds = 0
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S):
-                    await self._wake.wait()
+            await wait_at_most(self._wake, EVERY_S)
             self._wake.clear()
             if not self._fence() or self._view.redis != "ok":
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -63,4 +64,21 @@ async def in_parallel(most: int, items: Iterable[Item], work: Callable[[Item], A
         for item in waiting:
             await work(item)
 
-    await run_all(*(worker() for _ in range(most)))
+    first = list(islice(waiting, most))
+    if first:
+        waiting = chain(first, waiting)
+        await run_all(*(worker() for _ in first))
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Waits for an event, at most so long: then it sets the event itself. For loops that begin their next round when
+    something has happened and at the latest after a while, and clear the event themselves.
+
+    `asyncio.timeout` would cancel the task and raise, which takes several times the processor time of the timer, and
+    a controller has some ten such rounds a second with nothing to do.
+    """
+    timer = asyncio.get_running_loop().call_later(seconds, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()

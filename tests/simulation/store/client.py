@@ -245,35 +245,31 @@ class Client(Commands):
         return self._one(command_of(command), convert)
 
     async def _one(self, command: Command, convert: Convert) -> Any:
-        (answer,) = await self.ask([command])
+        (answer,) = await self.ask((command,))
         if isinstance(answer, Exception):
             raise answer
         return convert(answer)
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Errors: ConnectionError, TimeoutError; whether the commands were done is not known then."""
+        loop = self._loop
         for left in range(self._retries, -1, -1):
+            answered: asyncio.Future[list[Any]] = asyncio.Future(loop=loop)
+            reaches, back, error, count = self._network.request(self.process, len(commands))
+            if reaches is not None:
+                done = commands if count is None else commands[:count]
+                loop.call_later(reaches, self._serve, done, answered, back, context=self._there)
+            if error is not None:
+                loop.call_later(error, _fail, answered, ConnectionError("Connection reset by peer"), context=self._here)
+            timer = loop.call_later(self._timeout_s, _time_out, answered, self._timeout_s, context=self._here)
             try:
-                return await self._send(commands)
+                return await answered
             except (ConnectionError, TimeoutError):
                 if not left:
                     raise
+            finally:
+                timer.cancel()
         raise AssertionError("unreachable")
-
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        loop = self._loop
-        answered: asyncio.Future[list[Any]] = loop.create_future()
-        fate = self._network.request(self.process, len(commands))
-        if fate.reaches is not None:
-            done = commands if fate.done is None else commands[: fate.done]
-            loop.call_later(fate.reaches, self._serve, done, answered, fate.back, context=self._there)
-        if fate.error is not None:
-            loop.call_later(fate.error, _fail, answered, ConnectionError("Connection reset by peer"))
-        timer = loop.call_later(self._timeout_s, _time_out, answered, self._timeout_s)
-        try:
-            return await answered
-        finally:
-            timer.cancel()
 
     def _serve(self, commands: Sequence[Command], answered: asyncio.Future[list[Any]], back_s: float | None) -> None:
         answers = self._server.answer(commands)

@@ -39,13 +39,15 @@ class _Interpreter:
             self._call = before
 
     def _redis_call(self, command: bytes, *args: bytes | int | float) -> Any:
-        texts = [arg if isinstance(arg, bytes) else _number(arg) for arg in args]
-        reply = self._call(command.upper(), texts)
+        texts = [arg if type(arg) is bytes else _number(arg) for arg in args]  # type: ignore[arg-type]
+        name = command.upper()
+        reply = self._call(name, texts)
         if reply is None:
             return False
-        if isinstance(reply, list):
+        kind = type(reply)
+        if kind is list:
             return self._table([False if one is None else one for one in reply])
-        if reply == b"OK" and command.upper() in (b"SET", b"LTRIM"):
+        if reply == b"OK" and name in (b"SET", b"LTRIM"):
             return self._table({b"ok": reply})
         return reply
 
@@ -99,17 +101,15 @@ def _number(number: int | float) -> bytes:
 
 def _reply(value: Any) -> Any:
     """What Redis answers for a value of Lua."""
+    kind = type(value)
+    if kind is bytes:
+        return value
     if value is None or value is False:
         return None
     if value is True:
         return 1
-    if isinstance(value, float | int):
+    if kind is float or kind is int:
         return int(value)
-    if isinstance(value, bytes):
-        return value
     if value[b"ok"] is not None:
         return value[b"ok"]
-    found = []
-    for index in range(1, len(value) + 1):
-        found.append(_reply(value[index]))
-    return found
+    return [_reply(value[index]) for index in range(1, len(value) + 1)]

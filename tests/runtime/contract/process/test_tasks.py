@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fleetstart.runtime.contract.process.tasks import end_tasks, in_parallel, run_all
+from fleetstart.runtime.contract.process.tasks import end_tasks, in_parallel, run_all, wait_at_most
 
 WAIT_S = 10.0
 
@@ -150,5 +150,43 @@ def test_work_is_done_for_so_many_at_a_time() -> None:
             with pytest.raises(ValueError, match="broken"):
                 await in_parallel(8, (777, *range(100, 200)), work)
             assert max(done) < 120, "no other begins after a failure"
+
+    asyncio.run(main())
+
+
+def test_no_more_tasks_are_started_than_there_is_work_for() -> None:
+    async def main() -> None:
+        most = 0
+
+        async def work(_: int) -> None:
+            nonlocal most
+            most = max(most, len(asyncio.all_tasks()) - 1)
+            await asyncio.sleep(0)
+
+        await in_parallel(8, (), work)
+        assert most == 0
+        await in_parallel(8, range(2), work)
+        assert most == 2
+
+    asyncio.run(main())
+
+
+def test_a_wait_ends_with_its_event_or_its_time_and_leaves_no_timer() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S):
+            event = asyncio.Event()
+            await wait_at_most(event, 0.001)
+            assert event.is_set()
+            event.clear()
+            waiting = asyncio.create_task(wait_at_most(event, 0.05))
+            await asyncio.sleep(0)
+            event.set()
+            await waiting
+            event.clear()
+            cancelled = asyncio.create_task(wait_at_most(event, 0.05))
+            await asyncio.sleep(0)
+            await end_tasks([cancelled])
+            await asyncio.sleep(0.1)
+            assert not event.is_set(), "a timer that was left set it"
 
     asyncio.run(main())
