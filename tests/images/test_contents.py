@@ -11,8 +11,6 @@ from pathlib import Path
 from types import CodeType
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from fleetstart.images.context import SITE_PACKAGES, bytecode, write_context
 from fleetstart.images.debian_root import NoDebian, dependencies, interpreter_files, root_paths
@@ -153,6 +151,9 @@ def test_a_context_has_build_file_packages_with_bytecode_and_bill() -> None:
 
 
 def test_a_bill_of_materials_is_valid_and_names_all_with_what_they_need() -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator  # late: two seconds of grammars
+
     has = closure(["server"])
     text = sbom(IMAGES["controller"], has, 1_700_000_000)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None

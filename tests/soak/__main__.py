@@ -21,14 +21,13 @@ from typing import Any
 import msgspec
 
 from fleetstart.controller.billing.archive_store import KEPT_SEGMENTS
+from tests.controller.billing.rows import ROW_BYTES
 from tests.e2e.systems import running
 from tests.soak.load import Load
 from tests.soak.samples import sample
 from tests.soak.verdict import Series, Verdict, judge, table
 
 OWN = "FS_SOAK_OWN_SHM"
-ROW_BYTES = 1536
-"""Memory of a decoded row of the ledger, with its bytes: a test measures that it is less."""
 WRONG_SHOWN = 20
 PAGE = 4096.0
 LEAST = {"fds": 6, "threads": 3, "processes": 2, "keys": 8, "files": 8, "bytes": 32 * 1024, "KiB": 2048}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, PhaseRow, WorkerPhase
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId, Version, WorkerId
 
+ROW_BYTES = 1536
+"""Memory of a decoded row of the ledger, with its bytes: a test measures that it is less, and the soak allows it."""
+
 
 def call(
     name: str,

@@ -14,8 +14,7 @@ from fleetstart.controller.billing import archive_store
 from fleetstart.controller.billing.archive_format import SegmentHeader, decode_entry, pack
 from fleetstart.controller.billing.archive_store import KEPT_SEGMENTS, LedgerArchive
 from fleetstart.controller.storage.folder_store import FolderStore
-from tests.controller.billing.rows import call
-from tests.soak.__main__ import ROW_BYTES
+from tests.controller.billing.rows import ROW_BYTES, call
 
 ROWS = 200
 
