@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.public_addresses import Network
-from fleetstart.runtime.contract.function.spec import Isolation, check_region, pool_name
+from fleetstart.runtime.contract.function.setting_checks import check_region
+from fleetstart.runtime.contract.function.spec import Isolation, pool_name
 from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.devices import parse_declared

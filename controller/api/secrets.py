@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Forbidden, InvalidInput, NotFound
-from fleetstart.runtime.contract.function.spec import SECRET_NAME
+from fleetstart.runtime.contract.function.setting_checks import SECRET_NAME
 from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.process.redaction import LEAST_CHARS
 

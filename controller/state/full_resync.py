@@ -11,7 +11,7 @@ import gc
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import redis.asyncio as redis
 
@@ -23,15 +23,12 @@ from fleetstart.runtime.contract.node.peers import CopyOrder
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
-from ..planner.estimates import NodeMeasures, VersionMeasures
 from .access_table import Raw, read_table
 from .identity_records import NodeIdentity, PeerKeyRecord
-from .records import Failure, FunctionRecord, VersionKey, VersionRecord, parse_version_key
+from .records import Failure, FunctionRecord, VersionKey, VersionRecord, measured, read_measures
 from .traffic import tracked_versions
-from .unreadable import UnreadableRecords
+from .unreadable import DecodeCache
 from .view import CopyKey, NodeSeen, View
-
-Record = TypeVar("Record")
 
 WRITES_NS = 2_000_000_000
 """Age of the last write that Redis took from this process, which writes once a second: beyond it, it takes none."""
@@ -57,40 +54,6 @@ def pairs(answer: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
     return zip(answer[::2], answer[1::2], strict=True)
 
 
-class _DecodeCache(Generic[Record]):
-    """A cache of decoded records by their bytes, so that a resync decodes only what has changed. What cannot be decoded
-    is left out, and told to `UnreadableRecords`."""
-
-    def __init__(self, what: str, kind: type[Record]) -> None:
-        self._what = what
-        self._decoder = RecordDecoder(kind)
-        self._known: dict[bytes, Record | UnreadableRecord] = {}
-        self._next: dict[bytes, Record | UnreadableRecord] = {}
-        self._problems: dict[str, str] = {}
-        self.decoded = 0
-        """Number of records that were decoded."""
-
-    def read(self, name: bytes | str, raw: bytes) -> Record | None:
-        """The decoded record; None if it cannot be decoded."""
-        value = self._known.get(raw)
-        if value is None:
-            self.decoded += 1
-            try:
-                value = self._decoder.decode(raw)
-            except UnreadableRecord as error:
-                value = error
-        self._next[raw] = value
-        if isinstance(value, UnreadableRecord):
-            self._problems[name if isinstance(name, str) else name.decode(errors="replace")] = str(value)
-            return None
-        return value
-
-    def turn(self, unreadable: UnreadableRecords) -> None:
-        """Ends a resync: tells what could not be read, and forgets entries that it did not see."""
-        unreadable.replace(self._what, self._problems)
-        self._known, self._next, self._problems = self._next, {}, {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeRecords:
     """What Redis has of a node, decoded; what cannot be decoded is left out."""
@@ -107,15 +70,15 @@ class FullResync:
         self._client = client
         self._view = view
         self._monotonic_ns = monotonic_ns
-        self._functions = _DecodeCache("function", FunctionRecord)
+        self._functions = DecodeCache("function", FunctionRecord)
         self._versions = RecordDecoder(VersionRecord)
         self._unreadable_versions: dict[VersionKey, str] = {}
-        self._nodes = _DecodeCache("node", NodeReport)
-        self._identities = _DecodeCache("identity", NodeIdentity)
-        self._orders = _DecodeCache("order", WorkerOrder)
-        self._statuses = _DecodeCache("status", WorkerStatus)
-        self._copies = _DecodeCache("copy", CopyOrder)
-        self._peer_keys = _DecodeCache("peer key", PeerKeyRecord)
+        self._nodes = DecodeCache("node", NodeReport)
+        self._identities = DecodeCache("identity", NodeIdentity)
+        self._orders = DecodeCache("order", WorkerOrder)
+        self._statuses = DecodeCache("status", WorkerStatus)
+        self._copies = DecodeCache("copy", CopyOrder)
+        self._peer_keys = DecodeCache("peer key", PeerKeyRecord)
         self._errors = RecordDecoder(ErrorInfo)
         self._turn = 0
         self._history = ""
@@ -340,7 +303,7 @@ class FullResync:
         view, known, self._measures = self._view, self._measures, raw
         changed = {field: value for field, value in raw.items() if known.get(field) != value}
         for field in (known.keys() - raw.keys()) | changed.keys():
-            node, version = _measured(field)
+            node, version = measured(field)
             if node is not None:
                 view.node_measures.pop(node, None)
             elif version is not None:
@@ -409,32 +372,3 @@ def _exists(key: VersionKey, functions: Mapping[FunctionName, FunctionRecord]) -
 
 def needed_versions(record: FunctionRecord) -> list[VersionKey]:
     return [VersionKey(record.name, version) for version in sorted(tracked_versions(record))]
-
-
-_NODE, _VERSION = RecordDecoder(NodeMeasures), RecordDecoder(VersionMeasures)
-
-
-def read_measures(
-    raw: Mapping[bytes, bytes],
-) -> tuple[dict[NodeId, NodeMeasures], dict[VersionKey, VersionMeasures]]:
-    """Decodes fs:measures. Entries that cannot be decoded are left out, and learned again."""
-    nodes: dict[NodeId, NodeMeasures] = {}
-    versions: dict[VersionKey, VersionMeasures] = {}
-    for field, value in raw.items():
-        node, version = _measured(field)
-        try:
-            if node is not None:
-                nodes[node] = _NODE.decode(value)
-            elif version is not None:
-                versions[version] = _VERSION.decode(value)
-        except UnreadableRecord:
-            continue
-    return nodes, versions
-
-
-def _measured(field: bytes) -> tuple[NodeId | None, VersionKey | None]:
-    """The node or the version that a field of fs:measures is of."""
-    kind, _, name = field.decode(errors="replace").partition(":")
-    if kind == "node":
-        return NodeId(name), None
-    return None, parse_version_key(name) if kind == "version" else None

@@ -1,7 +1,8 @@
-"""Records that only the controller writes to Redis: functions, versions, failed starts, first answers."""
+"""Records that only the controller writes to Redis: functions, versions, failed starts, first answers, measures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -9,9 +10,12 @@ import msgspec
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import LIVE, FunctionName, Version, WorkerId
+from fleetstart.runtime.contract.ids import LIVE, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 from fleetstart.runtime.contract.weights.stage import LayerLayout
+
+from ..planner.estimates import NodeMeasures, VersionMeasures
 
 
 class VersionKey(NamedTuple):
@@ -130,3 +134,32 @@ class StartOutcome(msgspec.Struct, frozen=True, kw_only=True):
 def is_helper(order: WorkerOrder, status: WorkerStatus | None) -> bool:
     """Checks whether a worker is a helper stage of another one. A consolidated one is not."""
     return order.stage is not None and order.stage.index > 0 and not (status is not None and status.whole)
+
+
+_NODE, _VERSION = RecordDecoder(NodeMeasures), RecordDecoder(VersionMeasures)
+
+
+def read_measures(
+    raw: Mapping[bytes, bytes],
+) -> tuple[dict[NodeId, NodeMeasures], dict[VersionKey, VersionMeasures]]:
+    """Decodes fs:measures. Entries that cannot be decoded are left out, and learned again."""
+    nodes: dict[NodeId, NodeMeasures] = {}
+    versions: dict[VersionKey, VersionMeasures] = {}
+    for field, value in raw.items():
+        node, version = measured(field)
+        try:
+            if node is not None:
+                nodes[node] = _NODE.decode(value)
+            elif version is not None:
+                versions[version] = _VERSION.decode(value)
+        except UnreadableRecord:
+            continue
+    return nodes, versions
+
+
+def measured(field: bytes) -> tuple[NodeId | None, VersionKey | None]:
+    """The node or the version that a field of fs:measures is of."""
+    kind, _, name = field.decode(errors="replace").partition(":")
+    if kind == "node":
+        return NodeId(name), None
+    return None, parse_version_key(name) if kind == "version" else None

@@ -10,9 +10,12 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from fleetstart.runtime.contract.errors import Unavailable
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
+
+Record = TypeVar("Record")
 
 log = logging.getLogger(__name__)
 
@@ -89,3 +92,37 @@ def unreadable(what: str, error: object) -> Unavailable:
         hint="another release wrote it: ask a controller of that release, or upgrade this one; `fs status` lists all",
         retry_after_s=5,
     )
+
+
+class DecodeCache(Generic[Record]):
+    """A cache of decoded records by their bytes, so that a resync decodes only what has changed. What cannot be decoded
+    is left out, and told to `UnreadableRecords`."""
+
+    def __init__(self, what: str, kind: type[Record]) -> None:
+        self._what = what
+        self._decoder = RecordDecoder(kind)
+        self._known: dict[bytes, Record | UnreadableRecord] = {}
+        self._next: dict[bytes, Record | UnreadableRecord] = {}
+        self._problems: dict[str, str] = {}
+        self.decoded = 0
+        """Number of records that were decoded."""
+
+    def read(self, name: bytes | str, raw: bytes) -> Record | None:
+        """The decoded record; None if it cannot be decoded."""
+        value = self._known.get(raw)
+        if value is None:
+            self.decoded += 1
+            try:
+                value = self._decoder.decode(raw)
+            except UnreadableRecord as error:
+                value = error
+        self._next[raw] = value
+        if isinstance(value, UnreadableRecord):
+            self._problems[name if isinstance(name, str) else name.decode(errors="replace")] = str(value)
+            return None
+        return value
+
+    def turn(self, unreadable: UnreadableRecords) -> None:
+        """Ends a resync: tells what could not be read, and forgets entries that it did not see."""
+        unreadable.replace(self._what, self._problems)
+        self._known, self._next, self._problems = self._next, {}, {}

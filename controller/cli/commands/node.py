@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from fleetstart.runtime.contract.errors import InvalidInput, StartFailed
-from fleetstart.runtime.contract.function.spec import check_region
+from fleetstart.runtime.contract.function.setting_checks import check_region
 from fleetstart.runtime.contract.identity import FILE, Identity, write_identity
 from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import parse_size

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from fleetstart.runtime.contract.errors import FleetError, Forbidden, InvalidInput, StartFailed, Unauthorized
-from fleetstart.runtime.contract.function.spec import check_region
+from fleetstart.runtime.contract.function.setting_checks import check_region
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import parse_size

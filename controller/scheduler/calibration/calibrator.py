@@ -24,8 +24,7 @@ from fleetstart.runtime.contract.record_decoder import RecordDecoder, Unreadable
 
 from ...planner import Plan
 from ...planner.estimates import NodeMeasures, VersionMeasures, node_prior, observe_device_shortage
-from ...state.full_resync import read_measures
-from ...state.records import StartOutcome, VersionKey
+from ...state.records import StartOutcome, VersionKey, read_measures
 from ...state.redis_client import REDIS_ERRORS, Script
 from ...state.sync import StateSync
 from ..leader import PLAN_KEPT_S

@@ -25,7 +25,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     output: Schema = {}
     """Schema of the result, or of each event."""
     files: bool = False
-    """Whether the input has or may have files, sent as multipart/form-data."""
+    """True if the input has or may have files, sent as multipart/form-data."""
     schemas: dict[str, Schema] = {}
     """Named schemas that `input` and `output` refer to."""
     description: str = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Literal
 
 import msgspec
@@ -15,23 +14,9 @@ from ..node.devices import REQUEST_MAX, DeviceRequest
 from ..sizes import GIB, MIB
 from .interface import Interface
 from .names import DEFAULT_PROJECT, is_function_name, is_project_name, project_of
+from .setting_checks import check_network, check_origins, check_regions, check_secrets, check_tags, is_image_name
 from .volume import check_volumes
 
-_TAG = re.compile(r"[A-Za-z0-9._/-]{1,63}")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~\[\]:-]{1,253}")
-ORIGINS_MAX = 100
-_IMAGE = re.compile(
-    r"([A-Za-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*"
-    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
-)
-"""Name of an image, as engines write it: host, path, tag, digest."""
-IMAGE_MAX = 255
-_REGION = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-REGIONS_MAX = 16
-SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-SECRETS_MAX = 32
-TAGS_MAX = 8
-"""Maximum number of tags; each row of the ledger carries them."""
 RETRIES_MAX = 10
 """A call that ended so many workers ends the next one, too."""
 MEMORY_MIN_BYTES = 16 * MIB
@@ -163,7 +148,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A LoRA adapter that is applied to the weights when they are loaded."""
     llm: LLMSettings | None = None
     layered: bool = False
-    """Whether the entry is a `Layered` class: a user's own model that runs layer by layer."""
+    """True if the entry is a `Layered` class: a user's own model that runs layer by layer."""
     memory_bytes: int = 512 * MIB
     """Limit on the worker's own memory; weights in the segment are shared and not counted."""
     gpu: DeviceRequest | None = None
@@ -188,7 +173,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slo: SLO | None = None
     """Objectives of the function; None: as fast as is worth the machines."""
     network: bool | list[str] = False
-    """Whether the worker sees the node's network; if not, it has only a loopback of its own. A list: that loopback, and
+    """True if the worker sees the node's network; if not, it has only a loopback of its own. A list: that loopback, and
     the hosts that the list names (`egress_policy`) through a proxy of the node."""
     region: list[str] = []
     """Regions of the nodes that its workers may run on; empty: any."""
@@ -214,7 +199,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     timezone: str = ""
     """Time zone of the schedule, such as "Europe/Berlin"; empty: UTC."""
     keep_requests: bool = False
-    """Whether requests and answers of synchronous calls are stored for a day, so that they can be replayed."""
+    """True if requests and answers of synchronous calls are stored for a day, so that they can be replayed."""
     keep: Keep = ""
     """"host": one copy of its weights is kept in the host memory of some node, also while no worker uses them."""
 
@@ -222,10 +207,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self._check_names()
         self._check_bounds()
         self._check_weights()
-        _check_origins(self.cors)
-        _check_tags(self.tags)
-        _check_secrets(self.secrets, self.env)
-        _check_network(self.network)
+        check_origins(self.cors)
+        check_tags(self.tags)
+        check_secrets(self.secrets, self.env)
+        check_network(self.network)
         if self.calls:
             self._check_calls()
         check_volumes(self.volumes, has_code=self.llm is None)
@@ -251,7 +236,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"function {self.name}: an image needs a container, and isolation is {self.isolation}",
                 hint='set isolation="container" beside image, or leave out image',
             )
-        if len(self.image) > IMAGE_MAX or not _IMAGE.fullmatch(self.image):
+        if not is_image_name(self.image):
             raise InvalidSpec(
                 f"function {self.name}: {self.image[:80]!r} is no name of an image",
                 hint='write it as your engine lists it: "app:1.2" or "registry.example.com/team/app:1.2"',
@@ -273,10 +258,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"function {self.name} is in project {project_of(self.name)}, and its setting names {self.project}",
                 hint="name the project once: in the name, or as project",
             )
-        if len(self.region) > REGIONS_MAX:
-            raise InvalidSpec(f"region has {REGIONS_MAX} names at most, got {len(self.region)}")
-        for region in self.region:
-            check_region(region)
+        check_regions(self.region)
 
     def _check_bounds(self) -> None:
         if not MEMORY_MIN_BYTES <= self.memory_bytes <= 1024 * GIB:
@@ -395,56 +377,6 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def pool_name(profile: str, isolation: Isolation) -> str:
     """The name of a pool: "torch", "torch+gvisor"."""
     return profile if isolation == "namespaces" else f"{profile}+{isolation}"
-
-
-def _check_origins(origins: list[str]) -> None:
-    if len(origins) > ORIGINS_MAX:
-        raise InvalidSpec(f"cors has {ORIGINS_MAX} origins at most, got {len(origins)}")
-    for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise InvalidSpec(
-                f"cors: {origin[:100]!r} is no origin",
-                hint='write scheme and host, no path: cors=["https://app.example.com"]; or cors="*" for all',
-            )
-
-
-def check_region(name: str) -> None:
-    """Checks the name of a region. Errors: InvalidSpec."""
-    if not _REGION.fullmatch(name):
-        raise InvalidSpec(
-            f"region {name[:80]!r} is not allowed", hint='use 1 to 63 of a-z, 0-9 and -, as in "eu" or "us-east-1"'
-        )
-
-
-def _check_network(network: bool | list[str]) -> None:
-    if isinstance(network, list):
-        from .egress_policy import parse_rules
-
-        parse_rules(network)
-
-
-def _check_secrets(names: list[str], env: dict[str, str]) -> None:
-    if len(names) > SECRETS_MAX:
-        raise InvalidSpec(f"a function has {SECRETS_MAX} secrets at most, got {len(names)}")
-    for name in names:
-        if not SECRET_NAME.fullmatch(name):
-            raise InvalidSpec(
-                f"secret {name[:80]!r} cannot be an environment variable",
-                hint="its name is 1 to 64 of A-Z, a-z, 0-9 and _, no digit first",
-            )
-        if name in env or names.count(name) > 1:
-            raise InvalidSpec(f"secret {name} is set twice", hint="leave it out of env" if name in env else "")
-
-
-def _check_tags(tags: dict[str, str]) -> None:
-    if len(tags) > TAGS_MAX:
-        raise InvalidSpec(f"a function has {TAGS_MAX} tags at most, got {len(tags)}")
-    for name, value in tags.items():
-        if not _TAG.fullmatch(name) or not _TAG.fullmatch(value):
-            raise InvalidSpec(
-                f"tag {name[:80]!r}: {value[:80]!r} is not allowed",
-                hint="names and values are 1 to 63 of a-z, A-Z, 0-9, . _ / and -",
-            )
 
 
 def spec_bytes(spec: FunctionSpec) -> bytes:

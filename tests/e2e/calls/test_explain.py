@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fleetstart.controller.planner.estimates import VersionMeasures
-from fleetstart.controller.state.full_resync import read_measures
-from fleetstart.controller.state.records import VersionKey
+from fleetstart.controller.state.records import VersionKey, read_measures
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from tests.e2e.systems import System

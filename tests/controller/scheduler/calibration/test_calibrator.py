@@ -13,8 +13,7 @@ import pytest
 from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
 from fleetstart.controller.scheduler.calibration.calibrator import Calibrator
-from fleetstart.controller.state.full_resync import read_measures
-from fleetstart.controller.state.records import VersionKey
+from fleetstart.controller.state.records import VersionKey, read_measures
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View

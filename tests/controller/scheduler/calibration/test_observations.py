@@ -21,8 +21,7 @@ from fleetstart.controller.scheduler.calibration.observations import (
     sharers,
 )
 from fleetstart.controller.scheduler.start_orders import stage_of
-from fleetstart.controller.state.full_resync import read_measures
-from fleetstart.controller.state.records import FunctionRecord, StartOutcome, VersionKey
+from fleetstart.controller.state.records import FunctionRecord, StartOutcome, VersionKey, read_measures
 from fleetstart.controller.state.view import NodeSeen, View
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
