@@ -35,9 +35,9 @@ class CallRequest:
     content: bytes | None
     timeout_s: float
     repeatable: bool
-    """Whether the server runs it once, however often it is sent."""
+    """True if the server runs it once, however often it is sent."""
     limits_run: bool = True
-    """Whether `timeout_s` bounds the handler too; that of an async call has its function's time."""
+    """True if `timeout_s` bounds the handler too; that of an async call has its function's time."""
 
 
 def call_request(name: str, options: CallOptions, input: Any, arguments: Mapping[str, Any]) -> CallRequest:

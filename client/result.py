@@ -26,7 +26,7 @@ class Result(Generic[T]):
     start: str = ""
     """`hot`, `warm` or `cold`."""
     replayed: bool = False
-    """Whether it is the stored answer of an earlier call with the same key."""
+    """True if it is the stored answer of an earlier call with the same key."""
     bill: Bill | None = None
     """None for an answer of more than 1 MiB, which has begun before its bill is known; `fs trace` has it."""
     phases_ms: Mapping[str, float] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class Config:
     drain_s: float = 10.0
     """Drain timeout: time for calls in progress after SIGTERM."""
     open: bool = False
-    """Whether this machine may do everything without a key, as long as there is none; if not, a first key is made."""
+    """True if this machine may do everything without a key, as long as there is none; if not, a first key is made."""
     first_key: bool = False
     """Make the first key also where other machines reach the controller (FS_FIRST_KEY); until then, all requests are
     rejected."""

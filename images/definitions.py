@@ -26,7 +26,7 @@ class ImageDefinition:
     """Extras that are left out where they are not installed."""
     has_packages: bool = True
     has_fs: bool = False
-    """Whether the command line is in it."""
+    """True if the command line is in it."""
     has_torch: bool = False
 
     @property

@@ -164,7 +164,7 @@ class Execution:
                 await asyncio.sleep(RETRY_S)
 
     async def _is_kept(self) -> bool:
-        """Whether the stored outcome is ours: a write that seemed to fail may have been done. Errors: REDIS_ERRORS."""
+        """True if the stored outcome is ours: a write that seemed to fail may have been done. Errors: REDIS_ERRORS."""
         now = await self._invocations.get(self._entry.envelope.id)
         answer = now.progress.answer if now is not None else None
         return answer is not None and answer.claim == self._entry.progress.claims

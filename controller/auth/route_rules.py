@@ -52,7 +52,7 @@ class RoutePermission:
     name: str = ""
     """Name of the object, as far as the path has it."""
     unlimited: bool = False
-    """Whether it is about all functions at once."""
+    """True if it is about all functions at once."""
     span: tuple[int, int] = (0, 0)
     """Where the function's name is in the path."""
     what: str = ""
@@ -80,7 +80,7 @@ class RouteRule:
     kind: Kind = field(default="", kw_only=True)
     unlimited: bool = field(default=False, kw_only=True)
     before_sync: bool = field(default=False, kw_only=True)
-    """Whether the route is served before Redis was read once, when no key can be verified."""
+    """True if the route is served before Redis was read once, when no key can be verified."""
 
     @property
     def right(self) -> Right | None:

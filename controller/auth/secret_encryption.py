@@ -91,7 +91,7 @@ class SecretCipher:
                 self._write([*self._keys[:1], *(key for key in self._keys[1:] if key_id(key) in used)])
 
     def knows(self, master: str) -> bool:
-        """Whether there is a master key of that id still: another controller may have dropped it since it was used."""
+        """True if there is a master key of that id still: another controller may have dropped it since it was used."""
         self._read()
         return any(key_id(key) == master for key in self._keys)
 

@@ -62,7 +62,7 @@ def duration_ms(row: LedgerRow) -> int:
 
 
 def is_waived(row: LedgerRow) -> bool:
-    """Whether the row is unbilled time of a worker. `execute` time is billed by the invocations that share it."""
+    """True if the row is unbilled time of a worker. `execute` time is billed by the invocations that share it."""
     return row.rate_nusd_per_gib_s == 0 and row.device_rate_nusd_per_gib_s == 0 and phase_of(row) != "execute"
 
 

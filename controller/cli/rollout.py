@@ -24,7 +24,7 @@ LOGS_SHOWN = 20
 
 
 def is_serving(traffic: Traffic, version: Version) -> bool:
-    """Whether calls go to the version; not yet while it is tried. Errors: why it was rejected; Unavailable if another
+    """True if calls go to the version; not yet while it is tried. Errors: why it was rejected; Unavailable if another
     change replaced it."""
     if traffic.trying == version:
         return False

@@ -13,7 +13,7 @@ CONNECT_S = 2.0
 _NO_AUTO = frozenset(("User-Agent", "Accept", "Accept-Encoding", "Content-Type"))
 
 CONNECTED: ContextVar[bool] = ContextVar("connected", default=False)
-"""Whether the request under way in this task has a connection: without one, nothing of it was sent."""
+"""True if the request under way in this task has a connection: without one, nothing of it was sent."""
 
 
 class _Connector(aiohttp.TCPConnector):

@@ -56,7 +56,7 @@ class Copy:
     ordered_unix_ns: int
     complete: bool = False
     living: bool = True
-    """Whether its node lives, and has not been started again since."""
+    """True if its node lives, and has not been started again since."""
     stays: bool = True
     """False if its node drains, or does not fetch it: another must be complete before this one goes."""
 

@@ -49,7 +49,7 @@ class Holding:
     """Chunks that its orders have it fetch, and that are not there yet."""
     disk: Ranges = ()
     complete: bool = False
-    """Whether all of the checkpoint is in its memory."""
+    """True if all of the checkpoint is in its memory."""
     since_unix_ns: int = 0
     """Time of the first order for which it fetches; 0 if it fetches nothing. Of two nodes that fetch, the later one
     reads from the earlier one, so that none waits for one that waits for it."""

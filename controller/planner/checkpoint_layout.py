@@ -94,7 +94,7 @@ class CheckpointLayout:
 
 
 def _inside(chunks: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether disjoint, ordered ranges, which may touch, cover a range."""
+    """True if disjoint, ordered ranges, which may touch, cover a range."""
     at, end = chunks
     for begin, stop in ranges:
         if at >= end or begin > at:

@@ -95,7 +95,7 @@ def device_need(spec: FunctionSpec, short_bytes: int = 0) -> DeviceNeed | None:
 
 
 def needs_gpu(spec: FunctionSpec) -> bool:
-    """Whether the KV cache does not fit into the worker's memory, in which it lies without a GPU."""
+    """True if the KV cache does not fit into the worker's memory, in which it lies without a GPU."""
     return spec.llm is not None and spec.llm.kv_memory_bytes > spec.memory_bytes - MEMORY_MIN_BYTES
 
 
@@ -112,7 +112,7 @@ def admits(wanted: PlacementConstraints, node: NodeTraits) -> bool:
 
 
 def _isolates(wanted: PlacementConstraints, node: NodeTraits) -> bool:
-    """Whether a node confines its workers as it asks. In a plain process, a list could not be enforced."""
+    """True if a node confines its workers as it asks. In a plain process, a list could not be enforced."""
     if wanted.isolation != "namespaces":
         return wanted.isolation in node.isolations
     return node.confines == "namespaces" or (node.confines == "plain" and not wanted.listed)

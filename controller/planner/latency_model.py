@@ -44,7 +44,7 @@ class StageWork(NamedTuple):
     share: float
     """Its part of the layers."""
     own: bool
-    """Whether it has a device's time for itself."""
+    """True if it has a device's time for itself."""
     slowness: float = 1.0
     """Factor of the model's times on its device; 1: as where they were measured."""
 

@@ -122,7 +122,7 @@ class PeerPool:
         self._layout = layout
         self._now_s = now_s
         self._copies = all([source.layers == EVERY_LAYER and not source.after_s for source in sources])
-        """Whether each of them has all: then shares are by their rates alone."""
+        """True if each of them has all: then shares are by their rates alone."""
         self._divisions: dict[tuple[int, str, str, NodeId | None], Division | None] = {}
         """By layers, or of copies by bytes, and by what decides which peers are near."""
 

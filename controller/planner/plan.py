@@ -43,7 +43,7 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     """Layers first .. end - 1; 0, 1 of a model without numbered layers."""
     full: bool
-    """Whether it has a whole worker's memory, and so may become one."""
+    """True if it has a whole worker's memory, and so may become one."""
     devices: tuple[DeviceShare, ...] = ()
     """The node's devices that it computes on; none: the host."""
     memory_bytes: int
@@ -99,7 +99,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StagePlan]
     """The workers to order; empty if no node can take one now, and `error` has the reason."""
     together: bool = True
-    """Whether they are the stages of one pipeline; if not, each is a whole worker."""
+    """True if they are the stages of one pipeline; if not, each is a whole worker."""
     multicast: str = ""
     """The kind of multicast that brings their weights; empty: none."""
     ways: list[MulticastCandidate] = []
@@ -168,7 +168,7 @@ class PlanRequest:
     waited_s: float = 0.0
     """Time that its oldest call has waited already."""
     patient: bool = True
-    """Whether the start may be postponed until links are free, if that keeps its SLO."""
+    """True if the start may be postponed until links are free, if that keeps its SLO."""
     workers: int = 1
     """Whole workers that the start should become."""
     missing: int = 1

@@ -25,7 +25,7 @@ class Choice(NamedTuple):
     reason: str
     meets_slo: bool
     sure: bool = True
-    """Whether it meets the SLO with its error margin."""
+    """True if it meets the SLO with its error margin."""
 
 
 def plan_of(request: PlanRequest, choice: Choice, considered: list[CandidateReport]) -> Plan:

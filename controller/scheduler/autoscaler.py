@@ -37,7 +37,7 @@ class KeepAliveWindow:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is needed, and nothing was within the window."""
+        """True if nothing is needed, and nothing was within the window."""
         return not self._current and not self._past
 
     def falls_ns(self, scale: Scale) -> int | None:

@@ -90,21 +90,21 @@ class Member:
     state: WorkerState | None = None
     """State by its status; None until its node has answered the order."""
     lost: bool = False
-    """Whether its node died, or was restarted since."""
+    """True if its node died, or was restarted since."""
     served: bool = False
-    """Whether it was ever ready: then its end is no failed start."""
+    """True if it was ever ready: then its end is no failed start."""
     reported_unix_ms: int = 0
     """Time of its last status; 0 without one."""
     ready_unix_ms: int = 0
     running: int = 0
     error: ErrorInfo | None = None
     helper: bool = False
-    """Whether it is a helper stage of another member: its end is handled with that member, and it is not counted unless
+    """True if it is a helper stage of another member: its end is handled with that member, and it is not counted unless
     it becomes a whole worker."""
     becomes_whole: bool = False
-    """Whether a helper stage is to become a whole worker."""
+    """True if a helper stage is to become a whole worker."""
     staged: bool = False
-    """Whether it was started as a stage of a pipeline: others have parts of its weights, and it cannot stand by."""
+    """True if it was started as a stage of a pipeline: others have parts of its weights, and it cannot stand by."""
 
     @property
     def phase(self) -> Phase:
@@ -154,7 +154,7 @@ class Decision:
 
 
 def broken(failure: Failure | None, now_unix_ms: int) -> bool:
-    """Whether the version is broken, so that no start is tried."""
+    """True if the version is broken, so that no start is tried."""
     if failure is None or failure.count < FAILURES_TO_BREAK:
         return False
     return elapsed_ms(failure, now_unix_ms) < HALF_OPEN_MS
@@ -287,7 +287,7 @@ def _start_timed_out(member: Member, spec: FunctionSpec) -> bool:
 
 
 def _drain_timed_out(member: Member, spec: FunctionSpec) -> bool:
-    """Whether a draining worker has not ended long after its last call must have: deleting its order ends it."""
+    """True if a draining worker has not ended long after its last call must have: deleting its order ends it."""
     return member.phase == "draining" and member.age_ms > spec.timeout_s * 1000 + DRAIN_SLACK_MS
 
 

@@ -67,7 +67,7 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     info: KeyInfo
     first: bool = False
-    """Whether this is the first key: from now on every request needs one."""
+    """True if this is the first key: from now on every request needs one."""
     warning: str = ""
     """What may be a mistake: a function that it names does not exist."""
 
@@ -83,7 +83,7 @@ class ProjectInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     quotas: Quotas
     network: Network = "listed"
-    """Whether keys that are not an admin's may deploy functions with `network=True` into it."""
+    """Networks that functions in it may have: with `listed` only an admin's keys deploy those with `network=True`."""
     functions: list[str]
     workers: int
     """Sum of its functions' `scale.max`. A key that is limited to functions sees these functions and their sums."""

@@ -31,9 +31,9 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
     created: bool
     """False if a version in service already has this spec."""
     trying: bool = False
-    """Whether a rollout began: the version gets calls once it is ready. `traffic` has the outcome."""
+    """True if a rollout began: the version gets calls once it is ready. `traffic` has the outcome."""
     started: bool = False
-    """Whether a worker of it has ever been ready."""
+    """True if a worker of it has ever been ready."""
     last_failure: FailedStart | None = None
     """The last failed start of a version that was in service already, if none has succeeded since."""
     warning: str = ""
@@ -48,7 +48,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     starts: int
     """Starts that were compared."""
     calibrated: bool = False
-    """Whether there were enough of them. Until then the error is that of guesses."""
+    """True if there were enough of them. Until then the error is that of guesses."""
 
 
 class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: CheckpointId
     complete: bool
-    """Whether it can be deployed."""
+    """True if it can be deployed."""
     problem: str
     """Why it is incomplete; empty if it is complete."""
     weight_bytes: int
@@ -128,9 +128,9 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     parts: int
     adapter: bool
-    """Whether it is a LoRA adapter."""
+    """True if it is a LoRA adapter."""
     protected: bool = False
-    """Whether digests protect it against forgery: checkpoints of earlier releases have checksums alone."""
+    """True if digests protect it against forgery: checkpoints of earlier releases have checksums alone."""
     created_unix_ms: int
     used_by: list[str]
     """Versions of deployed functions, as name@version."""
@@ -208,7 +208,7 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: list[UnreadableInfo] = []
     """Records that are skipped, the first hundred: another release wrote them, or they are broken."""
     limited: bool = False
-    """Whether the caller's key is limited: the status then has its functions only, no nodes, and no errors of Redis or
+    """True if the caller's key is limited: the status then has its functions only, no nodes, and no errors of Redis or
     the store."""
 
 
@@ -280,7 +280,7 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
     month: str
     complete: bool
-    """Whether the month is over and the invoice final: rows count to the month in which they were booked."""
+    """True if the month is over and the invoice final: rows count to the month in which they were booked."""
     lines: list[InvoiceLine]
     rows: int
     total_nusd: int

@@ -41,9 +41,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     live: Version | None
     """The version that is live now; None if there is none."""
     changes: bool
-    """Whether the deploy would make a new version."""
+    """True if the deploy would make a new version."""
     learned: bool
-    """Whether the figures are calibrated with starts of the live version."""
+    """True if the figures are calibrated with starts of the live version."""
     explanation: Explanation
     """Plan of a cold start at present, for one call."""
 
@@ -61,7 +61,7 @@ class InvocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     relayed: tuple[int, ...] = ()
     """Stages that the first one reached through the object store only."""
     tokens: bool = True
-    """Whether the function answers in tokens, as language models do."""
+    """True if the function answers in tokens, as language models do."""
     engine: str = ""
     """The engine of a language model."""
     second_engine: SecondEngine | None = None

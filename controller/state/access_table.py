@@ -22,7 +22,7 @@ Record = TypeVar("Record", KeyRecord, ProjectRecord, SecretRecord, VolumeRecord)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessTable:
     locked: bool = False
-    """Whether any key exists, revoked ones included: from then on every request needs one."""
+    """True if any key exists, revoked ones included: from then on every request needs one."""
     keys: Mapping[str, KeyRecord] = field(default_factory=dict)
     by_id: Mapping[str, tuple[KeyRecord, Credential]] = field(default_factory=dict)
     projects: Mapping[str, ProjectRecord] = field(default_factory=dict)

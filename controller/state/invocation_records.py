@@ -113,7 +113,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     answer: Answer | None = None
     error: ErrorInfo | None = None
     dead: bool = False
-    """Whether it is a dead letter: the platform failed repeatedly."""
+    """True if it is a dead letter: the platform failed repeatedly."""
     delivery: Delivery | None = None
     moments: list[HistoryEvent] = []
     told: ReportedProgress | None = None

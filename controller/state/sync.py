@@ -62,7 +62,7 @@ class StateSync:
         """Lock between full resyncs and writes: a read from before a write would undo it in the view."""
         self._resync_now = asyncio.Event()
         self._functions_changed = True
-        """Whether functions, projects or secrets may have changed since they were read."""
+        """True if functions, projects or secrets may have changed since they were read."""
         self._functions_read_ns = 0
         self._full = FullResync(client, view, monotonic_ns)
         self._reports = RecordDecoder(GatewayReport)

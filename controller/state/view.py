@@ -52,7 +52,7 @@ class NodeSeen:
 class View:
     def __init__(self) -> None:
         self.synced = False
-        """Whether Redis was read at least once."""
+        """True if Redis was read at least once."""
         self.synced_ns = 0
         """Monotonic time of the last full read."""
         self.written_ns = 0

@@ -136,7 +136,7 @@ class Upload:
 
 
 async def is_same(store: ObjectStore, key: str, upload: Upload) -> bool:
-    """Whether the object in the store is what was sent once more. Errors: Conflict, if it is not and nothing tells
+    """True if the object in the store is what was sent once more. Errors: Conflict, if it is not and nothing tells
     which of the two is right; StoreFailed."""
     found_bytes = await store.size(key)
     if found_bytes is None:

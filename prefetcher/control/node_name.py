@@ -45,7 +45,7 @@ async def take_name(state: NodeState, node: NodeId, stop: asyncio.Event) -> None
 
 
 async def _is_alive(state: NodeState, former: NodeReport, stop: asyncio.Event) -> bool:
-    """Whether the daemon of a report runs. On another machine only its lease tells: it is renewed, or it ends."""
+    """True if the daemon of a report runs. On another machine only its lease tells: it is renewed, or it ends."""
     if former.machine == machine_id():
         return epoch_is_alive(former.epoch)
     left_ms, renewals = await state.lease_left_ms(), 0

@@ -69,7 +69,7 @@ class OrderReconciler:
         self._reread = asyncio.Event()
         self._ended_workers: OrderedDict[WorkerId, None] = OrderedDict()
         self._compare = False
-        """Whether Redis may have statuses that were forgotten here."""
+        """True if Redis may have statuses that were forgotten here."""
 
     async def listen(self) -> None:
         """Acts on orders as they are published, until cancelled."""

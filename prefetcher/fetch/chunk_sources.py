@@ -73,9 +73,9 @@ class FetchSource:
     """Those that it has, or will have when they are asked for."""
     threads: int
     costly: bool = False
-    """Whether others that are nearly as quick deliver what they have: so is the object store."""
+    """True if others that are nearly as quick deliver what they have: so is the object store."""
     spare: bool = False
-    """Whether the fetch does without it once it has failed twice: so is a peer."""
+    """True if the fetch does without it once it has failed twice: so is a peer."""
     patience_s: float = PATIENCE_S
     """Time for a chunk that another source could deliver, before the other takes it."""
     bytes_per_s: float | None = None

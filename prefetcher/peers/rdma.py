@@ -57,7 +57,7 @@ class NodeRdma:
 
     @property
     def has_windows(self) -> bool:
-        """Whether connections open windows in memory that is registered without remote access: the node's pool is then
+        """True if connections open windows in memory that is registered without remote access: the node's pool is then
         registered once, slab by slab as segments get them, and not anew for each segment."""
         return self._device.has_windows
 

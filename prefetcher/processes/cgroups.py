@@ -52,7 +52,7 @@ class Cgroups(Protocol):
 
     name: str
     limits_cpus: bool
-    """Whether the kernel can hold a worker to a number of processors here."""
+    """True if the kernel can hold a worker to a number of processors here."""
 
     def create(self, worker: str) -> Cgroup: ...
 

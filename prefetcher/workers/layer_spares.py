@@ -214,7 +214,7 @@ class LayerSpares:
             self._wanted[version] = spec
 
     async def _prepare(self, process: ForkedProcess, spec: FunctionSpec, modules: list[str]) -> bool:
-        """Whether the process has prepared itself. Errors: FleetError, OSError, ValueError if the list is too long."""
+        """True if the process has prepared itself. Errors: FleetError, OSError, ValueError if the list is too long."""
         bundle = self._bundles.ready(spec.bundle)
         if bundle is None or spec.layer is None:
             return False

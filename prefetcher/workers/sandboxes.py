@@ -44,7 +44,7 @@ class Sandbox(Protocol):
     extra_bytes: int
     """Memory of the sandbox itself, beside what the function asked for."""
     takes_folders: bool
-    """Whether packages and volumes can be mounted into it when it runs."""
+    """True if packages and volumes can be mounted into it when it runs."""
 
     async def prepare(self, bundle: Path, segments: Sequence[Segment]) -> None:
         """Packs the bundle for a process that was not prepared for its version. Errors: StartFailed if the worker could

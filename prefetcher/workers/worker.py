@@ -88,11 +88,11 @@ class Worker:
         self._ending = False
         self._imports_learned = 0
         self._stood_by = False
-        """Whether its weights are given back."""
+        """True if its weights are given back."""
         self._waking_since_ns = 0
         """When it was told to take them again; 0: it was not."""
         self._woken = False
-        """Whether it has served since a standby."""
+        """True if it has served since a standby."""
         self._fetched: dict[str, int] = {}
         self._switch: ModeSwitch | None = None
         self._close_egress: Callable[[], None] = lambda: None

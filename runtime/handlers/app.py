@@ -208,7 +208,7 @@ class ThreadCall:
         self._free_items = threading.Semaphore(ITEMS_AHEAD)
         self._queue: asyncio.Queue[tuple[Any, BaseException | None, bool]] = asyncio.Queue()
         self.streams = False
-        """Whether the result is a generator, read with `items`; valid once `result` is set."""
+        """True if the result is a generator, read with `items`; valid once `result` is set."""
         self.result: asyncio.Future[Any] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 

@@ -86,7 +86,7 @@ class ContainerRequest:
 
     @property
     def fits_all(self) -> bool:
-        """Whether a container of a pool will do, which was made before its function was known."""
+        """True if a container of a pool will do, which was made before its function was known."""
         return not (self.network or self.gpus)
 
     @property

@@ -35,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     stage: int
     secret: str
     relayed: bool = False
-    """Whether the link goes through the object store, with a higher latency than a connection."""
+    """True if the link goes through the object store, with a higher latency than a connection."""
 
 
 class StageLoaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -145,7 +145,7 @@ class Activations(msgspec.Struct, frozen=True, tag="activations"):
     number: int
     arrays: list[ArrayForm]
     single: bool
-    """Whether the activations are one array instead of a dict."""
+    """True if the activations are one array instead of a dict."""
 
 
 class LayerCallFailed(msgspec.Struct, frozen=True, tag="call_failed"):

@@ -116,7 +116,7 @@ class StageLinks:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether, within the timeout, all links are open or one is lost."""
+        """Waits until all links are open or one is lost; False if the timeout is over first."""
         with self._changed:
             return self._changed.wait_for(lambda: self._standing or bool(self._lost) or self._closed, timeout_s)
 
@@ -257,7 +257,7 @@ class _OutgoingLink:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SILENCE_S * 1000))
         self.link = link
         self.relayed = link.family == socket.AF_UNIX
-        """Whether the other end is the node, which relays frames through the object store."""
+        """True if the other end is the node, which relays frames through the object store."""
         self._ping_every_s = PING_EVERY_S * (RELAYED_FACTOR if self.relayed else 1)
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()
@@ -278,7 +278,7 @@ class _OutgoingLink:
 
 
 def _is_plain(link: socket.socket) -> bool:
-    """Whether a link needs no encryption: it stays on this machine. One that is closed already is in no danger."""
+    """True if a link needs no encryption: it stays on this machine. One that is closed already is in no danger."""
     try:
         return stays_here(link)
     except OSError:

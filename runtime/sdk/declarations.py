@@ -128,7 +128,7 @@ def function(target: Any = None, /, **settings: Any) -> Any:
         probe: Path that must answer 2xx before a new version receives calls, for example `"/healthz"`.
         schedule: Cron expression of five fields at which the live version is invoked.
         timezone: Time zone of the schedule, for example `"Europe/Berlin"`. Default: UTC.
-        keep_requests: Whether requests of synchronous calls are stored for a day, for `fs replay`.
+        keep_requests: True to store requests of synchronous calls for a day, for `fs replay`.
         keep: `"host"`: one copy of the weights is kept in the memory of some node, also while no worker uses them.
         gpu: Devices of each worker: `1`, `"H100"`, `"H100:2"`, or a share of one by memory, `"24GiB"`.
         project: Project of the function. Default: that of the key, or `default`.

@@ -164,7 +164,7 @@ def docker_run(engine: DockerEngine) -> float:
 
 
 def paused(engine: DockerEngine, system: System) -> bool:
-    """Whether a container of this system's node waits, paused."""
+    """True if a container of this system's node waits, paused."""
     label = f"label=fleetstart.node={system.home}/node/container"
     return bool(engine.docker("ps", "--quiet", "--filter", "status=paused", "--filter", label))
 

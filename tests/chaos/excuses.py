@@ -30,7 +30,7 @@ class Excuses:
         self._faults = faults
 
     def claim_may_lapse(self, from_s: float, to_s: float) -> bool:
-        """Whether a gateway was killed, or silent for so long that it counted as dead, between two runs."""
+        """True if a gateway was killed, or silent for so long that it counted as dead, between two runs."""
         return any(
             _silences(fault) and fault.at_s <= to_s and fault.healed_s + AFTER_S >= from_s for fault in self._faults
         )
@@ -44,7 +44,7 @@ class Excuses:
         )
 
     def opening_may_be_lost(self, gateway: str, from_s: float, to_s: float) -> bool:
-        """Whether the gateway was killed during a call of which Redis, that took no writes, could not know."""
+        """True if the gateway was killed during a call of which Redis, that took no writes, could not know."""
         killed = any(
             fault.kind == "kill" and gateway in fault.targets and from_s <= fault.at_s <= to_s + AFTER_S
             for fault in self._faults

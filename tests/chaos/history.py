@@ -53,7 +53,7 @@ class Answered(Event, frozen=True, tag="answered"):
     version: int = 0
     replayed: bool = False
     retaken: bool = False
-    """Whether the answer says that an earlier run of its key may have had effects."""
+    """True if the answer says that an earlier run of its key may have had effects."""
     cost: str = ""
     code: str = ""
     """Of the error."""
@@ -68,7 +68,7 @@ class Streamed(Event, frozen=True, tag="streamed"):
     expected: list[str]
     got: list[str]
     whole: bool
-    """Whether it ended as a stream that is complete ends."""
+    """True if it ended as a stream that is complete ends."""
     error: str = ""
 
 
@@ -112,7 +112,7 @@ class Settled(Event, frozen=True, tag="settled"):
     code: str = ""
     """Of the error that it ended with."""
     dead_letter: bool = False
-    """Whether its runs were lost so often that an operator is to decide."""
+    """True if its runs were lost so often that an operator is to decide."""
 
 
 class Fault(Event, frozen=True, tag="fault"):

@@ -42,7 +42,7 @@ class Peer:
             client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(answer) + answer)
 
     def is_left(self, index: int = 0) -> bool:
-        """Whether the other side of a connection that is held has closed it."""
+        """True if the other side of a connection that is held has closed it."""
         wait_until(lambda: len(self.held) > index, what="a connection that is held")
         self.held[index].settimeout(20)
         try:

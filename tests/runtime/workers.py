@@ -66,7 +66,7 @@ def receive(channel: Channel[Any]) -> Any:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
+    """True if it runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

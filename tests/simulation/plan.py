@@ -41,7 +41,7 @@ class FunctionPlan:
     keep_alive_s: float
     retries: int
     keeps: bool = False
-    """Whether it has weights, of which a copy is kept in memory."""
+    """True if it has weights, of which a copy is kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,11 @@ class Process:
         self.name = name
         self.alive = True
         self.stopped = False
-        """Whether it is stopped, as by SIGSTOP: its clocks go on, and its callbacks wait."""
+        """True if it is stopped, as by SIGSTOP: its clocks go on, and its callbacks wait."""
         self.ready: deque[Any] = deque()
         """Handles of the loop."""
         self.listed = False
-        """Whether the loop has it among the processes that can run."""
+        """True if the loop has it among the processes that can run."""
         self.tasks: list[Task[Any]] = []
         self.clock_error_ns = 0
         """What its clock of the day is wrong by. Steps change it; its monotonic clock never steps."""

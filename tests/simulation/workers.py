@@ -49,7 +49,7 @@ class Life:
     ready_ns: int = 0
     ended_ns: int = 0
     killed: bool = False
-    """Whether its node was killed, and its last rows with it."""
+    """True if its node was killed, and its last rows with it."""
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ class World:
         self.trace: list[str] | None = [] if traced else None
         self.errors: list[str] = []
         self.faulty = False
-        """Whether faults happen now."""
+        """True if faults happen now."""
         self.processes: list[Process] = []
         self.server = Server(self.process("redis"), self.note)
         self.store = Objects(self)
@@ -59,7 +59,7 @@ class World:
         self.nodes: dict[str, SimulatedNode | None] = {}
         self.starts = 0
         self.redis_lost = False
-        """Whether Redis has lost what it had taken."""
+        """True if Redis has lost what it had taken."""
         self.settled_s = 0.0
         """How long it took after the faults until all was as it must be."""
         self.waiting: dict[asyncio.Future[Any], tuple[Process, Process]] = {}

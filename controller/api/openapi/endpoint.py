@@ -32,9 +32,9 @@ class Endpoint:
     kind: Kind = field(default="", kw_only=True)
     """Kind of the object that the path names."""
     unlimited: bool = field(default=False, kw_only=True)
-    """Whether a key for one project or for some functions is rejected."""
+    """True if a key for one project or for some functions is rejected."""
     before_sync: bool = field(default=False, kw_only=True)
-    """Whether it is served before Redis was read for the first time, without keys."""
+    """True if it is served before Redis was read for the first time, without keys."""
     query: Mapping[str, str | int | type[int]] = field(default_factory=dict, kw_only=True)
     """Query parameters with their defaults, which give their types; `int` itself: no fixed default."""
     headers: tuple[str, ...] = field(default=(), kw_only=True)
@@ -46,7 +46,7 @@ class Endpoint:
     status: int = field(default=200, kw_only=True)
     media: str = field(default=JSON, kw_only=True)
     documented: bool = field(default=True, kw_only=True)
-    """Whether the OpenAPI document has it."""
+    """True if the OpenAPI document has it."""
 
     def route(self, api: object) -> BaseRoute:
         """The starlette route, its handler bound to `api`. A WebSocket's `api` is an ASGI app itself."""

@@ -22,7 +22,7 @@ class ResponseRecorder:
         self._on_end = on_end
         self.status = 0
         self.ran = False
-        """Whether a worker got the call."""
+        """True if a worker got the call."""
         self.whole = False
         self.too_large = False
         self.headers: RawHeaders = []

@@ -79,7 +79,7 @@ class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     body: bytes | None = None
     """Body of a small response; a larger one is in the object store."""
     retaken: bool = False
-    """Whether it was taken from a gateway that was silent: that one may have run the call, or some of it."""
+    """True if it was taken from a gateway that was silent: that one may have run the call, or some of it."""
 
 
 class Standing(NamedTuple):
@@ -89,7 +89,7 @@ class Standing(NamedTuple):
     raw: bytes
     left_ms: int
     refused: bool
-    """Whether Redis was asked to take a write, and refused it: then it refuses renewals, too."""
+    """True if Redis was asked to take a write, and refused it: then it refuses renewals, too."""
 
 
 class CallPlace(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ class NameLookups:
             raise TimeoutError(f"{host} was not looked up within {LOOKUP_S:g} s") from error
 
     async def is_own(self, address: Address) -> bool:
-        """Whether the platform is at this address: one of this machine's, or of the name that it is reached by."""
+        """True if the platform is at this address: one of this machine's, or of the name that it is reached by."""
         if time.monotonic() >= self._fresh_until_s:
             found = set(_interfaces())
             for host in self._hosts:

@@ -98,7 +98,7 @@ class LogFilter:
 
 
 def belongs_to(line: LogLine, trace: InvocationTrace) -> bool:
-    """Whether a line belongs to an invocation: it names it, or its worker printed it while the invocation ran."""
+    """True if a line belongs to an invocation: it names it, or its worker printed it while the invocation ran."""
     if line.invocation:
         return line.invocation == trace.row.id
     ran = [phase for phase in trace.timeline.phases if phase.name in ("execute", "respond")]

@@ -23,7 +23,7 @@ class PairRate(NamedTuple):
 
     bytes_per_s: float
     reader_limits: bool
-    """Whether the reader's own link may have been the limit."""
+    """True if the reader's own link may have been the limit."""
 
 
 def pair_rates(bytes_per_s: Mapping[str, float]) -> dict[NodeId, PairRate]:

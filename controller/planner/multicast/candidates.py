@@ -52,7 +52,7 @@ class Situation:
 
     @property
     def receive_faster(self) -> bool:
-        """Whether some receiver takes in more than some source sends, and so gains by reading from several at once."""
+        """True if some receiver takes in more than some source sends, and so gains by reading from several at once."""
         return max(self.links.down[one] for one in self.receivers) > min(self.links.up[one] for one in self.sources)
 
     @property

@@ -36,7 +36,7 @@ class Links:
     """Each node's leaf switch; empty: all are in one."""
     leaf_rates: dict[str, float] = field(default_factory=dict)
     at_once: bool = False
-    """Whether holders send to all who ask, and not one block at a time."""
+    """True if holders send to all who ask, and not one block at a time."""
     ahead: int = 0
     """Blocks that a receiver asks for while one arrives."""
 

@@ -29,11 +29,11 @@ class MulticastNode:
     held: Ranges = ()
     """The chunks that it has in memory."""
     receives: bool = True
-    """Whether it is to have all chunks; if not, it only sends what it holds."""
+    """True if it is to have all chunks; if not, it only sends what it holds."""
     sends: bool = True
-    """Whether others may be told to read from it: not one that lags, or that has no peer server."""
+    """True if others may be told to read from it: not one that lags, or that has no peer server."""
     busy_sending: bool = False
-    """Whether serving uses the outgoing direction of its link: it is a source only where there is no other."""
+    """True if serving uses the outgoing direction of its link: it is a source only where there is no other."""
     leaf: str = ""
     """The switch that it is connected to; nodes of one leaf reach each other at the full speed of their links."""
 
@@ -55,10 +55,10 @@ class MulticastRequest:
     store_bytes_per_s: float = 0.0
     """What the object store gives to all nodes together; 0: nothing may come from there."""
     striped: bool = True
-    """Whether each receiver may read different parts from several at once: it then has no part before the others, with
+    """True if each receiver may read different parts from several at once: it then has no part before the others, with
     which it could serve early."""
     at_once: bool = True
-    """Whether holders send at once to all who ask, and not one block at a time."""
+    """True if holders send at once to all who ask, and not one block at a time."""
     leaf_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     """Bandwidth of each leaf switch to the others, each way; a leaf that is not named has no limit."""
 

@@ -106,7 +106,7 @@ class StartSample(NamedTuple):
 
     took_s: float
     shared: bool
-    """Whether other starts shared one of its links."""
+    """True if other starts shared one of its links."""
 
     def with_stage(self, took_s: float, sharers: int) -> StartSample:
         return StartSample(max(self.took_s, took_s), self.shared or sharers > 1)

@@ -20,11 +20,11 @@ class ServerFacts:
     limit_bytes: int
     """`maxmemory`; without one, half of the machine's memory."""
     limited: bool
-    """Whether there is a `maxmemory`."""
+    """True if there is a `maxmemory`."""
     policy: str
     evicted_keys: int
     log: bool
-    """Whether there is an append-only file."""
+    """True if there is an append-only file."""
     cluster: bool
     clients: int
     clients_max: int

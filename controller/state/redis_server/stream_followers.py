@@ -45,7 +45,7 @@ class _Follower:
         self.last = last
         self.held: deque[Entry] = deque()
         self.behind = True
-        """Whether there may be entries after `last` that are not in `held`."""
+        """True if there may be entries after `last` that are not in `held`."""
         self.failure: BaseException | None = None
         self.woken = asyncio.Event()
 

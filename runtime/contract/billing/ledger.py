@@ -171,7 +171,7 @@ class TraceContext(msgspec.Struct, frozen=True):
     parent_id: str = ""
     """The caller's span; empty if the trace begins here."""
     sampled: bool = False
-    """Whether its spans are recorded; decided where the trace began."""
+    """True if its spans are recorded; decided where the trace began."""
     state: str = ""
     """The `tracestate` of other systems, passed on unchanged."""
 

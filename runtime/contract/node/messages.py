@@ -77,7 +77,7 @@ class ForkFailed(msgspec.Struct, frozen=True, tag="fork_failed"):
     reason: str
     hint: str = ""
     refused: bool = False
-    """Whether its function asks for what this node has not, so that trying again is of no use."""
+    """True if its function asks for what this node has not, so that trying again is of no use."""
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
@@ -162,7 +162,7 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     link_identity: Identity | None = None
     """The pipeline's own, for a stage's links that leave the machine."""
     shell: bool = False
-    """Whether the worker serves a shell instead of the function."""
+    """True if the worker serves a shell instead of the function."""
     user: int = 0
     """User id that the worker takes; 0: it keeps the daemon's."""
     binding: DeviceBinding | None = None

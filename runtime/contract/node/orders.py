@@ -61,7 +61,7 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     relayed: tuple[int, ...] = ()
     """Stages whose nodes cannot reach this one: what they send comes through the object store."""
     grow: bool = False
-    """Whether the stage is to become a whole worker."""
+    """True if the stage is to become a whole worker."""
     sealed: Sealed | None = None
     """The secrets that its function declares, which only its node can decrypt."""
     mounts: Mounts | None = None
@@ -74,7 +74,7 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceShare, ...] = ()
     """Devices of its node that it computes on, and how much memory of each is its own; none: the host."""
     shell: bool = False
-    """Whether it is a shell worker, which serves a terminal (`node.shell`) and no calls. The controller that serves the
+    """True if it is a shell worker, which serves a terminal (`node.shell`) and no calls. The controller that serves the
     session writes and takes back its order; schedulers leave it alone."""
 
     def changed(self, now_unix_ns: int, **fields: Any) -> WorkerOrder:
@@ -117,7 +117,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """standby if it was woken; cold if weights had to be fetched for it, warm if they lay in host memory already (or
     none are needed)."""
     pooled: bool = False
-    """Whether its process came from the prefork pool."""
+    """True if its process came from the prefork pool."""
     isolation: str = ""
     """Namespaces that the worker has, for example "mnt,pid,ipc,uts,net"; empty for a plain process."""
     endpoint: str = ""
@@ -127,7 +127,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     link: str = ""
     """host:port where the other stages of its pipeline reach it."""
     whole: bool = True
-    """Whether it needs no other worker; true of a consolidated stage."""
+    """True if it needs no other worker; true of a consolidated stage."""
     switch: ModeSwitch | None = None
     """How it took running requests over when it became a whole worker."""
     relayed: tuple[int, ...] = ()
@@ -149,11 +149,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     """Order among the statuses of its daemon; 0 if it is of an earlier release."""
     shell: bool = False
-    """Whether it is a shell, as its order says."""
+    """True if it is a shell, as its order says."""
     served: bool = False
-    """Whether it was ever ready: its end is no failed start, also for a scheduler that was away meanwhile."""
+    """True if it was ever ready: its end is no failed start, also for a scheduler that was away meanwhile."""
     drained: bool = False
-    """Whether it ended in order, after it had finished every call that it had begun."""
+    """True if it ended in order, after it had finished every call that it had begun."""
     entered: EnteredCalls | None = None
     """The calls that it had entered, if it ended otherwise and its node knows."""
 

@@ -32,7 +32,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     or no devices."""
 
     def is_possible(self, elapsed_s: float) -> bool:
-        """Whether a worker that was ordered that long ago can have measured this: user code may have written it."""
+        """True if a worker that was ordered that long ago can have measured this: user code may have written it."""
         times = (self.call_s, self.prefill_s, self.decode_s or 0.0)
         return all(0.0 <= time_s <= elapsed_s for time_s in times)
 
@@ -77,7 +77,7 @@ class ModeSwitch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def possible(self) -> bool:
-        """Whether a worker can have measured this: user code may have written it."""
+        """True if a worker can have measured this: user code may have written it."""
         figures = (self.copied_tokens, self.recomputed_tokens, self.copy_s, self.recompute_s, self.took_s)
         return all(figure >= 0 and math.isfinite(figure) for figure in figures)
 

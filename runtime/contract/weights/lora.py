@@ -78,7 +78,7 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Ends of modules' names, or a regular expression of whole ones."""
     use_rslora: bool | None = False
     fan_in_fan_out: bool | None = False
-    """Whether the base stores its matrices as [in, out], as GPT-2 does."""
+    """True if the base stores its matrices as [in, out], as GPT-2 does."""
     modules_to_save: list[str] | None = None
     """Ends of names of modules that the adapter has whole, and may have alone."""
     rank_pattern: dict[str, int] | None = None

@@ -53,7 +53,7 @@ class Request:
     """Monotonic; past it the request ends with DeadlineExceeded."""
     resume: ResumeState | None = None
     embeds: bool = False
-    """Whether the hidden state of the last prompt token is wanted, instead of text; with `max_new_tokens=0`."""
+    """True if the hidden state of the last prompt token is wanted, instead of text; with `max_new_tokens=0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,9 +39,9 @@ class Sequence:
     admission: int = 0
     """How often its blocks were taken from it: what it has in a block is of the present admission alone."""
     held: bool = False
-    """Whether it is computed but not sampled, because more of its tokens come from another worker."""
+    """True if it is computed but not sampled, because more of its tokens come from another worker."""
     embeds: bool = False
-    """Whether the hidden state of its last token is wanted, and no next token."""
+    """True if the hidden state of its last token is wanted, and no next token."""
 
     keys: list[BlockKey] = field(default_factory=list)
     """Keys of its first full blocks, as far as they were asked for."""

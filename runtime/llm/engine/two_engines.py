@@ -48,7 +48,7 @@ class _Running:
     request: Request
     tokens: list[int] = field(default_factory=list)
     stays: bool = False
-    """Whether the second engine has refused it."""
+    """True if the second engine has refused it."""
 
 
 class TwoEngines:

@@ -45,7 +45,7 @@ class AnswerWriter(ABC):
 
     prefix: str
     repeats_logprobs = False
-    """Whether later events repeat the log probabilities of earlier ones, so that a resume needs them."""
+    """True if later events repeat the log probabilities of earlier ones, so that a resume needs them."""
 
     def __init__(self, model: str, *, texts: TokenTexts | None = None, with_usage: bool = False) -> None:
         """`texts` is set if the call wants log probabilities; `with_usage`: the stream ends with token counts."""

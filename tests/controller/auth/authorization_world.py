@@ -44,7 +44,7 @@ class Key:
         return bool(self.project or self.functions)
 
     def sees(self, tenant: str) -> bool:
-        """Whether something of that tenant may be shown to it."""
+        """True if something of that tenant may be shown to it."""
         return bool(self.rights) and (not self.limited or tenant == "alpha")
 
 

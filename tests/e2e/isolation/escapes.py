@@ -227,7 +227,7 @@ def defused(system: System, name: str, bomb: str) -> str:
 
 
 def heard_outside(system: System, name: str) -> bool:
-    """Whether a port on which a function listens is open on the machine."""
+    """True if a port on which a function listens is open on the machine."""
     port = free_port()
     system.ok(name, {"listen": port})
     try:

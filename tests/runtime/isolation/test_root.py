@@ -18,7 +18,7 @@ TARGETS = st.one_of(NAMES, st.sampled_from(["a", "b/c", "../c", "."]))
 
 
 def is_ring(path: str, links: dict[str, str]) -> bool:
-    """Whether more links were met than there are: one of them twice."""
+    """True if more links were met than there are: one of them twice."""
     met: list[str] = []
 
     def readlink(link: str) -> str | None:

@@ -26,7 +26,7 @@ class ToolFormat:
     """A call is an object with a name and arguments, or a name before its arguments (`named_call`), or tags around
     parameters (`parameter_call`)."""
     call_ids: bool = False
-    """Whether a named call has an id before its arguments."""
+    """True if a named call has an id before its arguments."""
     arguments: str = "arguments"
     """Key of the arguments."""
     opens: str = ""
@@ -35,13 +35,13 @@ class ToolFormat:
     closes: str = ""
     """Text between the last object and `end`."""
     one_per_block: bool = False
-    """Whether each call has its own `begin` and `end`."""
+    """True if each call has its own `begin` and `end`."""
     bare: bool = False
-    """Whether a call may begin without `begin`, as the answer's first character."""
+    """True if a call may begin without `begin`, as the answer's first character."""
     short_ids: bool = False
-    """Whether the template takes only ids of nine letters and digits."""
+    """True if the template takes only ids of nine letters and digits."""
     own_prompt: bool = False
-    """Whether the template renders no tools, so that a system message declares them."""
+    """True if the template renders no tools, so that a system message declares them."""
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -86,9 +86,9 @@ class ToolUse(msgspec.Struct, frozen=True):
 
     tools: Sequence[FunctionTool]
     forced: bool = False
-    """Whether the answer consists of calls."""
+    """True if the answer consists of calls."""
     parallel: bool = True
-    """Whether several calls may be made."""
+    """True if several calls may be made."""
 
     @property
     def constrained(self) -> bool:

@@ -273,7 +273,7 @@ def test_a_free_answer_has_only_calls_of_strict_functions(form: ToolFormat, para
     constraint = compiler.compile(free_grammar(use, form, mark_tokens(form, vocabulary)))
 
     def allowed(text: str) -> bool:
-        """Whether the answer may be this text, and end there."""
+        """True if the answer may be this text, and end there."""
         try:
             state = constraint.matcher(vocabulary.encode(text, add_special_tokens=False))
         except InvalidInput:
