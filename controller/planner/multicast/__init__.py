@@ -8,20 +8,17 @@ each node has by then (`changed_request`). Sources: λScale sections 4.2 and 4.3
 
 from .block_count import BlockCost, elbow, fit_cost, multicast_s
 from .plan import (
-    DeviceShard,
     MulticastCandidate,
     MulticastPlan,
     PipelinePlan,
     PipelineStage,
     ReceiverPlan,
-    ShardedPlan,
 )
 from .request import MulticastNode, MulticastRequest, changed_request
-from .selection import plan_multicast, plan_sharded
+from .selection import plan_multicast
 
 __all__ = [
     "BlockCost",
-    "DeviceShard",
     "MulticastCandidate",
     "MulticastNode",
     "MulticastPlan",
@@ -29,11 +26,9 @@ __all__ = [
     "PipelinePlan",
     "PipelineStage",
     "ReceiverPlan",
-    "ShardedPlan",
     "changed_request",
     "elbow",
     "fit_cost",
     "multicast_s",
     "plan_multicast",
-    "plan_sharded",
 ]

@@ -82,22 +82,3 @@ class MulticastPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Sources that are not used, because serving uses the outgoing direction of their links."""
     unreachable: Ranges = ()
     """Chunks that no node holds, where there is no store to read them from; nobody receives them."""
-
-
-class DeviceShard(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's part of a sharded transfer: the chunks that travel between the devices of this number."""
-
-    device: int
-    first: int
-    end: int
-    plan: MulticastPlan
-
-
-class ShardedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer between nodes with several devices, each with a link of its own: a part of the model by each, and then
-    an exchange inside each node (BlitzScale, figure 14)."""
-
-    shards: tuple[DeviceShard, ...]
-    gather_s: float
-    """Of the exchange inside a node."""
-    seconds: float

@@ -17,13 +17,11 @@ from .block_count import BlockCost, elbow
 from .candidates import MulticastWay, Situation, candidates, situation
 from .execution_pipelines import execution_pipelines
 from .plan import (
-    DeviceShard,
     MulticastCandidate,
     MulticastPlan,
     PipelinePlan,
     PipelineStage,
     ReceiverPlan,
-    ShardedPlan,
 )
 from .request import MulticastRequest, missing_ranges
 from .schedule import STORE, Transfer
@@ -47,41 +45,11 @@ def plan_multicast(request: MulticastRequest) -> MulticastPlan:
     return _plan(found, chosen, considered, unreachable)
 
 
-def plan_sharded(request: MulticastRequest, devices: int, gather_bytes_per_s: float) -> ShardedPlan:
-    """A transfer in as many parts as nodes have devices, each device with an equal part of the node's link; then every
-    node exchanges the parts inside, at the given rate."""
-    chunks = request.chunks
-    parts = [(number * chunks // devices, (number + 1) * chunks // devices) for number in range(devices)]
-    shards = tuple(
-        DeviceShard(device=device, first=first, end=end, plan=plan_multicast(_part(request, first, end, devices)))
-        for device, (first, end) in enumerate(parts)
-        if end > first
-    )
-    gather_s = request.size_bytes * (1 - 1 / devices) / gather_bytes_per_s if devices > 1 else 0.0
-    slowest_s = max([shard.plan.seconds for shard in shards], default=0.0)
-    return ShardedPlan(shards=shards, gather_s=gather_s, seconds=slowest_s + gather_s)
-
-
 def _block_count(request: MulticastRequest) -> int:
     """At the elbow, for the links' median rate."""
     rates = sorted(min(node.up_bytes_per_s, node.down_bytes_per_s) for node in request.nodes)
     cost = BlockCost(rates[len(rates) // 2] if rates else 1.0, request.block_overhead_s)
     return elbow(request.size_bytes, cost, max(2, len(request.nodes)), request.chunks)
-
-
-def _part(request: MulticastRequest, first: int, end: int, devices: int) -> MulticastRequest:
-    """One device's part of a request, with chunks numbered from the part's first."""
-    nodes = tuple(
-        replace(
-            node,
-            up_bytes_per_s=node.up_bytes_per_s / devices,
-            down_bytes_per_s=node.down_bytes_per_s / devices,
-            held=tuple((max(0, a - first), min(end, b) - first) for a, b in node.held if a < end and b > first),
-        )
-        for node in request.nodes
-    )
-    size_bytes = round(request.size_bytes * (end - first) / request.chunks)
-    return replace(request, nodes=nodes, size_bytes=size_bytes, chunks=end - first)
 
 
 def _without(found: Situation, blocks: int) -> Situation:

@@ -15,7 +15,6 @@ from fleetstart.controller.planner.multicast import (
     MulticastRequest,
     changed_request,
     plan_multicast,
-    plan_sharded,
 )
 from fleetstart.controller.planner.multicast.request import Ranges, block_ranges, held_blocks, missing_ranges
 from fleetstart.runtime.contract.ids import NodeId
@@ -235,15 +234,6 @@ def test_where_all_have_everything_nothing_is_sent() -> None:
     plan = plan_multicast(request(nodes(3, 3)))
     assert (plan.name, plan.receivers, plan.reason) == ("", (), "every node has all chunks")
     assert plan_multicast(request(nodes(3, 0))).reason == "no node lacks chunks that another one holds"
-
-
-def test_devices_with_links_of_their_own_send_a_part_each() -> None:
-    whole = plan_multicast(request(nodes(4), blocks=8))
-    sharded = plan_sharded(request(nodes(4), blocks=8), devices=4, gather_bytes_per_s=1e12)
-    assert [(shard.first, shard.end) for shard in sharded.shards] == [(0, 16), (16, 32), (32, 48), (48, 64)]
-    assert sharded.seconds == pytest.approx(whole.seconds, rel=0.01)
-    for shard in sharded.shards:
-        assert all(sorted(chunks) == list(range(16)) for chunks in received(shard.plan).values())
 
 
 @given(

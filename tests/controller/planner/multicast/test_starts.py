@@ -80,6 +80,7 @@ def test_workers_without_layers_are_compared_as_many_with_as_many() -> None:
     assert names(roomy) == ["has"], "a worker that fetches nothing comes first"
 
 
+@settings(deadline=None)
 @given(clusters(least=2), st.integers(2, 6))
 def test_starts_one_by_one_are_as_many_as_are_asked_for_and_change_no_cluster(cluster: Cluster, count: int) -> None:
     wanted = burst(count)
@@ -124,6 +125,7 @@ def test_a_copy_that_others_read_already_is_left_out_where_another_is_free() -> 
     assert "has1" in {share.node for stage in alone.stages for share in stage.peers}
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("ab"), min_size=4, max_size=4))
 def test_new_nodes_read_from_the_copy_behind_their_own_switch(leaves: list[str]) -> None:
     nodes = [replace(one, leaf=leaf) for one, leaf in zip(new(4), leaves, strict=True)]
