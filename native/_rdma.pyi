@@ -39,9 +39,6 @@ class RdmaMemory:
         OSError; ValueError unless the region is its owner's, and for a range that is registered already; IndexError
         if it is outside, or in two slabs.
         """
-    def add_dmabuf(self, offset: int, fd: int, fd_offset: int, size_bytes: int) -> None:
-        """Registers memory of a GPU that its driver exports as a dma-buf, as that range of the region. No checksum is
-        made of what is read into it. OSError, also where libibverbs is older than rdma-core 34."""
 
 class RdmaReader:
     """Reads ranges of a region from its holder by RDMA READ, into the same ranges of memory that is registered here.

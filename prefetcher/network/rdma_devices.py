@@ -1,5 +1,6 @@
 """RDMA devices of this node: what the kernel shows in /sys/class/infiniband, with pyverbs where it is installed.
 
+Sysfs has all that discovery needs: state, link layer, rate. The GID comes from libibverbs when a device is opened.
 A device is usable if its port is up and the native module for it is built and loads, which takes libibverbs.so.1. As a
 program it prints a line for each device, for `fs doctor`: name, state, link, rate, firmware and problem, between tabs.
 """

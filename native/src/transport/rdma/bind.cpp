@@ -51,9 +51,7 @@ void bind_memory(py::module_& module) {
   py::class_<Memory, std::shared_ptr<Memory>>(module, "RdmaMemory")
       .def(py::init<std::shared_ptr<Device>>(), py::arg("device"))
       .def("add", &Memory::add, py::arg("region"), py::arg("offset"), py::arg("size_bytes"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("add_dmabuf", &Memory::add_dmabuf, py::arg("offset"), py::arg("fd"), py::arg("fd_offset"),
-           py::arg("size_bytes"), py::call_guard<py::gil_scoped_release>());
+           py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_reader(py::module_& module) {

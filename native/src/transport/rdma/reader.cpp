@@ -235,7 +235,7 @@ void Reader::finish_arrived() {
       size_bytes = requests_.at(number).size_bytes;
     }
     const Part& part = memory_->part_of(offset, size_bytes);
-    const std::uint64_t checksum = part.host == nullptr ? 0 : xxh3(part.host + (offset - part.offset), size_bytes);
+    const std::uint64_t checksum = xxh3(part.host + (offset - part.offset), size_bytes);
     const std::lock_guard lock(mutex_);
     finish(number, ReadStatus::kOk, checksum);
   }

@@ -1,6 +1,5 @@
 #include "verbs.hpp"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 
@@ -154,21 +153,6 @@ void Memory::add(const Region& region, std::uint64_t offset, std::uint64_t size_
   auto registered = register_host(mapping, offset, data, size_bytes);
   if (mappings_.empty() || mappings_.back() != region.mapping()) mappings_.push_back(region.mapping());
   parts_.push_back(Part{offset, size_bytes, reinterpret_cast<std::uint64_t>(data), registered->region(), data});
-  registrations_.push_back(std::move(registered));
-}
-
-void Memory::add_dmabuf(std::uint64_t offset, int fd, std::uint64_t fd_offset, std::uint64_t size_bytes) {
-  check(offset, size_bytes);
-  // Newer than the oldest library that this module runs with.
-  using Register = ibv_mr* (*)(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int);
-  const auto register_dmabuf = reinterpret_cast<Register>(dlsym(RTLD_DEFAULT, "ibv_reg_dmabuf_mr"));
-  if (register_dmabuf == nullptr) fail(ENOSYS, "this libibverbs registers no dma-buf (rdma-core 34 does)");
-  // The device's address of the first byte is its offset in the region.
-  MemoryRegion region(check_made(register_dmabuf(domain_.get(), fd_offset, size_bytes, offset, fd, access()),
-                                 "dma-buf of " + range_text(offset, size_bytes) + " cannot be registered with " +
-                                     device_->name()));
-  auto registered = std::make_shared<Registration>(device_, domain_, std::move(region));
-  parts_.push_back(Part{offset, size_bytes, offset, registered->region(), nullptr});
   registrations_.push_back(std::move(registered));
 }
 

@@ -95,7 +95,7 @@ struct Part {
   std::uint64_t offset, size_bytes;  // in the region
   std::uint64_t address;             // what work requests name
   ibv_mr* registered;
-  const std::byte* host;  // where the processor sees it; none in a GPU
+  const std::byte* host;  // where the processor sees it
 };
 
 // The memory of a region, registered in parts: the slabs that this node has of it.
@@ -105,8 +105,6 @@ class Memory {
   // A range of the region that lies in one slab; keeps the region. Its pages come now, and stay until this is gone.
   // OsError, std::invalid_argument unless the region is its owner's: others' mappings cannot be registered.
   void add(const Region& region, std::uint64_t offset, std::uint64_t size_bytes);
-  // Memory of another device that its driver exports as a dma-buf. OsError(ENOSYS) where libibverbs is too old.
-  void add_dmabuf(std::uint64_t offset, int fd, std::uint64_t fd_offset, std::uint64_t size_bytes);
 
   const std::vector<Part>& parts() const { return parts_; }
   // The part in which the range lies, in one piece. std::out_of_range if none has it.
