@@ -103,6 +103,11 @@ class IdempotentCall:
         except BaseException:
             await self._free(digest, raw)
             raise
+        if place is not None and place.invocation != claim.invocation:
+            # The claim of a call that runs has ended, as with a step of Redis' clock: that call gives up if it reads
+            # another id than its own.
+            claim = msgspec.structs.replace(claim, invocation=place.invocation)
+            raw = await self._rename(digest, raw, claim)
         try:
             await self._first(scope, body, send, digest, claim, raw, place, last)
         except NotAttached as failed:
@@ -225,8 +230,6 @@ class IdempotentCall:
         Errors: NotAttached, KeyLost.
         """
         recorder: ResponseRecorder
-        if place is not None:
-            claim = msgspec.structs.replace(claim, invocation=place.invocation)
 
         async def on_end() -> None:
             await end_tasks([keeper])  # before the key is free: a renewal under way would make the claim again

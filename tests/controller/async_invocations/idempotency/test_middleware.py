@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.controller.async_invocations.idempotency.silence import KEPT_WATCHED_S, RUNNING_MS
+from fleetstart.controller.async_invocations.idempotency.silence import KEPT_WATCHED_S, RENEW_S, RUNNING_MS
 from fleetstart.controller.async_invocations.idempotency.store import KeyClaim
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.async_invocations.conftest import ASYNC, Client
@@ -181,6 +181,39 @@ def test_a_redis_that_refuses_writes_gives_no_call_of_a_living_gateway_to_anothe
         assert {answer.headers["fs-billed-ms"] for answer in answers} == {str(row["billed_ms"])}
     finally:
         other.close()
+
+
+def test_a_claim_that_ends_under_a_call_that_runs_gives_its_answer_to_two_and_one_row(
+    controller: ControllerProcess, node: HandNode, redis_server: RedisServer
+) -> None:
+    """A step of Redis' clock ends claims: a call that waited has the key then, and goes on with the one that runs."""
+    controller.deploy("hello", concurrency=4)
+    with ThreadPoolExecutor(2) as pool, redis_server.client() as client:
+        first = pool.submit(call, controller, "hello/hold", "k1")
+        app = wait_until(lambda: next((app for app in node.apps.values() if app.running), None))
+        assert app is not None
+        (name,) = client.scan_iter(keys.idempotency("?" * 64), count=1000)
+        had = msgspec.json.decode(client.get(name), type=KeyClaim)
+        waits = pool.submit(call, controller, "hello/hold", "k1")
+
+        def taken() -> KeyClaim | None:
+            raw = client.get(name)
+            claim = msgspec.json.decode(raw, type=KeyClaim) if raw is not None else had
+            if claim.owner != had.owner:
+                return claim
+            client.delete(name)
+            return None
+
+        wait_until(taken, what="a claim of the call that waited")
+        time.sleep(RENEW_S + 0.5)  # the first call looks at its claim
+        app.release.set()
+        answers = [first.result(20), waits.result(20)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].content == answers[1].content
+    assert runs(node) == 1
+    assert app.cancelled == []
+    (row,) = wait_until(lambda: controller.rows("hello"))
+    assert row["status"] == 200
 
 
 def test_failures_and_refusals_are_not_kept(controller: ControllerProcess, node: HandNode) -> None:
