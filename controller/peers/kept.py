@@ -75,7 +75,7 @@ def copy_node(
         status = statuses.get(order.worker)
         if status is not None and status.state in FINAL:
             continue
-        used.update(one for one in (order.spec.weights, order.spec.adapter) if one is not None)
+        used.update(order.spec.checkpoints)
         promised_bytes += order.spec.memory_bytes if status is None else 0
     used_bytes = sum(sizes.get(checkpoint, 0) for checkpoint in used)
     workers_bytes = max(0, report.memory_used_bytes - present_bytes)

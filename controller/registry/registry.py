@@ -25,6 +25,7 @@ from fleetstart.runtime.contract.object_keys import bundle_key
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.lora import CONFIG, CONFIG_MAX_BYTES, is_adapter, read_adapter, require_fit
+from fleetstart.runtime.contract.weights.manifest import Manifest
 from fleetstart.runtime.contract.weights.stage import LayerLayout, layout_of
 
 from ..state import traffic
@@ -261,17 +262,29 @@ class Registry:
                 f"function {spec.name}: its weights have no numbered layers, and it is Layered",
                 hint='name them, and deploy again: @function(weights=..., layers="features.{}")',
             )
-        if spec.adapter is None:
-            return WeightNeeds(base.total_bytes, chunks, layout)
-        adapter = await require_checkpoint(self._store, spec.name, spec.adapter)
+        adapter_bytes = [await self._require_adapter(spec, base, one) for one in spec.checkpoints[1:]]
+        return WeightNeeds(base.total_bytes + sum(adapter_bytes), chunks, layout)
+
+    async def _require_adapter(self, spec: FunctionSpec, base: Manifest, checkpoint: CheckpointId) -> int:
+        """Size of an adapter that fits the base. Errors: InvalidSpec, naming it if the function has several."""
+        adapter = await require_checkpoint(self._store, spec.name, checkpoint)
+        named = next((name for name, one in spec.adapters.items() if one == checkpoint), "")
+        its = f"adapter {named}" if named else "adapter"
         if not is_adapter(adapter):
             raise InvalidSpec(
-                f"function {spec.name}: its adapter has no {CONFIG}: these are weights, not a LoRA adapter",
+                f"function {spec.name}: its {its} has no {CONFIG}: these are weights, not a LoRA adapter",
                 hint="`fs weights push FOLDER` marks a folder in PEFT's format as an adapter",
             )
-        config = await read_file(self._store, spec.adapter, adapter, CONFIG, CONFIG_MAX_BYTES)
-        require_fit(spec.name, base, read_adapter(config, adapter.tensors.items(), patterns=False))
-        return WeightNeeds(base.total_bytes + adapter.total_bytes, chunks, layout)
+        config = await read_file(self._store, checkpoint, adapter, CONFIG, CONFIG_MAX_BYTES)
+        read = read_adapter(config, adapter.tensors.items(), patterns=False)
+        require_fit(spec.name, base, read, named=named)
+        if named and read.whole and spec.llm is not None and spec.llm.engine == "vllm":
+            raise InvalidSpec(
+                f"function {spec.name}: {its} replaces {next(iter(read.whole))}, and vLLM applies LoRA "
+                "factors alone to requests that name an adapter",
+                hint='serve it with engine="native", or alone: adapter="./lora" applies it to all requests',
+            )
+        return adapter.total_bytes
 
     async def _run(
         self,
@@ -356,8 +369,4 @@ def _busy(name: FunctionName) -> Unavailable:
 def stored_of(spec: FunctionSpec) -> list[CheckpointId]:
     """The checkpoints and the layer of a spec: what may be removed from the store while no version needs it."""
     layer = [CheckpointId(spec.layer)] if spec.layer is not None else []
-    return [*checkpoints_of(spec), *layer]
-
-
-def checkpoints_of(spec: FunctionSpec) -> list[CheckpointId]:
-    return [checkpoint for checkpoint in (spec.weights, spec.adapter) if checkpoint is not None]
+    return [*spec.checkpoints, *layer]

@@ -60,7 +60,7 @@ class WorkerResources:
         self.limit_bytes = 0
         """Limit on its process' memory."""
         self.segments: list[Segment] = []
-        """Segments of its weights, then of their adapter."""
+        """Segments of its weights, then of their adapters."""
         self.cold = False
         """True if some of its weights had to be fetched."""
         self._volumes: list[MountedVolume] = []
@@ -102,8 +102,7 @@ class WorkerResources:
         services.segments.budget.reserve(self.limit_bytes, f"a worker of {spec.name}")
         self.reserved_bytes = self.limit_bytes
         services.segments.budget.memory.shrink()
-        wanted = () if order.shell else (spec.weights, spec.adapter)
-        self._checkpoints = [checkpoint for checkpoint in wanted if checkpoint is not None]
+        self._checkpoints = [] if order.shell else spec.checkpoints
         stages = [self._membership.layers, None]
         self.cold = not all(map(services.segments.is_ready, self._checkpoints, stages))
         self._traffic_before = self._traffic()

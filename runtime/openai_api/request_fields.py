@@ -52,7 +52,7 @@ CACHED = "a worker reuses its last prompts' beginnings by itself: see `cached_to
 STORED = "no answers are stored: send the earlier items again"
 SAFETY = "the engine judges no content"
 FIELDS: tuple[RequestField, ...] = (
-    _honoured("model", ALL, "the function's name; may be left out"),
+    _honoured("model", ALL, "the function's name, or one of its adapters'; may be left out"),
     _honoured("messages", (*CHAT, "plain"), "roles and text; parts of other kinds than `text` are refused"),
     _honoured("prompt", (*COMPLETIONS, "plain"), "text; in completions also tokens, or up to 16 of either"),
     _honoured(

@@ -29,6 +29,7 @@ OF_LAYERED = ("layers",)
 """Settings of a `Layered` class only."""
 OF_LLM = (
     "engine", "first", "dtype", "max_batch", "max_context", "kv_memory", "threads", "tensor_parallel_size",
+    "adapters",
 )  # fmt: skip
 """Settings of an `LLM` only."""
 OF_TRANSFORMERS = ("task", "max_tokens", "pooling", "normalize")
@@ -216,7 +217,8 @@ class LLM:
                 native engine, else `"auto"`. `max_batch`: sequences a step, 1 to 256, default 8. `max_context`: tokens
                 of prompt and answer, default 2048. `kv_memory`: memory of the KV cache, default `"256MiB"`.
                 `threads`: CPU threads, default all of the worker's cores. `tensor_parallel_size`: devices of one node
-                that each layer is split over, default 1.
+                that each layer is split over, default 1. `adapters`: folders or URLs of LoRA adapters by name, for
+                example `{"sql": "./sql"}`: a request chooses one as its `model`.
 
         Raises:
             TypeError: For an unknown setting, and without weights.

@@ -154,7 +154,8 @@ def _in_context(app: App, starting: StartContext) -> App:
 
 def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weights]) -> StartedApp:
     spec, threads = starting.assign.spec, starting.assign.threads
-    weights: Any = _weights(attached)
+    weights: Any = _weights(attached if not spec.adapters else attached[:1])
+    adapters = dict(zip(sorted(spec.adapters), attached[1:], strict=True)) if spec.adapters else None
     if weights is None or spec.llm is None:
         raise WeightsMissing(f"{spec.name} is an LLM and was assigned without weights")
     from ..llm import create_app
@@ -162,7 +163,7 @@ def _start_llm(starting: StartContext, device: DeviceInit, attached: list[Weight
     device.wait()
     if starting.assign.stage is not None:
         return _start_stage(starting, _stage_context(starting, starting.assign.stage, attached[0]), spec.llm, weights)
-    app = create_app(weights, spec.llm, name=spec.name, threads=threads, ranks=starting.ranks)
+    app = create_app(weights, spec.llm, name=spec.name, threads=threads, ranks=starting.ranks, adapters=adapters)
     return StartedApp(app, False, app.close, app.speed, second_engine=app.second_engine, standby=app)
 
 
@@ -225,7 +226,7 @@ def _start_layered(starting: StartContext, device: DeviceInit, target: Any, atta
 
 
 def _attach(starting: StartContext) -> list[Weights]:
-    """Attaches the segments of the weights and of their adapter; they are mapped while the module is imported, unless
+    """Attaches the segments of the weights and of their adapters; they are mapped while the module is imported, unless
     this process reads a part of them only."""
     if not starting.segment_fds:
         return []

@@ -100,7 +100,9 @@ class Example:
         name, *part = self.path
         if self.name in DEFAULTS:
             return DEFAULTS[self.name]
-        kind = TABLES[name][1] if part else LLMSettings if self.kind == "llm" else FunctionSpec
+        kind: type[msgspec.Struct] = TABLES[name][1] if part else FunctionSpec
+        if self.kind == "llm" and not part and name != "adapters":
+            kind = LLMSettings
         field = part[0] if part else FIELD_OF.get(name, name)
         default = {one.name: one for one in msgspec.structs.fields(kind)}[field]
         value = default.default if default.default is not msgspec.NODEFAULT else default.default_factory()
@@ -154,6 +156,7 @@ EXAMPLES = (
     Example("kv_memory", "1GiB", "llm"),
     Example("threads", 4, "llm"),
     Example("tensor_parallel_size", 2, "llm"),
+    Example("adapters", {"sql": "./sql"}, "llm"),
     Example("task", "embedding", "transformers"),
     Example("max_tokens", 256, "transformers"),
     Example("pooling", "cls", "transformers"),

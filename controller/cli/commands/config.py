@@ -20,7 +20,7 @@ from ..command_group import CommandGroup
 from ..handler.select import ConfiguredHandler, flags_of, select_handlers
 from ..handler.settings import DECORATOR, Key, Setting, flatten
 from ..handler.source.declarations import SETTINGS, Kind
-from ..handler.spec import adapter_of, build_spec, include_of, module_name, weights_of
+from ..handler.spec import adapter_of, adapters_of, build_spec, include_of, module_name, weights_of
 from ..root import verb
 from .deploy import setting_flags
 
@@ -28,7 +28,7 @@ DEFAULT = "default"
 NOT_SET = "not set"
 LIVE_TIMEOUT_S = 3.0
 """A server that is slower than that is left out: the settings themselves need none."""
-NOT_COMPARED = ("name", "weights", "adapter", "include", "layers", "requirements", "task", "engine")
+NOT_COMPARED = ("name", "weights", "adapter", "adapters", "include", "layers", "requirements", "task", "engine")
 """Settings of which the spec has the result alone, such as the checkpoint of a folder."""
 _FIELDS = {"memory": "memory_bytes", "max_body": "max_body_bytes"}
 _OF_ENGINE = {"max_context": "max_context_tokens", "kv_memory": "kv_memory_bytes"}
@@ -109,6 +109,9 @@ def _checked(handler: ConfiguredHandler, module: str) -> FunctionSpec:
         bundle=BundleId("0" * 64),
         weights=CheckpointId("0" * 64) if weights_of(declaration) else None,
         adapter=CheckpointId("1" * 64) if adapter else None,
+        adapters={
+            name: CheckpointId(f"{number:064x}") for number, name in enumerate(adapters_of(declaration), start=2)
+        },
         imports=(),
         overrides={},
     )
@@ -126,7 +129,7 @@ def _default(name: str, spec: FunctionSpec) -> Any:
     """Default of a setting, as the spec has it."""
     holder = spec.llm if spec.llm is not None and hasattr(spec.llm, _OF_ENGINE.get(name, name)) else spec
     value = getattr(holder, _OF_ENGINE.get(name, _FIELDS.get(name, name)), None)
-    if name in ("weights", "adapter", "include", "layers"):
+    if name in ("weights", "adapter", "adapters", "include", "layers"):
         return None
     if name == "engine":
         return "auto"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -32,6 +32,7 @@ from ..handler.source.interface import batch_size, interface_of
 from ..handler.source.layered import with_layer_names
 from ..handler.spec import (
     adapter_of,
+    adapters_of,
     build_spec,
     engine_of,
     first_of,
@@ -209,7 +210,7 @@ def deploy_all(
 def bundle_of(path: Path, declarations: Sequence[Declaration]) -> Bundle:
     folder = path.parent
     include = sorted({pattern for declaration in declarations for pattern in include_of(declaration)})
-    texts = [text for declaration in declarations for text in (weights_of(declaration), adapter_of(declaration))]
+    texts = [text for one in declarations for text in (weights_of(one), adapter_of(one), *adapters_of(one).values())]
     weights = [folder / text for text in texts if text and not is_s3(text)]
     return make_bundle(folder, include=include, skip=[item for item in weights if item.resolve() != folder.resolve()])
 
@@ -242,6 +243,7 @@ class ReadFunction:
     declaration: Declaration
     weights: Source | None
     adapter: Source | None
+    adapters: Mapping[str, Source] = field(default_factory=dict)
     engine: EngineChoice | None = None
     """Of an `LLM`."""
 
@@ -273,6 +275,7 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
         declaration=declaration,
         weights=source,
         adapter=_source(path.parent, change) if change else None,
+        adapters={name: _source(path.parent, text) for name, text in adapters_of(declaration).items()},
         engine=engine,
     )
 
@@ -285,17 +288,21 @@ def _packed(
     layer = _layer(store, declaration, path, cache, upgrade)
     published: Published | None = None
     adapter: Published | None = None
+    adapters: dict[str, Published] = {}
     if read.weights is not None:
         with ProgressBar(declaration.attribute, live=output.is_terminal()) as bar:
             published = publish_source(read.weights, store, cache=cache, progress=bar)
             if read.adapter is not None:
                 adapter = publish_source(read.adapter, store, cache=cache, progress=bar)
+            for name, source in read.adapters.items():
+                adapters[name] = publish_source(source, store, cache=cache, progress=bar)
     spec = build_spec(
         declaration,
         module=module_name(path),
         bundle=bundle.id,
         weights=published.id if published else None,
         adapter=adapter.id if adapter else None,
+        adapters={name: one.id for name, one in adapters.items()},
         layer=layer.layer.id if layer else None,
         modules=layer.layer.modules if layer else (),
         imports=bundle.imports,
@@ -304,7 +311,8 @@ def _packed(
         batch=batch_size(path, declaration),
         engine=read.engine.engine if read.engine else None,
     )
-    checkpoints = [one for one in (published, adapter) if one]
+    parts = {"weights": published, "adapter": adapter} | {f"adapter {name}": one for name, one in adapters.items()}
+    checkpoints = {what: one for what, one in parts.items() if one is not None}
     return PackedFunction(spec=spec, checkpoints=checkpoints, layer=layer, engine=read.engine)
 
 
@@ -369,10 +377,10 @@ def _foreseen(
     from ..handler.dry_run import DryRun  # late: the planner comes with it
 
     packed = _packed(_Unsent(server), _read(declaration, path), path, bundle, cache, upgrade)
-    base = packed.checkpoints[0] if packed.checkpoints else None
+    base = packed.checkpoints.get("weights")
     proposal = Proposal(
         spec=packed.spec,
-        segment_bytes=sum(one.segment_bytes for one in packed.checkpoints),
+        segment_bytes=sum(one.segment_bytes for one in packed.checkpoints.values()),
         layout=base.layout if base is not None and packed.spec.in_layers else None,
         packages_bytes=packed.layer.layer.size_bytes if packed.layer else 0,
     )
@@ -381,8 +389,8 @@ def _foreseen(
         name=forecast.name,
         bundle_bytes=len(bundle.data),
         new_bundle_bytes=0 if server.object_size(bundle.key) == len(bundle.data) else len(bundle.data),
-        weight_bytes=sum(one.weight_bytes for one in packed.checkpoints),
-        new_weight_bytes=sum(one.uploaded_bytes for one in packed.checkpoints),
+        weight_bytes=sum(one.weight_bytes for one in packed.checkpoints.values()),
+        new_weight_bytes=sum(one.uploaded_bytes for one in packed.checkpoints.values()),
         layer_bytes=packed.layer.layer.size_bytes if packed.layer else 0,
         new_layer_bytes=packed.layer.uploaded_bytes if packed.layer else 0,
         memory_bytes=packed.spec.memory_bytes,

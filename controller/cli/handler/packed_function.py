@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.function.spec import FunctionSpec
@@ -19,8 +20,8 @@ class PackedFunction:
     """A function that is ready to be deployed."""
 
     spec: FunctionSpec
-    checkpoints: list[Published]
-    """The weights and their adapter, if it has them."""
+    checkpoints: Mapping[str, Published]
+    """The weights and their adapters, if it has them, with what they are called."""
     layer: PublishedLayer | None = None
     """The packages that it requires."""
     engine: EngineChoice | None = None
@@ -39,7 +40,7 @@ def summary_of(deployed: Deployed, packed: PackedFunction, took_s: float) -> str
         state = f"{output.format_size(uploaded)} sent" if uploaded else "in the store already"
         built = packed.layer.layer
         text += f"; {len(built.packages) or 'locked'} packages, {output.format_size(built.size_bytes)}, {state}"
-    for what, one in zip(("weights", "adapter"), packed.checkpoints, strict=False):
+    for what, one in packed.checkpoints.items():
         sent = f"{output.format_size(one.uploaded_bytes)} sent" if one.uploaded_bytes else "in the store already"
         text += f"; {what} {output.format_size(one.weight_bytes)}, {sent}"
     return text

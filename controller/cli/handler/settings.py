@@ -1,8 +1,8 @@
 """Settings of a function from three origins: its declaration, `fs.toml` beside it, and flags. The later one wins.
 
 `fs.toml` has settings for all functions of its folder at the top, and for one under `[function.NAME]`, NAME being the
-function's or the handler's own. Tables (`scale`, `slo`, `limits`, `env`, `tags`) are merged key by key, all else is
-replaced.
+function's or the handler's own. Tables (`scale`, `slo`, `limits`, `env`, `tags`, `adapters`) are merged key by key, all
+else is replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .spec import default_name
 FILE = "fs.toml"
 FILE_MAX_BYTES = 64 * 1024
 DECORATOR, FLAG = "decorator", "flag"
-TABLES = ("scale", "slo", "limits", "env", "tags")
+TABLES = ("scale", "slo", "limits", "env", "tags", "adapters")
 GENERAL = tuple(dict.fromkeys(name for names in SETTINGS.values() for name in names if name != "name"))
 """Settings allowed at the top of `fs.toml`: those that one kind of function does not have are for the others."""
 

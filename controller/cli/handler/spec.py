@@ -101,6 +101,7 @@ def build_spec(
     imports: Collection[str],
     overrides: Mapping[str, Any],
     adapter: CheckpointId | None = None,
+    adapters: Mapping[str, CheckpointId] | None = None,
     layer: LayerId | None = None,
     modules: Collection[str] = (),
     interface: Interface | None = None,
@@ -122,6 +123,7 @@ def build_spec(
         "layer": layer,
         "weights": weights,
         "adapter": adapter,
+        "adapters": adapters or {},
         "interface": interface,
         **{key: settings[key] for key in _SAME if key in settings},
     }
@@ -227,6 +229,16 @@ def adapter_of(declaration: Declaration) -> str | None:
             hint='write weights="./base" beside adapter="./lora"',
         )
     return adapter
+
+
+def adapters_of(declaration: Declaration) -> dict[str, str]:
+    """Paths of the named adapters. Errors: InvalidSpec for what are no names and paths."""
+    adapters = declaration.settings.get("adapters", {})
+    if isinstance(adapters, Mapping) and all(
+        isinstance(name, str) and isinstance(path, str) and path for name, path in adapters.items()
+    ):
+        return dict(adapters)
+    raise InvalidSpec(f"adapters={adapters!r} are no names with paths", hint='write adapters={"sql": "./sql"}')
 
 
 def _path(declaration: Declaration, setting: str) -> str | None:

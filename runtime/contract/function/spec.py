@@ -12,6 +12,7 @@ from ..function_calls import check_calls
 from ..ids import BundleId, CheckpointId, FunctionName, LayerId
 from ..node.devices import REQUEST_MAX, DeviceRequest
 from ..sizes import GIB, MIB
+from .adapters import check_adapters
 from .interface import Interface
 from .names import DEFAULT_PROJECT, is_function_name, is_project_name, project_of
 from .setting_checks import check_network, check_origins, check_regions, check_secrets, check_tags, is_image_name
@@ -146,6 +147,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weights: CheckpointId | None = None
     adapter: CheckpointId | None = None
     """A LoRA adapter that is applied to the weights when they are loaded."""
+    adapters: dict[str, CheckpointId] = {}
+    """LoRA adapters of a language model by the name with which a request chooses one, as its `model`."""
     llm: LLMSettings | None = None
     layered: bool = False
     """True if the entry is a `Layered` class: a user's own model that runs layer by layer."""
@@ -307,6 +310,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.adapter is not None and self.adapter == self.weights:
             raise InvalidSpec(f"function {self.name}: weights and adapter are one and the same checkpoint")
+        if self.adapters:
+            check_adapters(self.name, self.adapters, self.llm, self.weights, self.adapter)
 
     def _check_split(self, ranks: int) -> None:
         devices = self.gpu
@@ -358,10 +363,16 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def in_layers(self) -> bool:
-        """True if its model can be cut into stages: by the native engine on one device, and in namespaces, where stages
-        get their links."""
+        """True if its model can be cut into stages: by the native engine on one device, without named adapters, and in
+        namespaces, where stages get their links."""
         native = self.llm is not None and self.llm.engine == "native" and self.llm.tensor_parallel_size == 1
-        return (native or self.layered) and self.isolation == "namespaces"
+        return (native or self.layered) and self.isolation == "namespaces" and not self.adapters
+
+    @property
+    def checkpoints(self) -> list[CheckpointId]:
+        """Checkpoints that a worker attaches: the weights, then their adapter or the named ones in order of names."""
+        named = [checkpoint for _, checkpoint in sorted(self.adapters.items())]
+        return [one for one in (self.weights, self.adapter, *named) if one is not None]
 
     @property
     def pool(self) -> str:

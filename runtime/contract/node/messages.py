@@ -156,7 +156,7 @@ class Assign(msgspec.Struct, frozen=True, tag="assign", kw_only=True):
     secrets: dict[str, str] = {}
     """Secrets as environment variables; never in a log, an error or an answer."""
     slabs: list[int] = []
-    """Number of slabs of each segment: that of the weights, then that of the adapter."""
+    """Number of slabs of each segment: that of the weights, then those of the adapters."""
     stage: Stage | None = None
     secret: str = ""
     link_identity: Identity | None = None

@@ -285,9 +285,9 @@ def is_adapter(manifest: Manifest) -> bool:
     return CONFIG in manifest.files
 
 
-def require_fit(name: FunctionName, base: Manifest, adapter: Adapter) -> None:
-    """Checks at deploy that an adapter fits its base. Errors: InvalidSpec, naming the first tensor that does not
-    fit."""
+def require_fit(name: FunctionName, base: Manifest, adapter: Adapter, *, named: str = "") -> None:
+    """Checks at deploy that an adapter fits its base. `named`: its name, if the function has several. Errors:
+    InvalidSpec, naming the first tensor that does not fit."""
     if is_adapter(base):
         raise InvalidSpec(
             f"function {name}: its weights are a LoRA adapter, which is no model",
@@ -297,4 +297,5 @@ def require_fit(name: FunctionName, base: Manifest, adapter: Adapter) -> None:
     try:
         check_fits(adapter, weights)
     except CheckpointInvalid as error:
-        raise InvalidSpec(f"function {name}: {error.message}", hint=error.hint) from error
+        where = f"{name}: adapter {named}" if named else name
+        raise InvalidSpec(f"function {where}: {error.message}", hint=error.hint) from error

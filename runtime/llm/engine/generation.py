@@ -52,6 +52,8 @@ class Request:
     deadline_ns: int | None = None
     """Monotonic; past it the request ends with DeadlineExceeded."""
     resume: ResumeState | None = None
+    adapter: str = ""
+    """Name of the adapter that it is computed with; empty: the base alone."""
     embeds: bool = False
     """True if the hidden state of the last prompt token is wanted, instead of text; with `max_new_tokens=0`."""
 

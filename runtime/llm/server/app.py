@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
 from ...contract.errors import FleetError, InvalidInput, NotFound, Unavailable
-from ...contract.function.names import means
 from ...contract.function.spec import LLMSettings
 from ...contract.node.orders import SecondEngine
 from ...contract.node.speed import Speed
@@ -19,7 +17,6 @@ from ...contract.worker_headers import CONTINUE_HEADER
 from ...openai_api import responses as openai_responses
 from ...openai_api.call_reader import CallReader
 from ...openai_api.embeddings import EmbeddedText, EmbeddingCall, embeddings_body
-from ...openai_api.invalid_parameter import ModelNotFound
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
 from ..engine.generation import Request
 from ..engine.two_engines import TwoEngines
@@ -30,11 +27,12 @@ from .answer_writers import AnswerWriter, ChatWriter, Choice, TextWriter
 from .connection import deadline_ns, read_body, while_connected
 from .engine_call import EngineCall, engine_call, request_of
 from .engine_service import DeltaStream, EngineService
-from .engines import load_engine
+from .engines import Adapters, load_engine
 from .prompts import ChatPrompt, Prompts
 from .requests import ChatCall, CompletionCall, PlainCall, StreamableCall
 from .responses_api.requests import ResponsesCall, own_names
 from .responses_api.writer import ResponsesWriter
+from .served_models import ServedModels
 from .stream_resume import split_body
 
 if TYPE_CHECKING:
@@ -49,19 +47,25 @@ MARKED = (CONTINUE_HEADER.encode(), b"1")
 
 
 def create_app(
-    weights: ModelWeights, settings: LLMSettings, *, name: str, threads: int, ranks: RankProcesses | None = None
+    weights: ModelWeights,
+    settings: LLMSettings,
+    *,
+    name: str,
+    threads: int,
+    ranks: RankProcesses | None = None,
+    adapters: Adapters | None = None,
 ) -> LLMApp:
-    """Loads the model and builds its app. `ranks`: as of `load_engine`. Errors: as of `load_engine`."""
-    return LLMApp(load_engine(weights, settings, threads=threads, ranks=ranks), name=name)
+    """Loads the model and builds its app. `ranks`, `adapters`, errors: as of `load_engine`."""
+    model = load_engine(weights, settings, threads=threads, ranks=ranks, adapters=adapters)
+    return LLMApp(model, name=name, adapters=adapters or ())
 
 
 class LLMApp:
     """ASGI app of one model, without lifespan."""
 
-    def __init__(self, model: LoadedModel, *, name: str) -> None:
+    def __init__(self, model: LoadedModel, *, name: str, adapters: Collection[str] = ()) -> None:
         self._model = model
-        self._name = name
-        self._created_s = int(time.time())
+        self._models = ServedModels(name, adapters)
         threads = model.torch_threads
         on_cpu = not torch.cuda.is_available()
         self.service = EngineService(model.engine, prepare=(lambda: torch.set_num_threads(threads)) if on_cpu else None)
@@ -78,7 +82,7 @@ class LLMApp:
             "/v1/completions": ("POST", self._complete),
             "/v1/responses": ("POST", self._respond),
             "/v1/embeddings": ("POST", self._embed),
-            "/v1/models": ("GET", self._models),
+            "/v1/models": ("GET", self._list_models),
         }
 
     def speed(self) -> Speed | None:
@@ -132,34 +136,37 @@ class LLMApp:
             return await respond(send, 405, msgspec.json.encode(body), JSON, [(b"allow", method.encode())])
         await handle(scope, receive, send)
 
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, 200, msgspec.json.encode(openai_responses.models(self._name, self._created_s)), JSON)
+    async def _list_models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode(self._models.listed()), JSON)
 
     async def _one_model(self, name: str, send: Send) -> None:
-        self._check_model(name)
-        await respond(send, 200, msgspec.json.encode(openai_responses.model(self._name, self._created_s)), JSON)
+        body = self._models.one(self._models.adapter_of(name))
+        await respond(send, 200, msgspec.json.encode(body), JSON)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, carried = split_body(scope["headers"], await read_body(receive))
         call = self._chat_reader.read(body)
-        self._check_model(call.model)
+        adapter = self._models.adapter_of(call.model)
         prompt = await self._prompts.chat(call.messages, call.tool_use(), call.answer_schema())
-        answer = ChatWriter(self._name, texts=self._texts(call), with_usage=call.with_usage, tools=prompt.tools)
-        await self._answer_chat(call, prompt, answer, scope, carried, receive, send)
+        answer = ChatWriter(
+            self._models.shown(adapter), texts=self._texts(call), with_usage=call.with_usage, tools=prompt.tools
+        )
+        await self._answer_chat(call, adapter, prompt, answer, scope, carried, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, carried = split_body(scope["headers"], await read_body(receive))
         call = self._responses_reader.read(body)
-        self._check_model(call.model)
+        adapter = self._models.adapter_of(call.model)
         chat = call.chat()
         with own_names():
             prompt = await self._prompts.chat(chat.messages, chat.tool_use(), chat.answer_schema())
-        answer = ResponsesWriter(self._name, call, texts=self._texts(chat), tools=prompt.tools)
-        await self._answer_chat(chat, prompt, answer, scope, carried, receive, send)
+        answer = ResponsesWriter(self._models.shown(adapter), call, texts=self._texts(chat), tools=prompt.tools)
+        await self._answer_chat(chat, adapter, prompt, answer, scope, carried, receive, send)
 
     async def _answer_chat(
         self,
         call: ChatCall,
+        adapter: str,
         prompt: ChatPrompt,
         answer: AnswerWriter,
         scope: Scope,
@@ -168,27 +175,34 @@ class LLMApp:
         send: Send,
     ) -> None:
         work = engine_call(
-            call, answer, [prompt.tokens], self._model, deadline_ns(scope), prompt.constraint, prompt.shown_tokens
+            call,
+            answer,
+            [prompt.tokens],
+            self._model,
+            deadline_ns(scope),
+            prompt.constraint,
+            prompt.shown_tokens,
+            adapter=adapter,
         )
         await self._answer(work, carried, receive, send)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, carried = split_body(scope["headers"], await read_body(receive))
         call = self._completion_reader.read(body)
-        self._check_model(call.model)
+        adapter = self._models.adapter_of(call.model)
         prompts = [await self._prompts.text(prompt) for prompt in call.prompts()]
-        answer = TextWriter(self._name, texts=self._texts(call), with_usage=call.with_usage)
-        work = engine_call(call, answer, prompts, self._model, deadline_ns(scope))
+        answer = TextWriter(self._models.shown(adapter), texts=self._texts(call), with_usage=call.with_usage)
+        work = engine_call(call, answer, prompts, self._model, deadline_ns(scope), adapter=adapter)
         await self._answer(work, carried, receive, send)
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._plain_reader.read(await read_body(receive))
-        self._check_model(call.model)
+        adapter = self._models.adapter_of(call.model)
         if call.prompt is not None:
             tokens = await self._prompts.text(call.prompt)
         else:
             tokens = (await self._prompts.chat(call.messages or [])).tokens
-        request = request_of(call, tokens, self._model, deadline_ns(scope))
+        request = request_of(call, tokens, self._model, deadline_ns(scope), adapter)
         usage = openai_responses.TokenUsage(prompt_tokens=len(tokens))
         [choice] = await while_connected(receive, self._collect(self.service.open([request]), usage))
         body = {"text": choice.text, "finish_reason": choice.finish, "usage": usage.json()}
@@ -197,14 +211,16 @@ class LLMApp:
     async def _embed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The vectors of texts: the last token's hidden state after the final norm, of length one."""
         call = self._embedding_reader.read(await read_body(receive))
-        self._check_model(call.model)
+        adapter = self._models.adapter_of(call.model)
         prompts = [await self._prompts.text(text) for text in call.texts()]
         deadline = deadline_ns(scope)
-        requests = [Request(tokens=one, max_new_tokens=0, embeds=True, deadline_ns=deadline) for one in prompts]
+        requests = [
+            Request(tokens=one, max_new_tokens=0, embeds=True, deadline_ns=deadline, adapter=adapter) for one in prompts
+        ]
         states = await while_connected(receive, self._states(self.service.open(requests)))
         vectors = torch.nn.functional.normalize(torch.tensor(states), dim=1).tolist()
         embedded = [EmbeddedText(vector, len(tokens)) for vector, tokens in zip(vectors, prompts, strict=True)]
-        body = await asyncio.to_thread(embeddings_body, call, embedded, model_name=self._name)
+        body = await asyncio.to_thread(embeddings_body, call, embedded, model_name=self._models.shown(adapter))
         await respond(send, 200, msgspec.json.encode(body), JSON)
 
     @staticmethod
@@ -212,10 +228,6 @@ class LLMApp:
         async with stream:
             found = {index: delta.embedding async for index, delta in stream}
         return [found[index] for index in sorted(found)]
-
-    def _check_model(self, model: str | None) -> None:
-        if model and not means(model.partition("@")[0], self._name):
-            raise ModelNotFound(f"the model {model!r} is not served here", hint=f"ask for {self._name!r}")
 
     def _texts(self, call: StreamableCall) -> TokenTexts | None:
         return None if call.wanted_logprobs() is None else self._token_texts

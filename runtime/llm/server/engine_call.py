@@ -68,18 +68,22 @@ def engine_call(
     deadline_ns: int | None,
     constraint: Constraint | None = None,
     shown_tokens: Mapping[int, str] | None = None,
+    *,
+    adapter: str = "",
 ) -> EngineCall:
     """The engine call of an API call. Errors: InvalidParameter for a field out of range."""
     requests = []
     for tokens in prompts:
-        request = request_of(call, tokens, model, deadline_ns)
+        request = request_of(call, tokens, model, deadline_ns, adapter)
         request = replace(request, constraint=constraint, shown_tokens=shown_tokens or {})
         requests += [_choice(request, number) for number in range(call.n or 1)]
     usage = TokenUsage(prompt_tokens=sum(map(len, prompts)))
     return EngineCall(requests=requests, answer=answer, usage=usage, choices=call.n or 1, stream=bool(call.stream))
 
 
-def request_of(call: SamplingFields, tokens: list[int], model: LoadedModel, deadline_ns: int | None) -> Request:
+def request_of(
+    call: SamplingFields, tokens: list[int], model: LoadedModel, deadline_ns: int | None, adapter: str = ""
+) -> Request:
     """The request of one prompt. Errors: as of `engine_call`."""
     limit = call.limit()
     room = model.engine.context_tokens - len(tokens)
@@ -92,6 +96,7 @@ def request_of(call: SamplingFields, tokens: list[int], model: LoadedModel, dead
         ignore_eos=call.ignore_eos,
         logprobs=call.wanted_logprobs(),
         deadline_ns=deadline_ns,
+        adapter=adapter,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ import torch
 
 from ...contract.errors import StartFailed
 from ...contract.function.spec import EngineName, LLMSettings
+from ...weights.lora import AdaptedWeights
+from ...weights.tensor_mapping import TensorMapping
+from ..engine.adapter_engines import AdapterEngines
 from ..engine.inference_engine import InferenceEngine
 from ..engine.two_engines import TwoEngines
 from ..model.loaded_model import LoadedModel
@@ -27,15 +31,24 @@ LOADERS: dict[EngineName, str] = {
 """Modules with `load_model(weights, settings, *, threads) -> LoadedModel`."""
 
 
+Adapters = Mapping[str, TensorMapping]
+"""Attached LoRA adapters by the name that requests choose them by."""
+
 EMBEDDING: frozenset[EngineName] = frozenset({"native", "transformers"})
 """Engines that compute embeddings."""
 
 
 def load_engine(
-    weights: ModelWeights, settings: LLMSettings, *, threads: int, ranks: RankProcesses | None = None
+    weights: ModelWeights,
+    settings: LLMSettings,
+    *,
+    threads: int,
+    ranks: RankProcesses | None = None,
+    adapters: Adapters | None = None,
 ) -> LoadedModel:
     """Loads the model into the engine of its settings; with `first`, into that one, and the other one comes up later.
-    `ranks`: the processes of the other ranks of a model that is split over devices.
+    `ranks`: the processes of the other ranks of a model that is split over devices; `adapters`: those that requests
+    may name.
 
     Errors: StartFailed if the engine's package is not installed; CheckpointInvalid and InvalidSpec for a model or
     settings that the engine cannot run.
@@ -45,7 +58,7 @@ def load_engine(
 
         return load_model(weights, settings, ranks, threads=threads)
     if settings.first:
-        return _load_two(weights, settings, threads=threads)
+        return _load_two(weights, settings, threads=threads, adapters=adapters)
     try:
         module = import_module(LOADERS[settings.engine], __package__)
     except ModuleNotFoundError as error:
@@ -55,20 +68,46 @@ def load_engine(
             f'LLM(engine="{settings.engine}") needs {error.name}, which is not installed where functions run',
             hint=f"install it into the node's environment: pip install 'fleetstart[{settings.engine}]'",
         ) from error
-    loaded: LoadedModel = module.load_model(weights, settings, threads=threads)
+    loaded: LoadedModel
+    if not adapters:
+        loaded = module.load_model(weights, settings, threads=threads)
+    elif settings.engine == "vllm":
+        loaded = module.load_model(weights, settings, threads=threads, adapters=adapters)
+    else:
+        loaded = _load_adapted(weights, settings, module.load_model, threads=threads, adapters=adapters)
     return loaded
 
 
-def _load_two(weights: ModelWeights, settings: LLMSettings, *, threads: int) -> LoadedModel:
+def _load_adapted(
+    weights: ModelWeights,
+    settings: LLMSettings,
+    load: Callable[..., LoadedModel],
+    *,
+    threads: int,
+    adapters: Adapters,
+) -> LoadedModel:
+    """Loads the base; adapters get an engine each once a request names them. The KV memory is divided evenly."""
+    assert isinstance(weights, TensorMapping)
+    base_weights = weights
+    share = msgspec.structs.replace(settings, kv_memory_bytes=settings.kv_memory_bytes // (1 + len(adapters)))
+    base = load(weights, share, threads=threads)
+
+    def build(adapter: str) -> InferenceEngine:
+        return load(AdaptedWeights(base_weights, adapters[adapter]), share, threads=threads).engine
+
+    return replace(base, engine=AdapterEngines(base.engine, build, adapters))
+
+
+def _load_two(weights: ModelWeights, settings: LLMSettings, *, threads: int, adapters: Adapters | None) -> LoadedModel:
     """Loads the first engine, over which the other one takes its requests when it is up."""
     own = msgspec.structs.replace(settings, first="")
-    first = load_engine(weights, _of_first(settings), threads=threads)
+    first = load_engine(weights, _of_first(settings), threads=threads, adapters=adapters)
 
     second_threads = 1
 
     def build() -> InferenceEngine:
         nonlocal second_threads
-        second = load_engine(weights, own, threads=threads)
+        second = load_engine(weights, own, threads=threads, adapters=adapters)
         second_threads = second.torch_threads
         return second.engine
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +43,15 @@ class VllmEngine:
         build: Callable[[], Any],
         close: Callable[[Any], None],
         samplers: dict[int, RequestSampler],
+        adapters: Mapping[str, Any],
     ) -> None:
-        """`build` makes vLLM's engine, `close` ends it. `samplers`: those that its processor reads."""
+        """`build` makes vLLM's engine, `close` ends it. `samplers`: those that its processor reads; `adapters`: vLLM's
+        request of each."""
         self._model = model
         self._build = build
         self._close = close
         self._samplers = samplers
+        self._adapters = adapters
         self._active: dict[int, Generation] = {}
         self._ids = itertools.count()
         self._vllm: Any = build()
@@ -172,7 +175,12 @@ class VllmEngine:
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra,
         )
-        self._vllm.add_request(str(sequence.id), tokens_input(list(sequence.tokens)), params)
+        self._vllm.add_request(
+            str(sequence.id),
+            tokens_input(list(sequence.tokens)),
+            params,
+            lora_request=self._adapters[request.adapter] if request.adapter else None,
+        )
 
     def _accept(self, id: int, output: Any) -> Iterable[TokenDelta]:
         """Deltas of a request's new tokens, until it ends."""

@@ -15,8 +15,11 @@ import torch
 
 from ...contract.errors import CheckpointInvalid, FleetError, InvalidSpec
 from ...contract.function.spec import LLMSettings
+from ...weights.tensor_mapping import TensorMapping
 from ..model.loaded_model import LoadedModel, ModelFiles
 from ..model.weights import ModelWeights, optional_file
+from .adapters import arguments as adapter_arguments
+from .adapters import requests_of, write_adapters
 from .engine import VllmEngine, VllmModel
 from .environment import prepare_environment
 from .load_format import LOAD_FORMAT, offering, register
@@ -27,7 +30,13 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 """Files that vLLM reads. The tokenizer is ours, and text never reaches vLLM."""
 
 
-def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) -> LoadedModel:
+def load_model(
+    weights: ModelWeights,
+    settings: LLMSettings,
+    *,
+    threads: int,
+    adapters: Mapping[str, TensorMapping] | None = None,
+) -> LoadedModel:
     """Loads a model. Errors: CheckpointInvalid if vLLM cannot run it, InvalidSpec for settings that do not fit."""
     prepare_environment()
     cores = settings.threads or threads or len(os.sched_getaffinity(0))
@@ -39,17 +48,26 @@ def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) ->
     _inspect_in_process()
     files = ModelFiles(weights)
     samplers: dict[int, RequestSampler] = {}
-    folder = _folder(weights)
     processor = processor_class(samplers)
 
+    changes = adapter_arguments(adapters or {})
+    requests: dict[str, Any] = {}
+
     def build() -> Any:
-        with _building(weights):
-            return LLMEngine.from_engine_args(_arguments(folder, settings, processor))
+        # What a worker that is killed would leave behind: vLLM reads it while it is built, and not again.
+        with _building(weights), tempfile.TemporaryDirectory(prefix="vllm-model-") as name:
+            folder = _filled(Path(name), weights)
+            _rendezvous_in(folder)
+            vllm = LLMEngine.from_engine_args(_arguments(folder, settings, processor, changes))
+            requests.update(requests_of(write_adapters(folder, adapters or {})))
+            for request in requests.values():  # what it cannot apply fails the start, not a call
+                vllm.add_lora(request)
+            return vllm
 
     eos_ids = _eos_ids(files)
     context_tokens = _context_tokens(files.config, settings)
     model = VllmModel(tokenizer=files.tokenizer, eos_ids=eos_ids, context_tokens=context_tokens)
-    engine = VllmEngine(model, build, _close, samplers)
+    engine = VllmEngine(model, build, _close, samplers, requests)
     vocab_size: int = engine._vllm.model_config.get_vocab_size()
     return files.model(engine, vocab_size, eos_ids, torch_threads=cores)
 
@@ -64,6 +82,15 @@ def _inspect_in_process() -> None:
 
     if hasattr(registry, "_run_in_subprocess"):
         registry._run_in_subprocess = _call
+
+
+def _rendezvous_in(folder: Path) -> None:
+    """Puts the file over which vLLM's processes, here this one alone, form their group into the folder: by itself vLLM
+    makes one in the temporary folder and leaves it there."""
+    from vllm.v1.executor import uniproc_executor
+
+    if hasattr(uniproc_executor, "get_file_store_init_method"):
+        uniproc_executor.get_file_store_init_method = lambda: f"file://{folder}/rendezvous"
 
 
 def _call(function: Callable[[], Any]) -> Any:
@@ -96,7 +123,7 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             gc.enable()
 
 
-def _arguments(folder: Path, settings: LLMSettings, processor: type[Any]) -> Any:
+def _arguments(folder: Path, settings: LLMSettings, processor: type[Any], more: Mapping[str, Any]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
@@ -113,6 +140,7 @@ def _arguments(folder: Path, settings: LLMSettings, processor: type[Any]) -> Any
         disable_log_stats=True,
         async_scheduling=False,
         logits_processors=[processor],
+        **more,
     )
 
 
@@ -130,9 +158,8 @@ def _close(vllm: Any) -> None:
     vllm.engine_core.shutdown()
 
 
-def _folder(weights: ModelWeights) -> Path:
-    """A folder with the small files that vLLM reads, in the worker's temporary memory."""
-    folder = Path(tempfile.mkdtemp(prefix="vllm-model-"))
+def _filled(folder: Path, weights: ModelWeights) -> Path:
+    """The folder, with the small files that vLLM reads."""
     for name in SMALL_FILES:
         if (data := optional_file(weights, name)) is not None:
             (folder / name).write_bytes(data)

@@ -116,3 +116,18 @@ def test_a_deploy_over_http_checks_adapter_and_base(controller: ControllerProces
     assert "needs the weights" in refused(adapter=good)
     answer = controller.http.delete(f"/api/v1/checkpoints/{good}")
     assert (answer.status_code, "f@1" in answer.text) == (400, True)
+
+    named: dict[str, Any] = {"weights": weights, "llm": {}}
+    assert controller.deploy("g", **named, adapters={"sql": good})["version"] == 1
+    answer = controller.http.delete(f"/api/v1/checkpoints/{good}")
+    assert (answer.status_code, "g@1" in answer.text) == (400, True)
+
+    assert "function f: adapter sql: the adapter makes [6, 5]" in refused(**named, adapters={"legal": good, "sql": bad})
+    whole = {"base_model.model.norm.weight": tensor(4)}
+    replacing = push(write_adapter(tmp_path / "whole", adapter() | whole, modules_to_save=["norm"]))
+    file.write_bytes(encode({f"{Q}.weight": tensor(6, 4), "norm.weight": tensor(4)}))
+    named["weights"] = push(file)
+    upload(controller, store)
+    named["adapters"] = {"sql": replacing}
+    assert "adapter sql replaces norm.weight" in refused(**named | {"llm": {"engine": "vllm"}})
+    controller.deploy("h", **named)

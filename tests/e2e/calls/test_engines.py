@@ -137,6 +137,40 @@ def test_the_native_engine_answers_until_the_other_one_is_up(system: System, mad
     system.fs("rm", "pair", "--yes")
 
 
+ADAPTED = """
+from fleetstart.runtime import LLM
+
+tuned = LLM(weights="./weights", adapters={"sql": "./sql"}, memory="2GiB", max_context=256, kv_memory="16MiB")
+"""
+
+
+def test_a_request_chooses_an_adapter_by_its_model(system: System, made: Model, tmp_path: Path) -> None:
+    """From a folder of PEFT's to another answer of the same worker; both calls are billed alike."""
+    folder = llama(tmp_path)
+    module, width = "base_model.model.model.layers.0.self_attn.q_proj", LLAMA["hidden_size"]
+    (folder / "sql").mkdir()
+    tensors = {f"{module}.lora_A.weight": torch.randn(2, width), f"{module}.lora_B.weight": torch.randn(width, 2)}
+    safetensors.save_file(tensors, folder / "sql" / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / "sql" / "adapter_config.json").write_text(json.dumps(settings))
+    (folder / "tuned.py").write_text(ADAPTED)
+    assert "; adapter sql " in system.fs("deploy", str(folder / "tuned.py"), "--keep-alive", "600", "--no-probe").err
+    body = {"prompt": PROMPT, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
+    answers = {}
+    for model in ("tuned", "sql"):
+        answer = system.call("tuned", body | {"model": model}, path="/v1/completions", timeout_s=120)
+        assert answer.status_code == 200, answer.text
+        answers[model] = answer.json()
+    assert [one["model"] for one in answers.values()] == ["tuned", "sql"]
+    assert answers["tuned"]["choices"][0]["text"] != answers["sql"]["choices"][0]["text"]
+    refused = system.call("tuned", body | {"model": "gpt"}, path="/v1/completions", timeout_s=120)
+    assert (refused.status_code, refused.json()["error"]["hint"]) == (404, "ask for 'tuned' or 'sql'")
+    rows = wait_until(lambda: [row for row in system.invocations() if row.function == "tuned"][2:], what="the bills")
+    assert rows[0].cost_nusd > 0
+    assert len({row.worker for row in system.invocations() if row.function == "tuned"}) == 1
+    system.fs("rm", "tuned", "--yes")
+
+
 def test_two_engines_need_a_model_that_the_native_one_runs(system: System, made: Model) -> None:
     (made.folder / "pair.py").write_text(TWO.format(engine="transformers"))
     error = system.refused(made.folder / "pair.py")

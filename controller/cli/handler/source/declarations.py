@@ -34,6 +34,7 @@ _GENERAL = (
 FUNCTION_SETTINGS = (*_GENERAL, "requirements", "calls", "volumes")
 LLM_SETTINGS = (
     *_GENERAL, "engine", "first", "dtype", "max_batch", "max_context", "kv_memory", "threads", "tensor_parallel_size",
+    "adapters",
 )  # fmt: skip
 LAYERED_SETTINGS = (*FUNCTION_SETTINGS, "layers")
 TRANSFORMERS_SETTINGS = (*FUNCTION_SETTINGS, "task", "max_tokens", "pooling", "normalize")

@@ -8,6 +8,7 @@ import pytest
 from fleetstart.controller.cli.handler.source.declarations import Declaration, Kind
 from fleetstart.controller.cli.handler.spec import (
     adapter_of,
+    adapters_of,
     build_spec,
     default_name,
     include_of,
@@ -173,6 +174,20 @@ def test_an_adapter_is_a_checkpoint_of_its_own() -> None:
     )  # fmt: skip
     assert (spec.weights, spec.adapter) == ("c" * 64, "d" * 64)
     assert spec_of(declaration).adapter is None
+
+
+def test_named_adapters_are_checkpoints_by_name() -> None:
+    declaration = declared("llm", weights="w", adapters={"sql": "./a", "legal": "./b"})
+    assert adapters_of(declaration) == {"sql": "./a", "legal": "./b"}
+    assert adapters_of(declared("llm", weights="w")) == {}
+    spec = build_spec(
+        declaration, module="handler", bundle=BundleId("b" * 64), weights=CheckpointId("c" * 64),
+        adapters={"sql": CheckpointId("e" * 64), "legal": CheckpointId("d" * 64)}, imports=set(), overrides={},
+    )  # fmt: skip
+    assert spec.checkpoints == ["c" * 64, "d" * 64, "e" * 64]
+    for wrong in ("./a", {"sql": 3}, {"sql": ""}, ["./a"]):
+        with pytest.raises(InvalidSpec, match="no names with paths"):
+            adapters_of(declared("llm", weights="w", adapters=wrong))
 
 
 def test_torch_anywhere_in_the_bundle_chooses_its_fork_server() -> None:

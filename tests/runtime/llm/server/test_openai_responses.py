@@ -19,8 +19,10 @@ import uvicorn
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm import create_app
+from fleetstart.runtime.llm.model.weights import ModelWeights
 from fleetstart.runtime.llm.server.app import LLMApp
 from fleetstart.runtime.llm.server.connection import BODY_MAX_BYTES
+from fleetstart.runtime.llm.server.engines import Adapters
 from tests.late import late
 from tests.runtime.llm.models import BLOCK_TOKENS, Checkpoint, tiny
 from tests.servers import wait_until
@@ -46,8 +48,10 @@ class Served:
 
 
 @contextmanager
-def served(weights: Checkpoint, settings: LLMSettings = SETTINGS) -> Iterator[Served]:
-    app = create_app(weights, settings, name="chat", threads=2)
+def served(
+    weights: ModelWeights, settings: LLMSettings = SETTINGS, adapters: Adapters | None = None
+) -> Iterator[Served]:
+    app = create_app(weights, settings, name="chat", threads=2, adapters=adapters)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=5))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
