@@ -40,7 +40,9 @@ def vllm_serve(model: Path, *flags: str, batch: int = 8) -> Iterator[tuple[int, 
     command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--port", str(port)]
     command += ["--max-model-len", "2048", "--max-num-seqs", str(batch), *flags]
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    with tempfile.TemporaryFile() as log:
+    # A `vllm serve` that is killed leaves its sockets there.
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
+        env["VLLM_RPC_BASE_PATH"] = sockets
         began = time.monotonic()
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         try:

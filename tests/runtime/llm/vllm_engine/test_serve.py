@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,7 @@ def test_vllm_serve_answers_with_the_weights_of_the_node(redis_server: RedisServ
         pytest.skip(f"no model in {REAL}: `make models` converts it")
     store = Store(tmp_path / "store")
     checkpoint = _published(store, tmp_path / "cache")
+    sockets = tempfile.TemporaryDirectory(prefix="vllm-")  # a killed one leaves them; names of sockets must be short
     node = Node(redis_server, str(store.folder), tmp_path / "home").start()
     try:
         with segment_weights(node.home, checkpoint) as weights:
@@ -52,7 +54,7 @@ def test_vllm_serve_answers_with_the_weights_of_the_node(redis_server: RedisServ
         with (tmp_path / "vllm.log").open("wb") as log:
             serve = spawn(
                 _command(_small_files(tmp_path / "model"), checkpoint, node.home, port),
-                env=plain_environment() | ENVIRONMENT,
+                env=plain_environment() | ENVIRONMENT | {"VLLM_RPC_BASE_PATH": sockets.name},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -63,6 +65,7 @@ def test_vllm_serve_answers_with_the_weights_of_the_node(redis_server: RedisServ
             end(serve)
     finally:
         node.close()
+        sockets.cleanup()
 
 
 def _published(store: Store, cache: Path) -> CheckpointId:
