@@ -14,8 +14,8 @@ from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, Worke
 from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
 from fleetstart.runtime.contract.sizes import MIB
+from tests.controller.scheduler.cluster import Cluster
 from tests.controller.scheduler.test_autoscaler import spec
-from tests.controller.scheduler.test_reconcile import Cluster
 
 SECOND = 1_000_000_000
 

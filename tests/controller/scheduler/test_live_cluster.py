@@ -23,8 +23,8 @@ from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import LayerLayout
+from tests.controller.scheduler.cluster import Cluster
 from tests.controller.scheduler.test_autoscaler import spec
-from tests.controller.scheduler.test_reconcile import Cluster
 
 MOVES = st.tuples(
     st.sampled_from(

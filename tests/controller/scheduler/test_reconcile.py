@@ -2,123 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleetstart.controller.gateway.dispatch.version_backend import VersionBackend
 from fleetstart.controller.planner import Cluster as PlannedCluster
 from fleetstart.controller.planner import Plan, PlanRequest
 from fleetstart.controller.scheduler.reconcile import Reconciler
 from fleetstart.controller.scheduler.start_orders import plan_start
-from fleetstart.controller.scheduler.step import Step
 from fleetstart.controller.scheduler.worker_pool import broken
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
-from fleetstart.controller.state.view import NodeSeen, View
+from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.function.spec import SLO, FunctionSpec, LLMSettings, Scale
-from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
-from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
-from fleetstart.runtime.contract.node.peers import Grant, Peer
+from fleetstart.runtime.contract.function.spec import LLMSettings, Scale
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
+from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport, NodeReport
 from fleetstart.runtime.contract.sizes import MIB
-from fleetstart.runtime.contract.weights.stage import LayerLayout
-from tests.controller.planner.worlds import request
+from tests.controller.scheduler.cluster import Cluster, F, pipelined
 from tests.controller.scheduler.test_autoscaler import spec
-
-F = FunctionName("f")
-
-
-class ManualClock:
-    """A clock that a test moves by hand."""
-
-    def __init__(self) -> None:
-        self._unix_ns = 1_700_000_000_000_000_000
-        self._monotonic_ns = 0
-
-    def advance(self, seconds: float) -> None:
-        step_ns = round(seconds * 1e9)
-        self._unix_ns += step_ns
-        self._monotonic_ns += step_ns
-
-    def step(self, seconds: float) -> None:
-        """The time of day is set; no time passes."""
-        self._unix_ns += round(seconds * 1e9)
-
-    def monotonic_ns(self) -> int:
-        return self._monotonic_ns
-
-    def unix_ns(self) -> int:
-        return self._unix_ns
-
-
-class Cluster:
-    """A world in which orders are obeyed when the test says so."""
-
-    def __init__(self, nodes: int = 1, memory_mib: int = 4096) -> None:
-        self.clock = ManualClock()
-        self.view = View()
-        self.view.synced = True
-        self.reconciler = Reconciler()
-        for i in range(nodes):
-            name = NodeId(f"n{i}")
-            self.view.nodes[name] = NodeSeen(
-                NodeReport(node=name, epoch="e", address="", memory_bytes=memory_mib * MIB, memory_used_bytes=0, cpus=1)
-            )
-
-    def deploy(self, version: int = 1, **fields: object) -> FunctionSpec:
-        deployed = spec(**fields)
-        self.view.functions[F] = FunctionRecord(name=F, live=Version(version), deployed_unix_ms=0)
-        self.view.versions[VersionKey(F, Version(version))] = VersionRecord(
-            version=Version(version), digest="", spec=deployed, segment_bytes=0, created_unix_ms=0
-        )
-        return deployed
-
-    def load(self, queued: int, running: int = 0, version: int = 1, waited_s: float = 0.0) -> None:
-        oldest_unix_ms = self.clock.unix_ns() // 1_000_000 - round(waited_s * 1000)
-        load = FunctionLoad(queued, running, oldest_unix_ms=oldest_unix_ms if queued else 0)
-        loads = {f"f@{version}": load} if queued or running else {}
-        self.view.put_gateway(GatewayReport(gateway="g", loads=loads), self.clock.monotonic_ns())
-
-    def step(self) -> Step:
-        step = self.reconciler.step(self.view, now_ns=self.clock.monotonic_ns(), now_unix_ns=self.clock.unix_ns())
-        for key, failure in step.failures:
-            if failure is None:
-                self.view.failures.pop(key, None)
-            else:
-                self.view.failures[key] = failure
-        for order in step.orders:
-            self.view.put_order(order)
-        for order in step.deleted_orders:
-            self.view.drop_order(order.worker)
-        return step
-
-    def obey(self, state: WorkerState = "ready", error: ErrorInfo | None = None) -> None:
-        for order in self.view.orders.values():
-            wanted: WorkerState = {"run": state, "standby": "standby", "drain": "gone"}[order.wanted]
-            self.view.put_status(
-                WorkerStatus(
-                    worker=order.worker,
-                    node=order.node,
-                    function=F,
-                    version=order.version,
-                    state=wanted,
-                    error=error,
-                    memory_bytes=100 * MIB if wanted == "standby" else 0,
-                    changed_unix_ns=self.clock.unix_ns(),
-                )
-            )
-
-    def wanted(self) -> dict[str, int]:
-        """Number of orders by what they want."""
-        return dict(Counter(order.wanted for order in self.view.orders.values()))
-
-    def workers(self) -> list[WorkerId]:
-        return [order.worker for order in self.view.orders.values() if order.wanted == "run"]
 
 
 def test_demand_orders_workers_once_and_idleness_sends_them_away() -> None:
@@ -319,18 +223,6 @@ def test_a_draining_nodes_workers_are_replaced_elsewhere_and_none_is_started_the
     assert cluster.step().unplaced
 
 
-def test_a_pipeline_leaves_with_any_of_its_stages() -> None:
-    cluster = Cluster(nodes=2)
-    pipelined(cluster)
-    cluster.load(1)
-    first, second = sorted(cluster.step().orders, key=lambda order: order.stage.index if order.stage else 0)
-    assert first.node != second.node
-    cluster.view.draining = frozenset({second.node})
-    changed = {order.worker: order.wanted for order in cluster.step().orders}
-    assert changed[first.worker] == "drain"
-    assert changed.get(second.worker, "run") == "run", "its calls may still need it"
-
-
 def test_a_restarted_daemon_gets_new_orders() -> None:
     cluster = Cluster()
     cluster.deploy()
@@ -381,159 +273,6 @@ def test_a_change_of_scheduler_keeps_warm_workers() -> None:
     assert not cluster.step().orders
     cluster.clock.advance(2)
     assert len(cluster.step().orders) == 2
-
-
-def pipelined(cluster: Cluster, **fields: Any) -> FunctionSpec:
-    """A model of four layers that takes long to fetch: worth a pipeline wherever there are nodes."""
-    deployed = cluster.deploy(
-        weights=CheckpointId("0" * 64), llm=LLMSettings(kv_memory_bytes=MIB), memory_bytes=64 * MIB, **fields
-    )
-    key = VersionKey(F, Version(1))
-    layout = LayerLayout(0, [100 * MIB] * 4, [], [])
-    cluster.view.versions[key] = msgspec.structs.replace(
-        cluster.view.versions[key], segment_bytes=400 * MIB, layout=layout
-    )
-    return deployed
-
-
-def stages_of(cluster: Cluster) -> list[tuple[int, str, bool]]:
-    """(index, what is wanted, whether it grows) of every order, by worker's place in its pipeline."""
-    orders = [order for order in cluster.view.orders.values() if order.stage is not None]
-    return sorted((order.stage.index, order.wanted, order.grow) for order in orders if order.stage)
-
-
-def test_a_cold_start_is_a_pipeline_that_becomes_one_worker() -> None:
-    cluster = Cluster(nodes=4)
-    pipelined(cluster)
-    cluster.load(1)
-    step = cluster.step()
-    assert stages_of(cluster) == [(0, "run", True), (1, "run", False), (2, "run", False), (3, "run", False)]
-    assert len({order.node for order in step.orders}) == 4
-    assert len({order.secret for order in step.orders}) == 1
-    assert step.plans.keys() == {order.worker for order in step.orders}
-    assert {plan.decided_unix_ms for plan in step.plans.values()} == {cluster.clock.unix_ns() // 1_000_000}
-    cluster.clock.advance(1)
-    assert not cluster.step().orders, "a pipeline is one worker"
-
-
-def test_orders_that_are_written_again_keep_the_time_of_their_decision_and_their_deadline() -> None:
-    cluster = Cluster(nodes=4)
-    pipelined(cluster, slo=SLO(ttft_s=3.0))
-    cluster.load(1)
-    decided_unix_ns = cluster.clock.unix_ns()
-    before = {order.worker: order for order in cluster.step().orders}
-    assert all(order.fetch_by_unix_ns > decided_unix_ns for order in before.values())
-    cluster.clock.advance(0.3)
-    for order in before.values():
-        cluster.view.put_status(
-            WorkerStatus(
-                worker=order.worker, node=order.node, function=F, version=order.version, state="starting",
-                link=f"{order.node}:1", whole=False, changed_unix_ns=cluster.clock.unix_ns(),
-            )
-        )  # fmt: skip
-    again = cluster.step().orders
-    assert {order.worker for order in again} == before.keys()
-    for order in again:
-        assert order.ordered_unix_ns == cluster.clock.unix_ns()
-        assert order.decided_unix_ns == decided_unix_ns
-        assert order.fetch_by_unix_ns == before[order.worker].fetch_by_unix_ns
-
-
-def test_more_demand_makes_workers_of_the_helpers_before_it_starts_others() -> None:
-    cluster = Cluster(nodes=4)
-    pipelined(cluster, concurrency=1, scale=Scale(max=6))
-    cluster.load(1)
-    cluster.step()
-    cluster.load(3)
-    cluster.clock.advance(1)
-    step = cluster.step()
-    assert stages_of(cluster) == [(0, "run", True), (1, "run", True), (2, "run", True), (3, "run", False)]
-    assert not step.plans
-    cluster.clock.advance(1)
-    assert not cluster.step().orders
-
-
-def test_a_surge_is_one_pipeline_of_as_many_workers() -> None:
-    cluster = Cluster(nodes=4)
-    pipelined(cluster, concurrency=1, scale=Scale(max=8))
-    cluster.load(3)
-    step = cluster.step()
-    assert len({order.stage.pipeline for order in step.orders if order.stage is not None}) == 1
-    assert sum(order.grow for order in step.orders) == 3
-
-
-def test_the_workers_of_a_burst_are_ordered_in_one_decision_once_its_calls_are_there() -> None:
-    cluster = Cluster(nodes=8)
-    pipelined(cluster, concurrency=16, scale=Scale(max=8))
-    cluster.load(1)
-    first = cluster.step()
-    assert first.plans, "the first worker does not wait for others' calls"
-    cluster.obey()
-    helped = 16 * len(first.orders)
-    for calls in range(helped, helped + 33, 3):
-        cluster.clock.advance(0.005)
-        cluster.load(calls)
-        step = cluster.step()
-        assert not step.plans, "more calls come: the burst is not seen whole"
-    assert step.again_unix_ms is not None
-    missing = -(-calls // 16) - len(first.orders)
-    assert missing == 2
-    cluster.clock.advance(0.2)
-    ordered = cluster.step().orders
-    assert sum(order.grow or order.stage is None for order in ordered) == missing
-    cluster.clock.advance(1)
-    assert not cluster.step().plans, "all that was missing was ordered at once"
-
-
-def test_a_function_that_may_have_no_more_workers_does_not_wait_for_more_calls() -> None:
-    cluster = Cluster(nodes=8)
-    pipelined(cluster, concurrency=1, scale=Scale(max=8))
-    cluster.load(1)
-    cluster.step()
-    cluster.obey()
-    cluster.load(50)
-    assert cluster.step().plans
-
-
-def reasons(step: Step) -> list[str]:
-    return [one.why_not for plan in step.plans.values() for one in plan.considered]
-
-
-def test_what_a_call_has_waited_counts_as_long_as_its_promise_can_be_kept() -> None:
-    for waited_s, meets_slo, counted in ((0.0, True, False), (0.5, True, True), (5.0, True, False)):
-        cluster = Cluster(nodes=4)
-        pipelined(cluster, slo=SLO(ttft_s=3.0))
-        cluster.load(1, waited_s=waited_s)
-        step = cluster.step()
-        assert {plan.meets_slo for plan in step.plans.values()} == {meets_slo}, "the next call's promise can be kept"
-        assert any("s of waiting" in why for why in reasons(step)) is counted, waited_s
-
-
-def test_those_who_wait_for_a_start_under_way_are_not_counted_again() -> None:
-    cluster = Cluster(nodes=8)
-    pipelined(cluster, concurrency=1, slo=SLO(ttft_s=3.0), scale=Scale(max=8))
-    cluster.load(1)
-    cluster.step()
-    cluster.load(8, waited_s=0.5)
-    step = cluster.step()
-    assert step.plans
-    assert not any("s of waiting" in why for why in reasons(step))
-
-
-def test_a_pipeline_that_is_sent_away_stays_one_until_its_first_stage_has_ended() -> None:
-    """Its calls may go on, and they need all stages."""
-    cluster = Cluster(nodes=4)
-    pipelined(cluster, scale=Scale(keep_alive_s=1))
-    cluster.load(1)
-    cluster.step()
-    cluster.load(0)
-    cluster.step()
-    cluster.clock.advance(5)
-    cluster.step()
-    assert [wanted for _, wanted, _ in stages_of(cluster)] == ["drain", "run", "run", "run"]
-    (first,) = [order for order in cluster.view.orders.values() if order.wanted == "drain"]
-    assert first.secret
-    assert len(first.peers) == 4
 
 
 def test_a_fault_of_one_version_stops_no_other_and_its_calls_get_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -588,17 +327,6 @@ def test_a_cache_larger_than_the_memory_is_no_negative_memory() -> None:
     assert {order.spec.memory_bytes for order in step.orders} == {64 * MIB}, "its cache is in device memory"
 
 
-@given(st.integers(1, 4096), st.integers(16, 4096), st.integers(1, 8), st.booleans())
-def test_no_stage_has_less_memory_than_a_worker_may_have(
-    kv_mib: int, memory_mib: int, stages: int, kv_on_device: bool
-) -> None:
-    asked = request(layers=8, memory_bytes=memory_mib * MIB, kv_bytes=kv_mib * MIB)
-    for cut in asked.layout.cuts(stages):
-        own_bytes = asked.own_bytes(cut, full=False, kv_on_device=kv_on_device)
-        assert 16 * MIB <= own_bytes <= memory_mib * MIB
-        spec(memory_bytes=own_bytes)
-
-
 def test_calls_that_another_gateway_had_long_ago_are_not_expected_again() -> None:
     """Gateway a is busy; b had 5,000 calls, was idle, and gets one."""
     cluster = Cluster(nodes=4)
@@ -625,21 +353,3 @@ def test_calls_that_another_gateway_had_long_ago_are_not_expected_again() -> Non
     report("b", b, 1)
     assert len(cluster.step().orders) == 1, "two calls run: two workers"
     assert deployed.concurrency == 1
-
-
-def test_other_sources_give_a_start_no_more_time() -> None:
-    """Grants are renewed every few minutes, and peers come and go: the order changes, and what it asks for does not."""
-    cluster = Cluster()
-    cluster.deploy(scale=Scale(min=1, max=1), start_timeout_s=60)
-    [order] = cluster.step().orders
-    grant = Grant(checkpoint=CheckpointId("c"), holder=NodeId("n1"), epoch="e", reader=NodeId("n0"), expires_unix_ms=1)
-    for seconds in range(0, 65, 5):
-        assert cluster.workers() == [order.worker], f"it is given up after {seconds} s"
-        cluster.clock.advance(5)
-        peer = Peer(node=NodeId("n1"), address="n1:1", grant=grant, secret=str(seconds))
-        order = order.changed(cluster.clock.unix_ns(), sources=(peer,))
-        cluster.view.put_order(order)
-        cluster.step()
-    cluster.clock.advance(1)
-    cluster.step()
-    assert order.worker not in cluster.workers()

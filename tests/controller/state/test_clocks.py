@@ -12,7 +12,7 @@ from fleetstart.prefetcher.control.status_publisher import StatusPublisher
 from fleetstart.runtime.contract.function.spec import Scale
 from fleetstart.runtime.contract.ids import FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
-from tests.controller.scheduler.test_reconcile import Cluster
+from tests.controller.scheduler.cluster import Cluster
 
 W = WorkerId("w")
 NEWS: list[WorkerState] = ["starting", "ready", "draining", "gone"]

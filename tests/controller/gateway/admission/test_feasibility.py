@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.weights.stage import LayerLayout
 from tests.controller.gateway.dispatch.test_version_backend import status
-from tests.controller.scheduler.test_reconcile import Cluster, F
+from tests.controller.scheduler.cluster import Cluster, F
 
 KEY = VersionKey(F, Version(1))
 CHAT = CheckpointId("c" * 64)

@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.gateway.admission.test_feasibility import CHAT, KEY, deployed
 from tests.controller.gateway.dispatch.test_version_backend import call, queued, status
-from tests.controller.scheduler.test_reconcile import Cluster
+from tests.controller.scheduler.cluster import Cluster
 
 TEST_MEASURES = VersionMeasures(
     library_s=MovingAverage(0.5, 3), rest_s=MovingAverage(0.1, 3), call_s=MovingAverage(2.0, 3)

@@ -20,8 +20,8 @@ from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder
 from fleetstart.runtime.contract.node.reports import FunctionLoad, GatewayReport
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.conftest import ControllerProcess, HandNode
+from tests.controller.scheduler.cluster import Cluster, F
 from tests.controller.scheduler.test_autoscaler import spec
-from tests.controller.scheduler.test_reconcile import Cluster, F
 
 MEMORY = 64 * MIB
 

@@ -26,7 +26,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
-from tests.controller.state.test_resilience import _trace
+from tests.controller.state.test_takeover import _trace
 from tests.servers import RedisServer, free_port, until, wait_until
 
 F = FunctionName("f")

@@ -19,7 +19,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.sizes import GIB, MIB
 from tests.controller.conftest import ControllerProcess
-from tests.controller.state.test_resilience import _trace
+from tests.controller.state.test_takeover import _trace
 from tests.servers import RedisServer, free_port, wait_until
 
 
