@@ -18,11 +18,11 @@ from .. import output
 from ..api_client import ApiClient, find_server, function_path
 from ..command_group import CommandGroup
 from ..handler.select import ConfiguredHandler, flags_of, select_handlers
+from ..handler.setting_flags import setting_flags
 from ..handler.settings import DECORATOR, Key, Setting, flatten
 from ..handler.source.declarations import SETTINGS, Kind
 from ..handler.spec import adapter_of, adapters_of, build_spec, include_of, module_name, weights_of
 from ..root import verb
-from .deploy import setting_flags
 
 DEFAULT = "default"
 NOT_SET = "not set"

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fleetstart.runtime.contract.errors import InvalidSpec
-from fleetstart.runtime.contract.function.spec import Isolation
 from fleetstart.runtime.contract.ids import LIVE
 from fleetstart.runtime.contract.store_url import is_s3
 from fleetstart.runtime.contract.weights.engine_choice import EngineChoice
@@ -27,6 +26,7 @@ from ..curl_hint import curl_for_function
 from ..handler.bundle import Bundle, make_bundle
 from ..handler.packed_function import PackedFunction, summary_of
 from ..handler.select import flags_of, select_handlers
+from ..handler.setting_flags import setting_flags
 from ..handler.source.declarations import Declaration
 from ..handler.source.interface import batch_size, interface_of
 from ..handler.source.layered import with_layer_names
@@ -57,8 +57,6 @@ from ..weights.upload import CheckpointTarget
 if TYPE_CHECKING:
     from ..handler.dry_run import DryRun
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
 
 class Percent(click.ParamType[int]):
     """ "10%" or "10"."""
@@ -70,69 +68,6 @@ class Percent(click.ParamType[int]):
         if not (text.isascii() and text.isdecimal() and len(text) <= 3) or not 1 <= int(text) <= 100:
             self.fail(f"{value!r} is not 1% to 99% of the calls", param, ctx)
         return int(text)
-
-
-def setting_flags(function: Decorated) -> Decorated:
-    """Decorator with the options that are settings: those of `flags_of`."""
-    for option in reversed(
-        (
-            click.option("--name", help="Name of the function; default: the handler's own, in kebab-case."),
-            click.option("--memory", metavar="SIZE", help="Limit on a worker's own memory, such as 512MiB."),
-            click.option("--gpu", metavar="REQUEST", help="Devices of a worker: 1, H100:2, or a share such as 24GiB."),
-            click.option("--concurrency", type=int, help="Calls that one worker serves at a time."),
-            click.option(
-                "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Longest time that a call may take."
-            ),
-            click.option("--retries", type=int, help="How often a call is run again after its worker died under it."),
-            click.option(
-                "--queue-timeout",
-                "queue_timeout_s",
-                type=float,
-                metavar="SECONDS",
-                help="Longest time of it that a call may wait for a worker.",
-            ),
-            click.option("--rate", type=float, metavar="PER_SECOND", help="Calls a second; more get 429."),
-            click.option("--burst", type=int, help="Calls that may arrive at once after a pause, with --rate."),
-            click.option("--concurrent", type=int, help="Calls that may run at a time; more get 429."),
-            click.option("--max-body", metavar="SIZE", help="Largest body of a call, such as 10MiB."),
-            click.option(
-                "--cors", multiple=True, metavar="ORIGIN", help="Origin whose pages may call it, or *; may be repeated."
-            ),
-            click.option("--min", "min_workers", type=int, help="Workers that run even without calls, and are billed."),
-            click.option("--max", "max_workers", type=int, help="Largest number of workers."),
-            click.option(
-                "--keep-alive", "keep_alive_s", type=float, metavar="SECONDS", help="How long an idle worker stays."
-            ),
-            click.option(
-                "--standby",
-                "standby_s",
-                type=float,
-                metavar="SECONDS",
-                help="How long a language model's idle worker then stands by, without weights.",
-            ),
-            click.option(
-                "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag for usage and cost; may be repeated."
-            ),
-            click.option(
-                "--isolation",
-                type=click.Choice(get_args(Isolation)),
-                metavar="NAME",
-                help="How its workers are confined: namespaces, gvisor or container.",
-            ),
-            click.option("--image", help='Image of its containers; needs isolation="container".'),
-            click.option("--region", multiple=True, help="Region in which it may run, such as eu; may be repeated."),
-            click.option(
-                "--keep", type=click.Choice(["host"]), help="Keep one copy of its weights in the memory of some node."
-            ),
-            click.option("--calls", multiple=True, metavar="NAME", help="Function that it may call; may be repeated."),
-            click.option("--project", help="Its project; default: that of the key, or `default`."),
-            click.option(
-                "--env", multiple=True, metavar="KEY=VALUE", help="Environment of the worker; may be repeated."
-            ),
-        )
-    ):
-        function = option(function)
-    return function
 
 
 @click.command

@@ -29,12 +29,13 @@ from ...schemas.functions import Deployed, FunctionInfo
 from .. import output
 from ..api_client import Address, ApiClient, find_server, function_path
 from ..handler.select import flags_of, select_handlers
+from ..handler.setting_flags import setting_flags
 from ..home import HomeLayout
 from ..local.cold_start_probe import ColdStartProbe
 from ..local.dev_target import belongs_to_others, create_secrets, dev_name, require_own, with_dev_name
 from ..local.file_watch import ChangeDetector, file_stamps
 from ..root import verb
-from .deploy import bundle_of, deploy_all, setting_flags
+from .deploy import bundle_of, deploy_all
 from .down import stop_supervisor
 from .logs import format_line
 from .up import supervisor_argv, wait_ready

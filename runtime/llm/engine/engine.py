@@ -30,7 +30,7 @@ from .generation import (
 )
 from .inference_engine import EngineLoad
 from .logprobs import TokenLogprob, token_logprob
-from .runner import Batch, ReleasedRunner, Runner, RunnerLost
+from .runner import ReleasedRunner, Runner, RunnerLost, batch_of
 from .sampler import SamplingParams, sample
 from .scheduler import PlannedChunk, Scheduler, Sequence
 
@@ -306,7 +306,7 @@ class Engine:
                 return
             sampling = [chunk for chunk in chunks if chunk.samples and not chunk.sequence.embeds]
             embedding = [chunk for chunk in chunks if chunk.samples and chunk.sequence.embeds]
-            batch = _batch(chunks)
+            batch = batch_of(chunks)
             self._in_flight.append(_StepInFlight(chunks, sampling, embedding))
             self._runner.submit(batch)
 
@@ -386,26 +386,3 @@ def _movable(request: Request) -> bool:
 
 def _logprob(request: Request, logits: Tensor, token: int) -> TokenLogprob | None:
     return None if request.logprobs is None else token_logprob(logits, token, request.logprobs)
-
-
-def _batch(chunks: list[PlannedChunk]) -> Batch:
-    """The batch of the concatenated chunks."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    starts = [0]
-    logits_rows: list[int] = []
-    embedding_rows: list[int] = []
-    for chunk in chunks:
-        tokens += chunk.sequence.tokens[chunk.begin : chunk.end]
-        positions += range(chunk.begin, chunk.end)
-        starts.append(len(tokens))
-        if chunk.samples:
-            (embedding_rows if chunk.sequence.embeds else logits_rows).append(len(tokens) - 1)
-    return Batch(
-        tokens=tokens,
-        positions=positions,
-        starts=starts,
-        tables=[chunk.sequence.table for chunk in chunks],
-        logits_rows=logits_rows,
-        embedding_rows=embedding_rows,
-    )

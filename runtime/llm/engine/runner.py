@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from .scheduler import PlannedChunk
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -27,6 +29,29 @@ class Batch:
     """Rows whose next-token logits are wanted."""
     embedding_rows: list[int] = field(default_factory=list)
     """Rows whose final hidden state is wanted."""
+
+
+def batch_of(chunks: list[PlannedChunk]) -> Batch:
+    """The batch of the concatenated chunks."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    starts = [0]
+    logits_rows: list[int] = []
+    embedding_rows: list[int] = []
+    for chunk in chunks:
+        tokens += chunk.sequence.tokens[chunk.begin : chunk.end]
+        positions += range(chunk.begin, chunk.end)
+        starts.append(len(tokens))
+        if chunk.samples:
+            (embedding_rows if chunk.sequence.embeds else logits_rows).append(len(tokens) - 1)
+    return Batch(
+        tokens=tokens,
+        positions=positions,
+        starts=starts,
+        tables=[chunk.sequence.table for chunk in chunks],
+        logits_rows=logits_rows,
+        embedding_rows=embedding_rows,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
