@@ -62,6 +62,9 @@ class RetentionSweeper:
         self._compared_s = time.monotonic()
         self._fresh: tuple[str, float] | None = None
         """A run of Redis that is not compared yet, and the time to do so, when young objects are old enough."""
+        self._young: frozenset[InvocationId] = frozenset()
+        """What the first comparison with that run left, as too young by the clocks of store and Redis, which may be
+        apart: the second one, a grace period later, takes it."""
 
     async def run(self) -> None:
         while True:
@@ -114,24 +117,30 @@ class RetentionSweeper:
             if now_s - self._compared_s < COMPARE_EVERY_S:
                 return
         elif self._fresh is None or self._fresh[0] != run:
-            self._fresh = (run, now_s + GRACE_MS / 1000 + 1.0)
+            self._fresh, self._young = (run, now_s + GRACE_MS / 1000 + 1.0), frozenset()
             return
         elif now_s < self._fresh[1]:
             return
+        first = self._fresh is not None and not self._young
         await self.compare(self._clock.now_unix_ms(), grace_ms=GRACE_MS)
+        if first and self._young:
+            self._fresh = (run, now_s + GRACE_MS / 1000 + 1.0)
+            return
+        self._young = frozenset()
         self._compared_s = now_s
         await self._client.set(keys.INVOCATIONS_ADOPTED, run)
 
     async def compare(self, now_unix_ms: int, *, grace_ms: int) -> int:
         """Restores invocations that the store has and Redis does not; returns their number."""
-        adopted = 0
+        adopted, young = 0, set[InvocationId]()
         for invocation, objects in (await self._payloads.contents()).items():
             try:
                 if await self._invocations.get(invocation) is not None:
                     continue
             except Unavailable:
                 continue  # it is there, though this release cannot read it
-            if max(objects.values()) > now_unix_ms - grace_ms:
+            if max(objects.values()) > now_unix_ms - grace_ms and invocation not in self._young:
+                young.add(invocation)
                 continue
             envelope = await self._envelope(invocation) if REQUEST in objects else None
             progress = await self._progress(envelope, objects, now_unix_ms) if envelope is not None else None
@@ -140,6 +149,7 @@ class RetentionSweeper:
             elif await self._invocations.create(envelope, progress):
                 adopted += 1
                 log.warning("an invocation that redis lost is restored", extra={"invocation": invocation})
+        self._young = frozenset(young)
         return adopted
 
     async def _envelope(self, invocation: InvocationId) -> Envelope | None:

@@ -25,6 +25,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.durability import on_disk
 from fleetstart.runtime.contract.billing.ledger import (
     APPEND_KEYS,
+    LOST_GATEWAY,
     InvocationRow,
     InvocationTrace,
     OpenInvocation,
@@ -340,7 +341,7 @@ def _lost_row(call: OpenInvocation) -> InvocationRow:
         function=call.function,
         version=call.version,
         status=502,
-        error="gateway_lost",
+        error=LOST_GATEWAY,
         accepted_unix_ms=call.accepted_unix_ms,
         queue_ms=0,
         billed_ms=0,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.errors import FleetError
-from fleetstart.runtime.contract.ids import Version, WorkerId
+from fleetstart.runtime.contract.ids import InvocationId, Version, WorkerId
 
 KEYED_CALL = "fs.keyed"
 """Scope key of the `KeyedCall` of a call with an idempotency key."""
@@ -33,6 +33,8 @@ class KeyedCall:
     """To be awaited before it is sent to a worker, with the seconds that it has left."""
     worker: WorkerId | None = None
     """The worker that runs it already; None for a call that has not run."""
+    invocation: InvocationId | None = None
+    """The id under which that worker has it: this call's own, unless that one's row is written."""
     version: Version | None = None
     """The version of that worker."""
     gateway: str = ""

@@ -25,6 +25,8 @@ FOUND = {
     50491: "a status that came during the first read of all kept its worker's order out of the view",
     1000853: "orders whose write was done, but not answered, were made a second time, beyond max",
     1011701: "a call that went on with another one, whose claim had ended, made that one give up with a row of its own",
+    1013106: "an answer was taken from a worker after its call had been closed as one of a lost gateway, under its id",
+    1013821: "a call that Redis lost was left for ten minutes, as Redis' clock was behind that of the object store",
     924374272: "a waiting call kept the id of one that it had failed to take over, whose row was written",
     924534370: "a gateway that had come back refused calls for a second, as prices were tried again only then",
 }

@@ -100,13 +100,12 @@ class IdempotentCall:
             return
         try:
             place = await self._place(digest, claim, last)
+            name = await self._name(place, request_id)
         except BaseException:
             await self._free(digest, raw)
             raise
-        if place is not None and place.invocation != claim.invocation:
-            # The claim of a call that runs has ended, as with a step of Redis' clock: that call gives up if it reads
-            # another id than its own.
-            claim = msgspec.structs.replace(claim, invocation=place.invocation)
+        if name != claim.invocation:
+            claim = msgspec.structs.replace(claim, invocation=name)
             raw = await self._rename(digest, raw, claim)
         try:
             await self._first(scope, body, send, digest, claim, raw, place, last)
@@ -164,6 +163,13 @@ class IdempotentCall:
                 hint="call without Last-Event-ID to run it again from its beginning",
             )
         return place
+
+    async def _name(self, place: CallPlace | None, request_id: InvocationId) -> InvocationId:
+        """The id of a call: that of the one that it goes on with, which gives up if it reads another one in the claim,
+        as after a step of Redis' clock; its own if that one has a row already, as a call of a lost gateway."""
+        if place is None or await self._places.given_up(place.invocation):
+            return request_id
+        return place.invocation
 
     async def _claim(
         self, digest: str, send: Send, ours: KeyClaim, answer: AnswerAccepted, last: int = 0
@@ -243,6 +249,7 @@ class IdempotentCall:
         keyed = KeyedCall(
             sent_to=partial(self._note_place, digest, claim, events),
             worker=place.worker if place is not None else None,
+            invocation=place.invocation if place is not None else None,
             version=place.version if place is not None else None,
             gateway=place.gateway if place is not None else "",
             lost=lost,

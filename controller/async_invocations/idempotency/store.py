@@ -15,6 +15,7 @@ import msgspec
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import LOST_GATEWAY, InvocationTrace
 from fleetstart.runtime.contract.errors import Refused
 from fleetstart.runtime.contract.ids import InvocationId, Version, WorkerId
 from fleetstart.runtime.contract.process.tasks import in_parallel
@@ -111,6 +112,7 @@ class CallPlaces:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._decoder = RecordDecoder(CallPlace)
+        self._traces = RecordDecoder(InvocationTrace)
 
     async def read(self, digest: str) -> CallPlace | None:
         raw = cast(bytes | None, await self._client.get(keys.call_place(digest)))
@@ -124,6 +126,14 @@ class CallPlaces:
 
     async def remove(self, digest: str) -> None:
         await self._client.delete(keys.call_place(digest))
+
+    async def given_up(self, invocation: InvocationId) -> bool:
+        """Whether the call has its row, as one of a lost gateway: whoever goes on with it needs another one."""
+        raw = cast(bytes | None, await self._client.get(keys.trace(invocation)))
+        try:
+            return raw is not None and self._traces.decode(raw).row.error == LOST_GATEWAY
+        except UnreadableRecord:
+            return False
 
 
 class IdempotencyKeys:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 
 from fleetstart.runtime.contract.errors import FleetError, WorkerLost
-from fleetstart.runtime.contract.ids import FunctionName, WorkerId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
@@ -224,7 +224,7 @@ class Dispatcher:
         headers = [
             *call.headers,
             (TOKEN_HEADER, status.token),
-            (REQUEST_HEADER, call.id),
+            (REQUEST_HEADER, _id_at_worker(record)),
             (DEADLINE_HEADER, str(left_ms)),
             (ATTEMPT_HEADER, str(record.attempts)),
             (CONTINUE_HEADER, str(len(resume_state))),
@@ -279,6 +279,14 @@ def _attaches(record: CallRecord) -> bool:
     """Checks whether the attempt under way reads the answer of a call that runs already."""
     keyed = record.call.keyed
     return keyed is not None and keyed.worker is not None and record.attempts == 1
+
+
+def _id_at_worker(record: CallRecord) -> InvocationId:
+    """The id under which a worker gets the call, or has it already."""
+    keyed = record.call.keyed
+    if keyed is not None and keyed.invocation is not None and _attaches(record):
+        return keyed.invocation
+    return record.call.id
 
 
 def lost_twice(record: CallRecord) -> WorkerLost:

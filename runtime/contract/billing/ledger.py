@@ -148,6 +148,8 @@ class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
     """For its row, which another gateway writes if this one dies."""
 
 
+LOST_GATEWAY = "gateway_lost"
+"""Error in the row of a call whose gateway was lost: what became of the call is not known."""
 CALLED_KEPT = 50
 """Calls of other functions that a trace names; its timeline has all of them."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
+import pytest
 import redis.asyncio as redis
 
+from fleetstart.controller.async_invocations import retention
 from fleetstart.controller.async_invocations.idempotency.store import IdempotencyKeys
 from fleetstart.controller.async_invocations.retention import DELETES, RetentionSweeper
 from fleetstart.controller.async_invocations.store import lifecycle
@@ -36,6 +39,13 @@ class SlowStore(FolderStore):
         return await super().list(prefix)
 
 
+def envelope(name: str, now_unix_ms: int) -> Envelope:
+    return Envelope(
+        id=InvocationId(name), function=FunctionName("hello"), method="POST", target="/fn/hello", headers=[],
+        body_bytes=0, fingerprint="", accepted_unix_ms=now_unix_ms, queue_s=3600, ttl_s=60,
+    )  # fmt: skip
+
+
 def test_expired_calls_are_deleted_many_at_a_time(redis_url: str, tmp_path: Path) -> None:
     async def sweep() -> None:
         store = SlowStore(tmp_path)
@@ -43,11 +53,7 @@ def test_expired_calls_are_deleted_many_at_a_time(redis_url: str, tmp_path: Path
             invocations = InvocationStore(client)
             now_unix_ms = time.time_ns() // 1_000_000
             for number in range(3 * DELETES):
-                call = Envelope(
-                    id=InvocationId(f"call-{number}"), function=FunctionName("hello"), method="POST",
-                    target="/fn/hello", headers=[], body_bytes=0, fingerprint="", accepted_unix_ms=now_unix_ms,
-                    queue_s=3600, ttl_s=60,
-                )  # fmt: skip
+                call = envelope(f"call-{number}", now_unix_ms)
                 await invocations.create(
                     call, lifecycle.ended(lifecycle.accepted(call), call, RunOutcome(), now_unix_ms)
                 )
@@ -59,3 +65,26 @@ def test_expired_calls_are_deleted_many_at_a_time(redis_url: str, tmp_path: Path
             assert not [call async for call in invocations.newest(100)]
 
     asyncio.run(sweep())
+
+
+def test_a_call_that_redis_lost_is_restored_though_its_clock_is_behind_that_of_the_store(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By these clocks its objects are too young to be a lost call's for ever; a grace period later they are not."""
+    monkeypatch.setattr(retention, "GRACE_MS", 100)
+
+    async def scenario() -> None:
+        store = FolderStore(tmp_path)
+        async with redis.from_url(redis_url) as client, asyncio.timeout(30):
+            invocations, payloads = InvocationStore(client), PayloadStore(store)
+            call = envelope("call-1", time.time_ns() // 1_000_000)
+            await payloads.keep_request(call, b"")
+            ahead_s = time.time() + 60
+            for path in tmp_path.rglob("*"):
+                os.utime(path, (ahead_s, ahead_s))
+            sweeper = RetentionSweeper(client, invocations, payloads, IdempotencyKeys(client, store), lambda: 1)
+            while await invocations.get(call.id) is None:
+                await sweeper.look()
+                await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())

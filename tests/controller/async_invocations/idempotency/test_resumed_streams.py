@@ -16,6 +16,9 @@ import redis
 
 from fleetstart.client import Client
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import LOST_GATEWAY, InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
+from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import end, wait_until
 
@@ -87,6 +90,33 @@ def test_a_killed_gateways_stream_goes_on_at_another_one_and_is_billed_once(
     controller.start()
     rows = wait_until(lambda: second.rows("hello"), what="its row")
     assert [(row["id"], row["status"]) for row in rows] == [(invocation, 200)]
+
+
+def test_a_call_that_is_closed_as_one_of_a_lost_gateway_is_gone_on_with_under_an_id_of_its_own(
+    controller: ControllerProcess, second: ControllerProcess, node: HandNode, redis_url: str
+) -> None:
+    """Its row says 502, half a minute after its gateway was lost: who gets the answer then has another row."""
+    controller.deploy("hello")
+    with stream(controller, "hello/gate", "k1") as (answer, events):
+        events.until("first")
+        invocation = InvocationId(answer.headers["x-request-id"])
+        controller.kill()
+    row = InvocationRow(
+        id=invocation, function=FunctionName("hello"), version=Version(1), status=502, error=LOST_GATEWAY,
+        accepted_unix_ms=1, queue_ms=0, billed_ms=0, memory_bytes=0, cost_nusd=0,
+    )  # fmt: skip
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(keys.trace(invocation), msgspec.json.encode(InvocationTrace(row=row, timeline=Timeline())))
+        client.hdel(keys.OPEN, invocation)
+    app = next(iter(node.apps.values()))
+    with stream(second, "hello/gate", "k1", last=1) as (answer, events):
+        own = answer.headers["x-request-id"]
+        app.release.set()
+        assert ids(events.rest()) == [2, 3]
+    assert own != invocation
+    assert app.calls == [invocation], "it has run once"
+    rows = wait_until(lambda: second.rows("hello"), what="its row")
+    assert [(row["id"], row["status"]) for row in rows] == [(own, 200)]
 
 
 def test_a_stream_that_only_lost_its_client_is_answered_from_where_the_client_was(
