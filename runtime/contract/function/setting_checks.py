@@ -23,8 +23,13 @@ TAGS_MAX = 8
 """Maximum number of tags; each row of the ledger carries them."""
 
 
-def is_image_name(name: str) -> bool:
-    return len(name) <= IMAGE_MAX and _IMAGE.fullmatch(name) is not None
+def check_image_name(function: str, image: str) -> None:
+    """Checks the name of a function's image. Errors: InvalidSpec."""
+    if len(image) > IMAGE_MAX or not _IMAGE.fullmatch(image):
+        raise InvalidSpec(
+            f"function {function}: {image[:80]!r} is no name of an image",
+            hint='write it as your engine lists it: "app:1.2" or "registry.example.com/team/app:1.2"',
+        )
 
 
 def check_origins(origins: list[str]) -> None:

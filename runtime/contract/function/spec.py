@@ -15,7 +15,7 @@ from ..sizes import GIB, MIB
 from .adapters import check_adapters
 from .interface import Interface
 from .names import DEFAULT_PROJECT, is_function_name, is_project_name, project_of
-from .setting_checks import check_network, check_origins, check_regions, check_secrets, check_tags, is_image_name
+from .setting_checks import check_image_name, check_network, check_origins, check_regions, check_secrets, check_tags
 from .volume import check_volumes
 
 RETRIES_MAX = 10
@@ -239,11 +239,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"function {self.name}: an image needs a container, and isolation is {self.isolation}",
                 hint='set isolation="container" beside image, or leave out image',
             )
-        if not is_image_name(self.image):
-            raise InvalidSpec(
-                f"function {self.name}: {self.image[:80]!r} is no name of an image",
-                hint='write it as your engine lists it: "app:1.2" or "registry.example.com/team/app:1.2"',
-            )
+        check_image_name(self.name, self.image)
 
     def _check_names(self) -> None:
         if not is_function_name(self.name):
