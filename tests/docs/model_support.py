@@ -43,7 +43,7 @@ COLUMNS = (
     Column(title="transformers, CPU, fp32", shown="equal", test="test_the_transformers_engine_gives_the_same_tokens"),
     Column(title="transformers, CPU, bf16 and fp16; CUDA", shown=NOT_RUN),
     Column(title="vllm, CPU, fp32", shown="equal", test="test_the_vllm_engine_gives_the_same_tokens"),
-    Column(title="vllm, CUDA", shown=NOT_RUN),
+    Column(title="vllm, CPU, bf16 and fp16; CUDA", shown=NOT_RUN),
 )
 CASES = {
     "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "phi3": "phi3",
