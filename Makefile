@@ -137,6 +137,9 @@ bench: dev models $(STAMPS)/peers
 docs/coldstart.png: docs/measurements/coldstart.json | $(STAMPS)/charts
 	@$(BIN)/python -m tests.bench.coldstart --no-peer --draw $< --chart $@
 
+docs/ramp.png: docs/measurements/ramp.json | $(STAMPS)/charts
+	@$(BIN)/python -m tests.bench.coldstart --no-peer --draw $< --ramp $@
+
 docs/multicast.png: docs/measurements/multicast.json | $(STAMPS)/charts
 	@$(BIN)/python -m tests.bench.multicast --no-peer --draw $< --chart $@
 

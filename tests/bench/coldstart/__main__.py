@@ -8,7 +8,7 @@ On a test bed: four hosts with links of a known rate, a store without limit, eve
   that stays a pipeline (HydraServe, figure 12); and the largest gap that its reader sees.
 - up: bursts of 8, 16 and 32 calls, answered by pipelines that become several workers, against workers that each start
   alone (HydraServe, figure 14).
-- scale: from one worker, and two, of a synthetic Llama of 70 MB to one a host, fed by peers, serving while they load,
+- scale: from one worker, and two, of a synthetic Llama of 96 MB to one a host, fed by peers, serving while they load,
   against a multicast that serves when it is over, and against each from the store (λScale, figures 9 to 11).
 
 With --quick `down` and `scale` are left out, unless they are asked for.
@@ -36,7 +36,7 @@ from typing import Any
 
 from tests.bench.coldstart import chart, down, ramp, scale, ttft, up
 from tests.bench.coldstart.fleet import NODE, QUICK_NODE, Fleet
-from tests.bench.coldstart.models import NOISE, QUICK_NOISE, chat_example, noise
+from tests.bench.coldstart.models import NOISE, QUICK_NOISE, SCALED_NOISE, chat_example, noise
 from tests.bench.harness.caches import disk_folder
 from tests.bench.harness.samples import Report, parse_options, progress
 from tests.testbed import Testbed, why_not
@@ -53,6 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", metavar="MODEL,...", help="of the first part; default chat,noise, noise with --quick"
     )
+    parser.add_argument("--hosts", type=int, help=f"default {HOSTS}")
     parser.add_argument("--copies", type=int, nargs="+", help="workers from which the part `scale` begins; default 1 2")
     parser.add_argument(
         "--cores",
@@ -80,7 +81,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     mbit = extra["mbit"] or MBIT
     node = QUICK_NODE if options.quick else NODE
-    hosts = QUICK_HOSTS if options.quick and "scale" not in chosen else HOSTS
+    hosts = extra["hosts"] or (QUICK_HOSTS if options.quick and "scale" not in chosen else HOSTS)
     names = (extra["models"] or ("noise" if options.quick else "chat,noise")).split(",")
     report = Report("the first token of a cold start comes from four hosts 3.4 times as soon as from one")
     report.setup = {"hosts": hosts, "mbit": mbit, "cores": os.cpu_count(), "node": node, "cores_a_host": extra["cores"]}
@@ -91,7 +92,7 @@ def main() -> None:
         if not options.quick and "ttft" in chosen and "noise" in names:
             models.append(noise(folder, NOISE))
         crowd = up.crowded(models[0], hosts)
-        few_to_all = [scale.scaled(noise(folder / "scaled", QUICK_NOISE), hosts)] if "scale" in chosen else []
+        few_to_all = [scale.scaled(noise(folder / "scaled", SCALED_NOISE), hosts)] if "scale" in chosen else []
         more = [*([crowd] if "up" in chosen else []), *few_to_all]
         for model in [*models, *more]:
             progress(f"deploying {model.title}")

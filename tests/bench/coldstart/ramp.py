@@ -1,5 +1,5 @@
 """Chart of the part `scale` of `coldstart`: tokens a second from the burst on, a line for each way to feed new hosts
-(λScale, figures 9 to 11).
+(λScale, figures 9 to 11), and since when the first of these is whole, dotted.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ def draw(found: Any, path: Path | None) -> None:
             rates = ramp([one["windows"] for one in part["details"][side]])
             middles = [(number + 0.5) * WINDOW_S for number in range(len(rates))]
             axes.plot(middles, rates, color=COLOURS[side], linewidth=2.0 if side == OURS else 1.4, label=side)
+            whole = [min(one["whole_s"].values()) for one in part["details"][side] if one["whole_s"]]
+            if whole:
+                axes.axvline(median(whole), color=COLOURS[side], linestyle="dotted", linewidth=1)
         axes.set_title(f"{name} to {found['setup']['hosts']} workers, medians", fontsize=10)
         axes.set_xlabel("seconds from the burst on")
         axes.spines[["top", "right"]].set_visible(False)

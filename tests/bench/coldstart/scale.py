@@ -3,8 +3,9 @@ peers and serve as pipelines where that is sooner, against a multicast whose rec
 against each from the store.
 
 One host or two have the model in memory and serve; the store gives all hosts together what one host's link takes. The
-two other sides are ours with a controller in which that one decision is changed (`controller`). Counted are tokens from
-the burst on, and the first one that a new host's worker gives. A worker computes with one thread, and with `--cores`
+two other sides are ours with a controller in which that one decision is changed (`controller`). Callers ask again once
+they are answered, for longer than the store takes to feed all new hosts. Counted are tokens of that time, the first one
+that a new host gives, and those of hosts that are not whole yet. A worker computes with one thread, and with `--cores`
 those of each host get so much of a core (control groups of version 1): where all hosts share two cores, one or two
 workers otherwise take what four can.
 """
@@ -13,26 +14,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from fleetstart.prefetcher.processes.cgroups import PREFIX as CGROUP_PREFIX
 from fleetstart.runtime.contract.ids import NodeId
-from tests.bench.coldstart.fleet import CALL_S, Fleet, Generated
+from tests.bench.coldstart.callers import call_again
+from tests.bench.coldstart.fleet import CALL_S, Fleet
 from tests.bench.coldstart.models import Model
 from tests.bench.coldstart.ttft import Found
+from tests.bench.coldstart.watch import Watch
 from tests.bench.harness.samples import Options, Report, fine, median, progress
 from tests.servers import wait_until
 
-BURST, QUICK_BURST = 64, 56
-"""Four times the calls that one worker takes at once, so that as many workers are wanted as there are hosts."""
-TOKENS, QUICK_TOKENS = 128, 96
+CALLERS_A_HOST = 14
+"""Of which one worker takes eight at once, so that as many workers are wanted as there are hosts."""
+TOKENS, QUICK_TOKENS = 128, 64
 COPIES = (1, 2)
+STARTS_S = 10.0
+"""For which callers ask beyond the time in which the store has fed all new hosts."""
 OURS = "peers, serving while they load"
 SIDES = {OURS: "", "multicast, then serving": "multicast", "each from the store": "store"}
 WINDOW_S = 2.0
@@ -50,19 +52,20 @@ def scaled(model: Model, hosts: int) -> Model:
 
 def run(report: Report, options: Options, fleet: Fleet, model: Model, copies: int) -> None:
     """`model` is `scaled`. A round is one burst for each side. `copies`: workers that there are before it."""
-    burst, tokens = (QUICK_BURST, QUICK_TOKENS) if options.quick else (BURST, TOKENS)
-    cores = options.extra["cores"]
+    tokens, cores = QUICK_TOKENS if options.quick else TOKENS, options.extra["cores"]
     found, bed = Found(), fleet.bed
+    hosts = len(bed.nodes)
+    lasts_s = (hosts - copies) * fleet.size_bytes(model) / (bed.mbit * 1e6 / 8) + STARTS_S
     bed.limit("store", bed.mbit)  # it is the one thing that all share
     for number in range(1, options.rounds + 1):
         sides = list(SIDES)
         random.Random(number).shuffle(sides)
         for side in sides:
             progress(f"scale from {copies}: {side}, round {number} of {options.rounds}")
-            found.note(side, *_sample(fleet, model, SIDES[side], burst, tokens, copies, cores))
+            found.note(side, *_sample(fleet, model, SIDES[side], tokens, lasts_s, copies, cores))
     bed.limit("store", 0)
     report.samples[f"scale from {copies}"] = {"all_s": found.seconds, "details": found.details}
-    _tell(report, found, copies, len(fleet.bed.nodes), burst, tokens)
+    _tell(report, found, f"From {copies} to {hosts} workers, {hosts * CALLERS_A_HOST} callers, {lasts_s:.0f} s")
 
 
 def limit_workers(fleet: Fleet, cores: float) -> None:
@@ -87,8 +90,9 @@ def _serving(fleet: Fleet, model: Model, copies: int) -> list[NodeId]:
 
 
 def _sample(
-    fleet: Fleet, model: Model, change: str, burst: int, tokens: int, copies: int, cores: float
+    fleet: Fleet, model: Model, change: str, tokens: int, lasts_s: float, copies: int, cores: float
 ) -> tuple[float, dict[str, Any]]:
+    """When the first new host answers, or the time that callers ask for if none does, and all else."""
     fleet.bed.fs("scale", model.name, "--reset")
     fleet.chill(copies, change=change)
     fleet.bed.fs("scale", model.name, "--min", str(copies))
@@ -97,88 +101,84 @@ def _sample(
     fleet.warm_up(before)
     if cores:
         limit_workers(fleet, cores)
-    with ThreadPoolExecutor(burst) as callers:
-        answers = list(callers.map(partial(_call, fleet, model, tokens), range(burst)))
-    good = [one for one in answers if isinstance(one, Generated)]
-    if not good:
-        raise RuntimeError(f"{model.name}: not one of {burst} calls was answered: {answers[0]}")
-    began_ns = min(one.sent_ns for one in good)
-    hosts = [fleet.served_by(one) for one in good]
-    elsewhere = [
-        (host, (one.pieces_ns[0] - began_ns) / 1e9)
-        for one, host in zip(good, hosts, strict=True)
-        if host not in ("", *before)
-    ]
-    first_s = {host: min(at_s for other, at_s in elsewhere if other == host) for host, _ in elsewhere}
-    last_s = max(one.pieces_ns[-1] - began_ns for one in good) / 1e9
-    pieces_s = sorted((piece - began_ns) / 1e9 for one in good for piece in one.pieces_ns)
-    return last_s, {
-        "tokens": sum(one.tokens for one in good),
-        "tokens_per_s": sum(one.tokens for one in good) / last_s,
-        "windows": _windows(pieces_s),
-        "new_node_s": min(first_s.values(), default=None),
+    watch = Watch(fleet, model)
+    watch.start()
+    asked = call_again(fleet, model, callers=CALLERS_A_HOST * len(fleet.bed.nodes), tokens=tokens, lasts_s=lasts_s)
+    whole_s = {one.node: (one.at_ns - asked.began_ns) / 1e9 for one in watch.end() if one.node not in before}
+    calls = list(asked.tokens_s(fleet))
+    new = [(node, times) for node, times in calls if node not in ("", *before)]
+    first_s = {node: min(times[0] for other, times in new if other == node) for node, _ in new}
+    counted = sorted(at_s for _, times in calls for at_s in times if at_s < lasts_s)
+    return min(first_s.values(), default=lasts_s), {
+        "tokens_per_s": len(counted) / lasts_s,
+        "windows": _windows(counted),
         "first_s": first_s,
-        "elsewhere": len(elsewhere),
-        "workers": [
-            {
-                "node": one.order.node,
-                "peers": [peer.node for peer in one.order.sources],
-                "pulls": len(one.order.pulls),
-                "stage": None if one.order.stage is None else one.index,
-                "fetched": one.status.fetched,
-            }
-            for one in fleet.workers(model)
-        ],
+        "whole_s": whole_s,
+        "calls": len(asked.answers),
+        "calls_elsewhere": len(new),
+        "tokens_before_whole": sum(at_s < whole_s.get(node, lasts_s) for node, times in new for at_s in times),
+        "workers": _workers(fleet, model),
         "fetched": fleet.fetched(model),
-        "texts": {str(number): one.text for number, one in enumerate(answers) if isinstance(one, Generated)},
-        "failed": [one for one in answers if isinstance(one, str)],
+        "texts": {str(number): _digest(one.text) for number, one in asked.answers.items()},
+        "failed": asked.failed,
     }
 
 
-def _call(fleet: Fleet, model: Model, tokens: int, number: int) -> Generated | str:
-    """The call's answer, or why there is none."""
-    try:
-        return fleet.ask(model, tokens=tokens, prompt=f"Write a short story about the number {number}.")
-    except (RuntimeError, httpx.HTTPError) as error:
-        return f"{type(error).__name__}: {error}"[:300]
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _workers(fleet: Fleet, model: Model) -> list[dict[str, Any]]:
+    return [
+        {
+            "node": one.order.node,
+            "peers": [peer.node for peer in one.order.sources],
+            "pulls": len(one.order.pulls),
+            "stage": None if one.order.stage is None else one.index,
+            "fetched": one.status.fetched,
+        }
+        for one in fleet.workers(model)
+    ]
 
 
 def _windows(pieces_s: Sequence[float]) -> list[int]:
-    """Pieces in each window of time."""
+    """Tokens in each window of time."""
     counts = [0] * (int(pieces_s[-1] / WINDOW_S) + 1)
     for piece_s in pieces_s:
         counts[int(piece_s / WINDOW_S)] += 1
     return counts
 
 
-def _tell(report: Report, found: Found, copies: int, hosts: int, burst: int, tokens: int) -> None:
+def _tell(report: Report, found: Found, title: str) -> None:
     head = [
         "new hosts",
         "tokens/s",
-        "last token, s",
         "first token on a new host, s",
         "on the last one, s",
-        "calls there",
+        "whole: first, last, s",
+        "tokens before whole",
+        "calls there, of all",
     ]
     rows = [[*head, "from the store, MB", "from peers, MB", "failed"]]
     for side in SIDES:
         details = found.details[side]
-        first = [one["new_node_s"] for one in details if one["new_node_s"] is not None]
+        first = [min(one["first_s"].values()) for one in details if one["first_s"]]
         last = [max(one["first_s"].values()) for one in details if one["first_s"]]
+        whole = [(min(one["whole_s"].values()), max(one["whole_s"].values())) for one in details if one["whole_s"]]
         rows.append([
             side,
             fine(median([one["tokens_per_s"] for one in details])),
-            fine(median(found.seconds[side])),
             fine(median(first)) if first else "–",
             fine(median(last)) if last else "–",
-            fine(median([one["elsewhere"] for one in details])),
+            f"{fine(median([one for one, _ in whole]))}, {fine(median([one for _, one in whole]))}" if whole else "–",
+            fine(median([one["tokens_before_whole"] for one in details])),
+            f"{fine(median([one['calls_elsewhere'] for one in details]))}, "
+            f"{fine(median([one['calls'] for one in details]))}",
             fine(median([one["fetched"].get("store", 0) / 1e6 for one in details])),
             fine(median([one["fetched"].get("peer", 0) / 1e6 for one in details])),
             str(sum(len(one["failed"]) for one in details)),
         ])  # fmt: skip
-    report.tell(
-        f"From {copies} to {hosts} workers under {burst} calls for {tokens} tokens, medians of the rounds", rows
-    )
+    report.tell(f"{title}, medians of the rounds", rows)
     told: dict[str, set[str]] = {}
     for details in found.details.values():
         for one in details:
@@ -186,6 +186,6 @@ def _tell(report: Report, found: Found, copies: int, hosts: int, burst: int, tok
                 told.setdefault(number, set()).add(text)
     unlike = sorted(number for number, texts in told.items() if len(texts) > 1)
     report.tell(
-        f"Tokens, whichever way a worker came, from {copies}",
+        f"Tokens, whichever way a worker came: {title.lower()}",
         [["prompts", "answered differently by some"], [str(len(told)), ", ".join(unlike) or "none"]],
     )

@@ -19,6 +19,7 @@ class Whole:
     index: int
     """Of the stage that it was; 0 also of one that was none."""
     staged: bool
+    node: str
     at_ns: int
 
 
@@ -53,4 +54,9 @@ class Watch:
 
 def _whole(worker: Worker) -> Whole:
     age_ns = time.time_ns() - worker.status.changed_unix_ns
-    return Whole(index=worker.index, staged=worker.order.stage is not None, at_ns=time.monotonic_ns() - age_ns)
+    return Whole(
+        index=worker.index,
+        staged=worker.order.stage is not None,
+        node=worker.order.node,
+        at_ns=time.monotonic_ns() - age_ns,
+    )
