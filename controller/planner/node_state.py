@@ -54,6 +54,8 @@ class NodeState:
     """Its uplink, with what other nodes fetch from it; None if it serves no chunks."""
     peer_bytes_per_s: float | None = None
     """Measured rate at which it reads from peers; None: as fast as from the store."""
+    probed_bytes_per_s: float = 0.0
+    """Rate that it measured when it came up, and shared the store with nobody; 0 if it does not say."""
     disk_bytes_per_s: float
     device_bytes_per_s: float
     start_s: float
@@ -89,16 +91,15 @@ class NodeState:
 
     @property
     def down_bytes_per_s(self) -> float:
-        """The fastest rate at which it has received anything."""
-        per_s = self.link.bytes_per_s
-        return per_s if self.peer_bytes_per_s is None else max(per_s, self.peer_bytes_per_s)
+        """The fastest rate at which it has received anything: its link takes as much, when a busy store gives less."""
+        return max(self.link.bytes_per_s, self.peer_bytes_per_s or 0.0, self.probed_bytes_per_s)
 
     def link_bytes(self, store_bytes: float, peer_bytes: float) -> float:
         """A fetch in bytes from the store that would keep the link busy for as long. Where peers were found to be
         faster, the store is slower than the link."""
         if self.peer_bytes_per_s is None:
             return store_bytes + peer_bytes
-        return store_bytes + peer_bytes * self.link.bytes_per_s / self.down_bytes_per_s
+        return store_bytes + peer_bytes * self.link.bytes_per_s / max(self.link.bytes_per_s, self.peer_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +158,9 @@ def node_state(
     bytes_per_s = max(1.0, store.value if store.count else _told(report, "store") or store.value)
     peer = measures.peer_bytes_per_s
     peer_bytes_per_s = (peer.value if peer.count else report.bytes_per_s.get("peer")) or None
-    received_bytes_per_s = max(bytes_per_s, peer_bytes_per_s or 0.0)
-    peer_share = bytes_per_s / received_bytes_per_s
+    probed_bytes_per_s = report.measured.get("store", 0.0)
+    from_sources_bytes_per_s = max(bytes_per_s, peer_bytes_per_s or 0.0)
+    peer_share = bytes_per_s / from_sources_bytes_per_s
     return NodeState(
         node=report.node,
         epoch=report.epoch,
@@ -170,8 +172,11 @@ def node_state(
             at_s=now_s,
             fetches=_fetches(alive, segments, bytes_per_s, peer_share, now_s, now_unix_ns),
         ),
-        up=uplink(received_bytes_per_s, read_at, uploads, now_s) if report.peer_address else None,
+        up=uplink(max(from_sources_bytes_per_s, probed_bytes_per_s), read_at, uploads, now_s)
+        if report.peer_address
+        else None,
         peer_bytes_per_s=peer_bytes_per_s,
+        probed_bytes_per_s=probed_bytes_per_s,
         disk_bytes_per_s=max(1.0, disk.value if disk.count else _told(report, "disk") or disk.value),
         device_bytes_per_s=_device_bytes_per_s(report, measures),
         start_s=measures.start_s.value + measures.device_s.value,

@@ -2,8 +2,8 @@
 
 A node's reports have a moving average for each peer that it has read from: the rate of that direction of that path. It
 is the holder's uplink only where the reader could have taken more; else it is the reader's own link, of which all that
-it reads has a part. Until one reader has shown a limit, a node is taken to send as fast as it receives, as networks of
-machine rooms are symmetric.
+it reads has a part. Until one reader has shown a limit, a node is taken to send as fast as it receives at best, as
+networks of machine rooms are symmetric.
 """
 
 from __future__ import annotations

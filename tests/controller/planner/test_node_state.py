@@ -109,6 +109,16 @@ def test_what_a_node_measured_when_it_came_up_is_believed_until_it_has_fetched()
     assert nothing.link.bytes_per_s == NodeMeasures().store_bytes_per_s.value
 
 
+def test_a_copy_that_came_from_a_busy_store_is_sent_as_fast_as_the_link_was_when_the_node_came_up() -> None:
+    slow = NodeMeasures(store_bytes_per_s=MovingAverage(25.0 * MB, 3))
+    known = report(bytes_per_s={}, measured={"store": 50.0 * MB}, peer_address="10.0.0.1:7000")
+    state = node_state(known, [], slow, layouts={}, now_s=0, now_unix_ns=0)
+    assert state.link.bytes_per_s == 25 * MB, "of the store it gets no more"
+    assert state.down_bytes_per_s == 50 * MB
+    assert state.up is not None
+    assert state.up.bytes_per_s == 50 * MB
+
+
 def test_an_order_that_is_not_answered_takes_memory_and_fetches_all() -> None:
     state = state_of([order()], {})
     assert state.free_bytes == 500 * MB
