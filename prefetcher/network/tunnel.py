@@ -35,7 +35,10 @@ async def _one_way(
     loop = asyncio.get_running_loop()
     while data := await loop.sock_recv(source, BUFFER_BYTES):
         count(len(data))
-        await loop.sock_sendall(sink, data)
+        try:
+            await loop.sock_sendall(sink, data)
+        except OSError:
+            return  # what the sink had sent before it broke off is still delivered: the other way ends after it
         del data
         if not idle.expired():
             idle.reschedule(loop.time() + idle_s)

@@ -250,12 +250,11 @@ def test_a_callee_has_no_more_time_than_its_caller(system: System) -> None:
     assert row.status in (499, 504)
 
 
-# Inside gVisor the callee goes on to its own end: docs/security.md says so, and why is not known yet.
-@pytest.mark.isolations("namespaces", "container")
 def test_a_caller_that_goes_away_takes_its_callees_along(system: System) -> None:
     host, _, port = system.url.removeprefix("http://").partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
     headers = {"content-type": "application/json", "x-request-id": "goes-away"}
+    wait_until(lambda: not system.info("count").running, 10, what="the end of others' calls: gateways tell it later")
     connection.request("POST", "/fn/ask", '{"text": "slow", "how": "value"}', headers)
     wait_until(lambda: system.info("count").running, what="the callee")
     connection.close()
