@@ -44,7 +44,7 @@ def objects_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths of all objects whose names are fields, and not a user's."""
     if isinstance(value, list):
         return [found for i, entry in enumerate(value) for found in objects_in(entry, (*path, i))]
-    if not isinstance(value, dict) or (path and path[-1] in ("env", "tags", "split", "aliases")):
+    if not isinstance(value, dict) or (path and path[-1] in ("adapters", "env", "tags", "split", "aliases")):
         return []
     return [path, *(found for name, entry in value.items() for found in objects_in(entry, (*path, name)))]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fleetstart.runtime.contract.function.spec import EngineName
-from fleetstart.runtime.llm.server import app, warmup
+from fleetstart.runtime.llm.server import served_models, warmup
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("transformers", marks=pytest.mark.slow)])
@@ -23,7 +23,7 @@ def test_it_serves_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, engine:
 
 def test_it_says_when_the_engine_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
-    monkeypatch.setattr(app.LLMApp, "_check_model", lambda self, model: 1 / 0)
+    monkeypatch.setattr(served_models.ServedModels, "adapter_of", lambda self, model: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         warmup.warm_up_engine()
 
