@@ -167,7 +167,9 @@ class TracesApi:
         version = self._view.versions.get(key)
         llm = None if version is None else version.spec.llm
         engine = "" if llm is None else llm.engine
-        return json_response(invocation_plan(trace, plan, engine=engine, prediction=prediction_of(self._view, key)))
+        image = "" if version is None else version.spec.image
+        prediction = prediction_of(self._view, key)
+        return json_response(invocation_plan(trace, plan, engine=engine, image=image, prediction=prediction))
 
     async def _trace(self, request: Request) -> InvocationTrace:
         """Errors: NotFound, also if the caller may not see the function."""
@@ -196,10 +198,10 @@ def no_trace(invocation: InvocationId) -> NotFound:
 
 
 def invocation_plan(
-    trace: InvocationTrace, plan: Plan, *, engine: str, prediction: Prediction | None
+    trace: InvocationTrace, plan: Plan, *, engine: str, image: str, prediction: Prediction | None
 ) -> InvocationPlan:
     """Sets the plan of a worker's start beside what was observed of the call that waited for it. Pure. `engine`: that
-    of a language model; empty for another function."""
+    of a language model; empty for another function. `image`: that of its version's spec."""
     row = trace.row
     first_s = _first_byte_s(trace.timeline)
     decided_s = (plan.decided_unix_ms - row.accepted_unix_ms) / 1000
@@ -215,6 +217,7 @@ def invocation_plan(
         decided_s=decided_s,
         tokens=bool(engine),
         engine=engine,
+        image=image,
         prediction=prediction,
         relayed=trace.relayed,
         second_engine=trace.second_engine,

@@ -64,6 +64,8 @@ class InvocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """True if the function answers in tokens, as language models do."""
     engine: str = ""
     """The engine of a language model."""
+    image: str = ""
+    """The container image that the version asks for; empty: the platform's own."""
     second_engine: SecondEngine | None = None
     """What had become of it when the call ended, if another engine answered first (`LLMSettings.first`)."""
     prediction: Prediction | None

@@ -41,6 +41,7 @@ def render_plan(plan: InvocationPlan) -> str:
     row = plan.row
     head = f"{row.id}   {row.function}@{row.version}, {row.start} start, HTTP {row.status}, worker {row.worker}"
     head += f", engine {plan.engine}" if plan.engine else ""
+    head += f", image {plan.image}" if plan.image else ""
     head += f"\n{second_engine_line(plan.second_engine)}" if plan.second_engine is not None else ""
     decision = format_explanation(plan.explanation, tokens=plan.tokens)
     return "\n\n".join([f"{head}\n{_met(plan)}{_way(plan)}", decision, _so_far(plan)])

@@ -106,6 +106,7 @@ def test_a_function_reads_files_and_libraries_of_its_image_and_nothing_of_the_no
     assert seen["writes"] == ["/data"]
     assert seen["data_is_memory"]
     assert seen["python"].startswith("/run/fleetstart-python/")
+    assert ", image greeter:1\n" in system.fs("explain", "greets").out
 
 
 def test_containers_of_an_image_wait_for_its_next_start(system: System, engine: DockerEngine) -> None:

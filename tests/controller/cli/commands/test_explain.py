@@ -57,7 +57,7 @@ def told(
         timeline.add("execute", 2405 * MS, 2605 * MS)
         timeline.add("respond", 2605 * MS, 6605 * MS)
     trace = InvocationTrace(row=row, timeline=timeline, events=43, relayed=relayed, second_engine=second)
-    values: dict[str, Any] = {"engine": "native", "prediction": None, **rest}
+    values: dict[str, Any] = {"engine": "native", "image": "", "prediction": None, **rest}
     return invocation_plan(trace, by or planned(decided_ms), **values)
 
 
@@ -98,6 +98,11 @@ def test_an_engine_behind_the_first_one_is_told(second: SecondEngine, line: str)
     assert render_plan(found).splitlines()[1] == line
     row = InvocationTrace(row=found.row, timeline=Timeline(), second_engine=second)
     assert line in trace_summary(row)
+
+
+def test_the_image_of_its_containers_is_named() -> None:
+    first = render_plan(told(image="ours:1")).splitlines()[0]
+    assert first == "inv-1   chat@3, cold start, HTTP 200, worker w-1, engine native, image ours:1"
 
 
 def test_guesses_are_not_judged() -> None:
