@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import redis
 
 from fleetstart.controller.auth.owner_key_file import read_key_file
-from fleetstart.controller.cli.home import HomeLayout
+from fleetstart.controller.cli.home import HomeLayout, read_services
 from tests.bench.harness.samples import ROOT
 from tests.bench.harness.wire import Connection
 
@@ -96,6 +96,11 @@ class System:
             return json.loads(answer.body) if answer.status == 200 else None
 
         return self.wait(f"trace of {request_id}", read, 10.0)
+
+    def processor_ms(self, service: str) -> float:
+        """Processor time that all threads of a service have used so far."""
+        threads = Path(f"/proc/{read_services(HomeLayout(self.home))[service].pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e6
 
     def ready_worker(self, name: str) -> tuple[str, str]:
         """Endpoint and secret of a ready worker, from the observed state: what a gateway calls it by."""

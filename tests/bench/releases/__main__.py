@@ -3,8 +3,10 @@
 Two releases of this repository, each a wheel in an environment of its own (`tests.upgrade.builds`; `.` is this checkout
 as it is installed), with a system each, side by side. They take turns within each round, and who begins alternates: a
 warm call of `hello` through the gateway and straight to its worker, the wake-up of `hello` from zero by a spare worker,
-and the first token of `chat`, hot and woken with its weights in memory. Each is compared as a ratio of medians, later
-to earlier, and as the median of the ratios of the rounds, which what disturbs both at once does not move.
+and the first token of `chat`, hot and woken with its weights in memory. Beside the calls stands what each cost the
+controller in processor time, and beside the wake-ups their phases: they tell where a difference comes from. Each is
+compared as a ratio of medians, later to earlier, and as the median of the ratios of the rounds, which what disturbs
+both at once does not move.
 
 Run it where nothing else runs: workers of releases since 2026-11-23 have a quarter of the weight of other groups of
 processes, so beside other work they wait longer, which is no cost of a call.
@@ -25,7 +27,8 @@ from pathlib import Path
 from tests.bench import chat, gateway
 from tests.bench.harness.samples import ROOT, Report, fine, median, parse_options, progress, spread
 from tests.bench.harness.system import OWN_FS, System, running
-from tests.bench.harness.wire import Connection
+from tests.bench.harness.timelines import phases_ms
+from tests.bench.harness.wire import Answer, Connection
 from tests.upgrade.builds import FOLDER, build
 
 BODY = {"name": "you"}
@@ -75,8 +78,11 @@ def open_gateway(stack: contextlib.ExitStack, one: Release) -> None:
     straight = stack.enter_context(Connection(target.host, target.port))
 
     def turn() -> dict[str, list[float]]:
+        before_ms = system.processor_ms("controller")
+        calls_ms = [through.post(path, BODY).expect().total_ms for _ in range(CALLS_A_TURN)]
         return {
-            "warm call through the gateway": [through.post(path, BODY).expect().total_ms for _ in range(CALLS_A_TURN)],
+            "warm call through the gateway": calls_ms,
+            "of it processor time of the controller": [(system.processor_ms("controller") - before_ms) / CALLS_A_TURN],
             "the same call, straight": [straight.send(target.raw).expect().total_ms for _ in range(CALLS_A_TURN)],
         }
 
@@ -89,19 +95,34 @@ def open_hello(stack: contextlib.ExitStack, one: Release) -> None:
     path = system.deploy(str(one.examples / "hello" / "handler.py"), "--keep-alive", "0.2")
 
     def turn() -> dict[str, list[float]]:
-        return {"hello wakes from zero": [_woken_ms(system, path) for _ in range(WAKES_A_TURN)]}
+        found: dict[str, list[float]] = {}
+        for _ in range(WAKES_A_TURN):
+            answer = _woken(system, path)
+            add(found, "hello wakes from zero", answer.total_ms)
+            _add_phases(found, "hello", system, answer, answer.ended_ns)
+        return found
 
     turn()
     one.turns["hello"] = turn
 
 
-def _woken_ms(system: System, path: str) -> float:
+def add(found: dict[str, list[float]], what: str, ms: float) -> None:
+    found.setdefault(what, []).append(ms)
+
+
+def _add_phases(found: dict[str, list[float]], name: str, system: System, answer: Answer, ended_ns: int) -> None:
+    trace = system.trace(answer.headers["x-request-id"])
+    for phase, ms in phases_ms(trace, sent_ns=answer.sent_ns, ended_ns=ended_ns).items():
+        add(found, f"of {name}'s wake-up: {phase}", ms)
+
+
+def _woken(system: System, path: str) -> Answer:
     system.wait_asleep("hello")
     with system.connect() as connection:  # one that was idle for long would be closed by now
         answer = connection.post(path, BODY).expect()
     if answer.headers["fs-start"] == "hot":
         raise RuntimeError("the worker was there already: nothing was woken")
-    return answer.total_ms
+    return answer
 
 
 def open_chat(stack: contextlib.ExitStack, one: Release) -> None:
@@ -118,7 +139,9 @@ def open_chat(stack: contextlib.ExitStack, one: Release) -> None:
             hot = [ours.call().ttft_ms for _ in range(HOT_A_TURN)]
         if woken.headers["fs-start"] != "warm":
             raise RuntimeError(f"the call should have been warm and was {woken.headers['fs-start']}")
-        return {"chat wakes, first token": [woken.ttft_ms], "chat hot, first token": hot}
+        found = {"chat wakes, first token": [woken.ttft_ms]}
+        _add_phases(found, "chat", system, woken, woken.token_ns)
+        return found | {"chat hot, first token": hot}
 
     turn()
     one.turns["chat"] = turn
@@ -154,10 +177,15 @@ def main() -> None:
 
 def tell(report: Report, before: Release, after: Release) -> None:
     rows = [["ms", "before", "after", "ratio of medians", "median ratio of rounds"]]
-    for what, rounds in after.rounds.items():
-        old, new = before.all_ms(what), after.all_ms(what)
-        each = [median(later) / median(earlier) for earlier, later in zip(before.rounds[what], rounds, strict=True)]
-        rows.append([what, spread(old), spread(new), fine(median(new) / median(old)), spread(each)])
+    for what in dict.fromkeys((*after.rounds, *before.rounds)):
+        old, new = before.rounds.get(what, []), after.rounds.get(what, [])
+        if len(old) == len(new):
+            each = [median(later) / median(earlier) for earlier, later in zip(old, new, strict=True)]
+            ratios = [fine(median(after.all_ms(what)) / median(before.all_ms(what))), spread(each)]
+        else:  # a phase that a release does not have in each of its wake-ups
+            ratios = ["–", "–"]
+        cells = [spread(one.all_ms(what)) if what in one.rounds else "–" for one in (before, after)]
+        rows.append([what, *cells, *ratios])
     report.tell(f"{before.title} → {after.title}", rows)
 
 
