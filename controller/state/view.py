@@ -134,6 +134,8 @@ class View:
         self, name: FunctionName, before: FunctionRecord | None, after: FunctionRecord | None
     ) -> None:
         versions = {v for record in (before, after) if record is not None for v in tracked_versions(record)}
+        # An older version may still have workers, for calls that were let in before: no record names it.
+        versions |= {status.version for status in self.statuses_of(name).values()}
         for changes in self._followers:
             changes.functions.add(name)
             changes.versions.update(VersionKey(name, version) for version in versions)

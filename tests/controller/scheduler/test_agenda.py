@@ -85,6 +85,22 @@ class World(Cluster):
         return sorted((order.spec.name, order.wanted) for order in self.view.orders.values())
 
 
+def test_an_old_version_that_still_serves_is_looked_at_when_its_function_is_removed() -> None:
+    """No record names it any more: a call keeps its worker, and calls without a number go to the next version."""
+    world = World(1)
+    name = world.names[0]
+    world.turn()
+    world.answer("ready")
+    world.called(name, 0, 1)
+    world.turn()
+    world.view.functions[name] = FunctionRecord(name=name, live=Version(2), deployed_unix_ms=0)
+    world.turn()
+    assert ("f0", "run") in world.shape()
+    assert world.agenda is not None
+    del world.view.functions[name]
+    assert VersionKey(name, Version(1)) in world.agenda.take(world.clock.monotonic_ns())
+
+
 MOVES = st.one_of(
     st.tuples(st.just("call"), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)),
     st.tuples(st.just("ready"), st.just(0), st.just(0), st.just(0)),
