@@ -6,6 +6,7 @@ A deploy of `fs` makes none of them, so they are sent as an attacker with a key 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,5 +68,7 @@ def assert_a_layer_is_refused(system: System, isolation: str, path: str) -> None
 
 
 def _assert_nothing_is_outside(system: System) -> None:
-    assert not list(system.root.rglob("evil*"))
+    # Workers that end meanwhile take their folders along, which `walk` passes over and `rglob` does not.
+    found = [name for _, folders, files in os.walk(system.root) for name in (*folders, *files)]
+    assert not [name for name in found if name.startswith("evil")]
     assert not list(Path("/etc").glob("evil*"))
