@@ -155,24 +155,32 @@ def test_a_node_without_its_engine_says_so_to_whoever_asks(tmp_path: Path) -> No
 
 
 class EndsAtOnce:
-    """A launcher whose worker has ended and been reaped by another process before it is told of."""
+    """A launcher whose workers have ended and been reaped by another process before it is told of them."""
+
+    def __init__(self, workers: int) -> None:
+        """Starts them: not in the launcher's thread, where `--quick` could not leave the test out."""
+        self._ended = [self._end() for _ in range(workers)]
+
+    def _end(self) -> tuple[int, int]:
+        child = subprocess.Popen(["true"])
+        pidfd = os.pidfd_open(child.pid)
+        child.wait()
+        return child.pid, pidfd
 
     def describe(self, *, network: bool) -> str:
         return "container"
 
     def launch(self, fork: Fork, control_fd: int, log_fd: int) -> LaunchedWorker:
-        child = subprocess.Popen(["true"])
-        pidfd = os.pidfd_open(child.pid)
-        child.wait()
-        return LaunchedWorker(fork.worker, child.pid, pidfd)
+        return LaunchedWorker(fork.worker, *self._ended.pop())
 
     def reap(self, child: LaunchedWorker) -> int:
         return 7
 
 
 def test_a_worker_that_ends_as_it_is_launched_ends_no_launcher() -> None:
+    launcher = EndsAtOnce(2)
     ours, its = pair()
-    thread = threading.Thread(target=serve, args=(its, EndsAtOnce(), LauncherReady("container", "container")))
+    thread = threading.Thread(target=serve, args=(its, launcher, LauncherReady("container", "container")))
     thread.start()
     channel = Channel[ForkServerMessage](ours, ForkServerMessage)
     try:
