@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -139,7 +140,7 @@ class RedisServer:
         self.data_dir, self._options = data_dir, options
         data_dir.mkdir(parents=True, exist_ok=True)
         # A socket's path has 107 bytes at most; a test's own folder may have more.
-        self._socket_dir = Path(tempfile.mkdtemp(prefix="fs-redis-"))
+        self._socket_dir = Path(tempfile.gettempdir()) / f"fs-redis-{secrets.token_hex(4)}"
         self.socket_path = self._socket_dir / "redis.sock"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -157,6 +158,7 @@ class RedisServer:
             f"--port 0 --unixsocket {self.socket_path} --dir {self.data_dir} --appendonly yes --appendfsync everysec"
         )
         argv: list[str | Path] = [valkey_binary(), *options.split(), "--save", "", *self._options]
+        self._socket_dir.mkdir(mode=0o700, exist_ok=True)
         try:
             with (self.data_dir / "server.log").open("ab") as log:
                 self.process = spawn(argv, stdout=log, stderr=subprocess.STDOUT)
