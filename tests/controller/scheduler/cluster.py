@@ -74,8 +74,10 @@ class Cluster:
         loads = {f"f@{version}": load} if queued or running else {}
         self.view.put_gateway(GatewayReport(gateway="g", loads=loads), self.clock.monotonic_ns())
 
-    def step(self) -> Step:
-        step = self.reconciler.step(self.view, now_ns=self.clock.monotonic_ns(), now_unix_ns=self.clock.unix_ns())
+    def step(self, keys: list[VersionKey] | None = None) -> Step:
+        """A step over those versions, or over all, carried out."""
+        now_ns, now_unix_ns = self.clock.monotonic_ns(), self.clock.unix_ns()
+        step = self.reconciler.step(self.view, now_ns=now_ns, now_unix_ns=now_unix_ns, keys=keys)
         for key, failure in step.failures:
             if failure is None:
                 self.view.failures.pop(key, None)

@@ -50,21 +50,12 @@ class World(Cluster):
     def turn(self) -> None:
         """As the scheduler's loop: steps until there is nothing left to do now."""
         for _ in range(20):
-            now_ns, now_unix_ns = self.clock.monotonic_ns(), self.clock.unix_ns()
+            now_ns = self.clock.monotonic_ns()
             keys = self.agenda.take(now_ns) if self.agenda is not None else None
             if keys is not None and not keys:
                 return
-            step = self.reconciler.step(self.view, now_ns=now_ns, now_unix_ns=now_unix_ns, keys=keys)
+            step = self.step(keys)
             self.looked_at += len(step.rests)
-            for key, failure in step.failures:
-                if failure is None:
-                    self.view.failures.pop(key, None)
-                else:
-                    self.view.failures[key] = failure
-            for order in step.orders:
-                self.view.put_order(order)
-            for order in step.deleted_orders:
-                self.view.drop_order(order.worker)
             if self.agenda is not None:
                 self.agenda.done(step.rests, step.unplaced.keys(), now_ns)
 
