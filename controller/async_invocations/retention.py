@@ -63,8 +63,8 @@ class RetentionSweeper:
         self._fresh: tuple[str, float] | None = None
         """A run of Redis that is not compared yet, and the time to do so, when young objects are old enough."""
         self._young: frozenset[InvocationId] = frozenset()
-        """What the first comparison with that run left, as too young by the clocks of store and Redis, which may be
-        apart: the second one, a grace period later, takes it."""
+        """Invocations that the first comparison with that run left, as too young by the clocks of store and Redis,
+        which may be apart: the second one, a grace period later, takes them."""
 
     async def run(self) -> None:
         while True:

@@ -29,7 +29,7 @@ circle that no clock of the simulation sees, and its fork is killed."""
 class Outcome(msgspec.Struct):
     seed: int
     text: str
-    """What is to be printed of it."""
+    """Lines that are printed of it."""
     failed: bool
 
 
@@ -95,7 +95,7 @@ def _live(seeds: Sequence[int], work: Work, out: int) -> NoReturn:
 
 
 def outcomes(seeds: Iterable[int], work: Work, ends_s: float) -> Generator[Outcome, None, None]:
-    """What came of the seeds, in their order. After `ends_s` of the monotonic clock no batch begins."""
+    """Outcomes of the seeds, in their order. After `ends_s` of the monotonic clock no batch begins."""
     left, batches = iter(seeds), deque[_Batch]()
     with selectors.DefaultSelector() as selector:
 

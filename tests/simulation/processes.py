@@ -22,7 +22,7 @@ EPOCH_NS = 1_790_000_000_000_000_000
 
 
 class SimulatedTime(Protocol):
-    """Whose time goes on: the loop."""
+    """A clock that simulated processes read: the loop's."""
 
     now_ns: int
 

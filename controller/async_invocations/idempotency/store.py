@@ -128,7 +128,7 @@ class CallPlaces:
         await self._client.delete(keys.call_place(digest))
 
     async def given_up(self, invocation: InvocationId) -> bool:
-        """Whether the call has its row, as one of a lost gateway: whoever goes on with it needs another one."""
+        """True if the call has its row, as one of a lost gateway: whoever goes on with it needs another id."""
         raw = cast(bytes | None, await self._client.get(keys.trace(invocation)))
         try:
             return raw is not None and self._traces.decode(raw).row.error == LOST_GATEWAY

@@ -40,7 +40,7 @@ class AdapterEngines:
         """Held while an engine is built: transformers patches modules of torch meanwhile, for all threads."""
         self._lock = threading.Lock()
         self._built: dict[str, InferenceEngine | FleetError] = {}
-        """What was built and is not taken yet; under the lock, like the two below."""
+        """Engines, or why there is none, that are not taken yet; under the lock, like the two below."""
         self._building: set[str] = set()
         self._closed = False
         self._released = False

@@ -1,4 +1,4 @@
-"""What a controller that takes over finds in Redis: fences, orders, calls and rows of a dead one; no processes."""
+"""Takeover by a controller of what it finds in Redis: fences, orders, calls and rows of a dead one; no processes."""
 
 from __future__ import annotations
 

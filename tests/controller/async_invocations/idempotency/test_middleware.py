@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from fleetstart.controller.async_invocations.idempotency.silence import KEPT_WATCHED_S, RENEW_S, RUNNING_MS
+from fleetstart.controller.async_invocations.idempotency.silence import KEPT_WATCHED_S, RUNNING_MS
 from fleetstart.controller.async_invocations.idempotency.store import KeyClaim
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.async_invocations.conftest import ASYNC, Client
@@ -205,7 +205,13 @@ def test_a_claim_that_ends_under_a_call_that_runs_gives_its_answer_to_two_and_on
             return None
 
         wait_until(taken, what="a claim of the call that waited")
-        time.sleep(RENEW_S + 0.5)  # the first call looks at its claim
+        left_ms = [client.pttl(name)]
+
+        def renewed() -> bool:
+            left_ms.append(client.pttl(name))
+            return bool(left_ms[-1] > left_ms[-2])
+
+        wait_until(renewed, what="the claim's renewal: the first call, which looks as often, has looked at it")
         app.release.set()
         answers = [first.result(20), waits.result(20)]
     assert [answer.status_code for answer in answers] == [200, 200]
