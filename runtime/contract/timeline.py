@@ -29,6 +29,9 @@ PhaseName = Literal[
 ]
 
 
+SAME_MACHINE_NS = 50_000_000
+"""Two processes of one machine read the same monotonic clock, but estimate its origin a few microseconds apart:
+differences below this are that, and stamps are not shifted by them."""
 PHASES_OF_WORKER_MAX = 64
 """Phases that are believed of a worker's own start; it has about ten. They stand in its status, in Redis."""
 
@@ -66,25 +69,22 @@ class Timeline(msgspec.Struct):
         finally:
             self.add(name, started_ns, time.monotonic_ns())
 
-    def join(self, other: Timeline, *, same_machine_ns: int = 50_000_000) -> None:
-        """Adds the phases of another timeline, shifted onto this clock.
-
-        Two processes of one machine read the same monotonic clock, but estimate its origin a few
-        microseconds apart: differences below `same_machine_ns` are that, and are not shifted.
-        """
-        shift_ns = other.origin_unix_ns - self.origin_unix_ns
-        if abs(shift_ns) < same_machine_ns:
-            shift_ns = 0
+    def join(self, other: Timeline) -> None:
+        """Adds the phases of another timeline, shifted onto this clock."""
+        shift_ns = _shift_ns(other.origin_unix_ns, self.origin_unix_ns)
         for phase in other.phases:
             self.add(phase.name, phase.started_ns + shift_ns, phase.ended_ns + shift_ns)
 
     def within(self, begin_ns: int, end_ns: int) -> Timeline:
-        """What of it lies in a span of this machine's clock: the word of a worker, in the time that it had."""
-        clipped = [
-            Phase(phase.name, max(phase.started_ns, begin_ns), min(phase.ended_ns, end_ns))
-            for phase in self.phases[:PHASES_OF_WORKER_MAX]
-        ]
-        return Timeline(phases=[phase for phase in clipped if phase.started_ns <= phase.ended_ns])
+        """What of it lies in a span of this machine's clock: the word of a worker, in the time that it had. The worker's
+        clock may be another, as inside gVisor."""
+        here = Timeline()
+        shift_ns = _shift_ns(self.origin_unix_ns, here.origin_unix_ns)
+        for phase in self.phases[:PHASES_OF_WORKER_MAX]:
+            started_ns, ended_ns = max(phase.started_ns + shift_ns, begin_ns), min(phase.ended_ns + shift_ns, end_ns)
+            if started_ns <= ended_ns:
+                here.add(phase.name, started_ns, ended_ns)
+        return here
 
     def total_ms(self, name: PhaseName) -> float:
         """Total duration of the phases of that name."""
@@ -96,3 +96,9 @@ class Timeline(msgspec.Struct):
         for phase in self.phases:
             totals[phase.name] = totals.get(phase.name, 0.0) + phase.duration_ms
         return ", ".join(f"{name};dur={duration_ms:.2f}" for name, duration_ms in totals.items())
+
+
+def _shift_ns(origin_unix_ns: int, own_origin_unix_ns: int) -> int:
+    """What is added to a stamp of another clock to have that of one's own."""
+    shift_ns = origin_unix_ns - own_origin_unix_ns
+    return 0 if abs(shift_ns) < SAME_MACHINE_NS else shift_ns

@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from fleetstart.runtime.contract.timeline import PHASES_OF_WORKER_MAX, Timeline
+from fleetstart.runtime.contract.timeline import PHASES_OF_WORKER_MAX, Timeline, machine_origin_ns
 
 MS = 1_000_000
 
@@ -64,3 +64,12 @@ def test_a_workers_own_phases_are_believed_within_the_time_that_it_had() -> None
     ]
     assert {phase.name for phase in seen.phases} == {"import", "load"}
     assert len(seen.phases) <= PHASES_OF_WORKER_MAX
+
+
+def test_the_phases_of_a_worker_whose_clock_is_another_are_shifted_before_they_are_clipped() -> None:
+    """A sandbox of gVisor counts from its own beginning."""
+    own = Timeline(origin_unix_ns=machine_origin_ns() + 400_000 * MS)
+    own.add("load", 10 * MS, 20 * MS)
+    (phase,) = own.within(400_000 * MS, 400_040 * MS).phases
+    assert phase.duration_ms == pytest.approx(10, abs=1)
+    assert abs(phase.started_ns - 400_010 * MS) < 5 * MS
