@@ -46,6 +46,7 @@ from ..network.egress_proxy import EgressTraffic
 from ..processes.consumption import Consumption
 from ..processes.forked_process import ChannelEnded, ProcessExited
 from ..processes.process_memory import private_bytes
+from ..segments.segment import Segment
 from ..stage_links.stage_links import PipelineMembership
 from .exit_reasons import device_out_of_memory
 from .node_services import NodeServices
@@ -198,19 +199,31 @@ class Worker:
                 self.record.redactor = Redactor(self.resources.secrets.values())
                 bundle_dir = await self.resources.prepare(self.order)
                 await self.resources.assign(self.order, bundle_dir)
-                await self._until_ready()
+                lost = [asyncio.ensure_future(self._reject_without(one)) for one in self.resources.segments]
+                try:
+                    await self._until_ready()
+                finally:
+                    for watch in lost:
+                        watch.cancel()
         except TimeoutError as error:
             raise StartFailed(
                 f"the worker was not ready after {timeout_s:g} s",
                 hint="fs logs shows how far it came; start_timeout_s is the limit",
             ) from error
 
+    async def _reject_without(self, segment: Segment) -> None:
+        """Ends the start if a segment of its weights fails before its process runs: that of a sandbox takes seconds
+        to. One that runs says itself how far it came."""
+        await segment.filled.wait()
+        if segment.error is not None and not self.resources.running:
+            self.reject(segment.error)
+
     async def _until_ready(self) -> None:
         while True:
             self._require_accepted()
             match await self.process.events.get():
                 case Pooled(started_ns=started_ns):
-                    self.resources.on_forked(started_ns)
+                    self.resources.on_running(started_ns)
                 case EgressListener():
                     self._open_egress()
                 case WantChunks(first=first, last=last):
@@ -369,7 +382,7 @@ class Worker:
     async def _end(self, error: FleetError | None) -> None:
         ended_ns = time.monotonic_ns()
         was_ready, assigned_ns = self.record.was_ready, self.resources.assigned_ns
-        if error is not None and self.process.forked is not None and assigned_ns and not was_ready:
+        if error is not None and self.resources.running and assigned_ns and not was_ready:
             await self.process.exit_status()  # its last log lines belong before ours
         info = self.record.redacted(error.info()) if error is not None else None
         if info is not None:

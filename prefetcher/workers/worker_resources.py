@@ -82,6 +82,8 @@ class WorkerResources:
         self.secrets: dict[str, str] = {}
         """Secret environment variables; set before the process is assigned."""
         self.assigned_ns = 0
+        self._begun = False
+        """True if its process has said that it runs."""
         self.entered_calls: EnteredCallRing | None = None
         """Calls that its process has entered; None before it is assigned."""
         self._sandbox: Sandbox | None = None
@@ -334,8 +336,14 @@ class WorkerResources:
             self._session.close()
             self._session = None
 
-    def on_forked(self, started_ns: int) -> None:
+    @property
+    def running(self) -> bool:
+        """True once its process runs our code: one that waited does."""
+        return self.pooled or self._begun
+
+    def on_running(self, started_ns: int) -> None:
         """A process that was forked for this worker counts as assigned once it has begun to run."""
+        self._begun = True
         if not self.pooled:
             self.assigned_ns = max(self.assigned_ns, started_ns)
 

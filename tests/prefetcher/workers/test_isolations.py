@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.prefetcher.nodes import HELLO, Node, Store, spec_of
+from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, Store, spec_of
 from tests.servers import RedisServer, refusing_namespaces, wait_until
 
 
@@ -80,5 +81,29 @@ def test_where_plain_processes_are_allowed_a_list_is_not_taken_for_enforced(
         assert error is not None
         assert error.code == "unavailable"
         assert "no network of their own" in error.message
+    finally:
+        node.close()
+
+
+def test_a_sandbox_whose_weights_are_damaged_is_not_waited_for(
+    redis_server: RedisServer, store: Store, tmp_path: Path
+) -> None:
+    """It takes seconds to begin, and has nothing to add."""
+    program, hold = tmp_path / "runsc", tmp_path / "hold"
+    program.write_text(f"#!/bin/sh\n[ -p {hold} ] && read line < {hold}\nexec {shutil.which('runsc')} \"$@\"\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    node = Node(redis_server, str(store.folder), tmp_path / "home", PATH=path, FS_PROFILES="python,python+gvisor")
+    try:
+        node.start()
+        wait_until(lambda: '"isolation": "gvisor"' in node.log(), 30, what="a launcher of sandboxes")
+        os.mkfifo(hold)
+        checkpoint = store.put_checkpoint(os.urandom(3 * CHUNK_BYTES))
+        part = store.path(f"checkpoints/{checkpoint}/part-00000.safetensors")
+        part.write_bytes(part.read_bytes()[:-1] + b"?")
+        spec = spec_of(store.put_bundle({"handler.py": HELLO}), isolation="gvisor", weights=checkpoint)
+        error = node.wait_for(node.order(spec), "failed").error
+        assert error is not None
+        assert error.code == "checksum_mismatch"
     finally:
         node.close()
