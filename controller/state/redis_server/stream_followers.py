@@ -30,6 +30,9 @@ FOLLOWERS_EACH = 100
 PAGE = 100
 HELD = 4 * PAGE
 """Entries held for a follower that is slower than the stream; beyond, it reads them by itself when it gets to them."""
+READS_AT_ONCE = 4
+"""Followers that read by themselves at the same time; others wait for their turn, also when all come at once. They
+would wait for a connection otherwise, of which other work needs some, and end with an error after two seconds."""
 BLOCK_MS = 200
 """Blocking time of the shared read: what comes in the first moments of a stream's first follower may be that late."""
 
@@ -76,6 +79,7 @@ class StreamFollowers:
         self._by_key: dict[str, set[_Follower]] = {}
         self._positions: dict[str, str] = {}
         self._callers: Counter[str] = Counter()
+        self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._reader: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -129,7 +133,10 @@ class StreamFollowers:
         if follower.behind:
             # First the mark, then the look: what the shared reader gives meanwhile is held, and comes twice at most.
             follower.behind = False
-            page = await read_after(self._reads, key, follower.last)
+            async with self._turns:
+                if follower.failure is not None:  # of Redis, found by the shared reader meanwhile
+                    raise follower.failure
+                page = await read_after(self._reads, key, follower.last)
             follower.behind = follower.behind or len(page) == PAGE
         else:
             page = []

@@ -5,10 +5,12 @@ import contextlib
 
 import httpx
 import pytest
+from redis.asyncio import BlockingConnectionPool
 
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.redis_server.stream_followers import (
     HELD,
+    READS_AT_ONCE,
     StreamFollowers,
     TooManyFollowers,
     order,
@@ -21,6 +23,32 @@ from tests.servers import RedisServer, until
 def test_entry_ids_are_ordered_by_their_numbers() -> None:
     assert order("9-10") > order(b"9-9") > order("8-100")
     assert order("0") == order("0-0")
+
+
+def test_followers_that_come_together_while_redis_is_slow_wait_for_their_turn(
+    redis_url: str,
+) -> None:
+    async def run() -> None:
+        reads, blocking = connect(redis_url, connections=READS_AT_ONCE), connect(redis_url, connections=2)
+        pool = reads.connection_pool
+        assert isinstance(pool, BlockingConnectionPool)
+        pool.timeout = 0.2
+        pausing = connect(redis_url)
+        await pausing.xadd("fs:logs:f", {"n": 1})
+        followers = StreamFollowers(blocking, reads)
+        await pausing.execute_command("CLIENT", "PAUSE", "1000", "ALL")
+        follows = [followers.follow("fs:logs:f", "0", quiet_s=10) for _ in range(3 * READS_AT_ONCE)]
+        try:
+            pages = await asyncio.gather(*(anext(follow) for follow in follows))
+            assert [[fields for _, fields in page] for page in pages] == [[{b"n": b"1"}]] * len(follows)
+        finally:
+            for follow in follows:
+                await follow.aclose()
+            await followers.close()
+            for client in (pausing, blocking, reads):
+                await client.aclose()
+
+    asyncio.run(run())
 
 
 def test_any_number_of_followers_holds_one_connection_and_each_sees_all(redis_url: str) -> None:
