@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 
@@ -23,6 +24,9 @@ from tests.servers import RedisServer
 
 END_TO_END = Path(__file__).parent / "e2e"
 """Folder whose tests are all marked `e2e`, by its conftest."""
+# No example has a time limit: on a machine whose cores are all taken any may take a second.
+hypothesis.settings.register_profile("fleetstart", deadline=None)
+hypothesis.settings.load_profile("fleetstart")
 GUARD = pytest.StashKey[outcomes.QuickGuard]()
 
 

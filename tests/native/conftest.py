@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetstart.native import SlabPool
-from tests.huge_pages import reserved
+from tests.huge_pages import make_room, reserved
 from tests.native.neighbours import SLAB, Child, Pages, Start, spawn
 
 HUGE_PAGES = 40
@@ -17,6 +17,13 @@ def only_what_is_new_is_collected() -> None:
     """Nothing that other tests left is looked at: these collect often, and a full collection may take half a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def room_for_huge_pages(request: pytest.FixtureRequest) -> None:
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and callspec.params.get("pages") == "thp":
+        make_room(4 * HUGE_PAGES)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from fleetstart.prefetcher.workers.entered_calls import EnteredCallRing
+from fleetstart.prefetcher.processes.entered_calls import EnteredCallRing
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version, WorkerId
@@ -57,9 +57,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def receive(channel: Channel[Any]) -> Any:
-    ready, _, _ = select.select([channel], [], [], DEADLINE_S)
-    if not ready:
-        raise AssertionError(f"no message within {DEADLINE_S} s")
+    until(lambda: select.select([channel], [], [], 0)[0], "messages")
     message, descriptors = channel.receive()
     assert not descriptors
     return message

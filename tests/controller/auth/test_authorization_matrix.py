@@ -193,6 +193,8 @@ def _without_uses(answer: httpx.Response) -> str:
         return str([{**one, "used_unix_ms": 0} for one in answer.json()])
     if answer.request.url.path.endswith("/versions"):  # an idle worker ends, on a busy machine before this is over
         return str([{**one, "workers": 0} for one in answer.json()])
+    if answer.request.url.path == "/api/v1/secrets":
+        return str([{**one, "running": 0} for one in answer.json()])
     return answer.text
 
 
