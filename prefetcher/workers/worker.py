@@ -28,11 +28,9 @@ from fleetstart.runtime.contract.node.messages import (
     Imported,
     Pooled,
     Ready,
-    StandBy,
     StartError,
     StoodBy,
     Usage,
-    Wake,
     WantChunks,
     Woken,
 )
@@ -41,15 +39,14 @@ from fleetstart.runtime.contract.node.speed import ModeSwitch
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.contract.timeline import Timeline
 
-from ..concurrency.threads import in_thread
 from ..network.egress_proxy import EgressTraffic
 from ..processes.consumption import Consumption
+from ..processes.exit_reasons import device_out_of_memory
 from ..processes.forked_process import ChannelEnded, ProcessExited
-from ..processes.process_memory import private_bytes
 from ..segments.segment import Segment
 from ..stage_links.stage_links import PipelineMembership
-from .exit_reasons import device_out_of_memory
 from .node_services import NodeServices
+from .standby import Standby
 from .worker_process import WorkerProcess
 from .worker_record import WorkerRecord
 from .worker_resources import WorkerResources
@@ -81,6 +78,7 @@ class Worker:
             changed=lambda: self._publish(self.state),
         )
         self.resources = WorkerResources(services, self._membership, self.process)
+        self._standby = Standby(order, self.process, self.resources, self.record)
         self._drain_until_s: float | None = None
         self._drained = False
         self._rejected: FleetError | None = None
@@ -88,12 +86,6 @@ class Worker:
         self._begun = False
         self._ending = False
         self._imports_learned = 0
-        self._stood_by = False
-        """True if its weights are given back."""
-        self._waking_since_ns = 0
-        """When it was told to take them again; 0: it was not."""
-        self._woken = False
-        """True if it has served since a standby."""
         self._fetched: dict[str, int] = {}
         self._switch: ModeSwitch | None = None
         self._close_egress: Callable[[], None] = lambda: None
@@ -117,7 +109,7 @@ class Worker:
     def drain(self, grace_s: float | None = None) -> None:
         """Stops new calls; calls in progress may finish within the grace period, by default the function's own
         limit."""
-        if self.state == "starting" or self._stood_by:
+        if self.state == "starting" or self._standby.given_back:
             self.kill()
             return
         if self.state not in ("ready", "standby") or self.process.forked is None:
@@ -131,32 +123,18 @@ class Worker:
 
     def stand_by(self) -> None:
         """Stops new calls; once those in progress have ended, the worker gives its weights back."""
-        if self.state == "ready" and self._send(StandBy()):
+        if self.state == "ready" and self._standby.begin():
             self._publish("standby")
 
     def wake(self) -> None:
         """Makes the worker take its weights again; it ends if the node has no memory for it any more."""
-        if self.state != "standby" or self._waking_since_ns:
+        if self.state != "standby":
             return
         try:
-            self.resources.wake(self.order)
+            if self._standby.wake():
+                self._publish("standby")
         except FleetError as error:
             self.reject(error)
-            return
-        if self._send(Wake()):
-            self._waking_since_ns, self._stood_by = time.monotonic_ns(), False
-            self.record.waking()
-            self._publish("standby")
-
-    def _send(self, message: StandBy | Wake) -> bool:
-        """False if the process has ended, which its exit event tells."""
-        if self.process.forked is None:
-            return False
-        try:
-            self.process.forked.send(message)
-        except ChannelClosed:
-            return False
-        return True
 
     def reject(self, error: FleetError) -> None:
         """Ends the worker at once with an error, because of something that it was given."""
@@ -326,9 +304,11 @@ class Worker:
                 case Imported(modules=modules):
                     self._learn_imports(modules)
                 case StoodBy():
-                    await self._on_stood_by()
+                    if await self._standby.on_given_back(lambda: self.state == "standby"):
+                        self._publish("standby")
                 case Woken():
-                    self._on_woken()
+                    if self.state == "standby" and self._standby.on_woken():
+                        self._publish("ready")
                 case StartError(error=info) if self.state == "standby":
                     raise self._root_cause(info)
                 case ChannelEnded():
@@ -339,26 +319,6 @@ class Worker:
                     return
                 case _:
                     pass
-
-    async def _on_stood_by(self) -> None:
-        """Counts what is left of the worker, unless it is woken already."""
-        if self.state != "standby" or self._waking_since_ns or self._stood_by or self.process.forked is None:
-            return
-        pid = self.process.forked.pid
-        left_bytes = await in_thread(lambda: private_bytes(pid), "standby")
-        if not self._waking_since_ns and self.state == "standby":
-            self._stood_by = True
-            self.resources.stand_by(self.order, left_bytes)
-            self.record.stood_by(self.resources.reserved_bytes)
-            self._publish("standby")
-
-    def _on_woken(self) -> None:
-        if self.state != "standby" or not self._waking_since_ns:
-            return  # sent by user code
-        self._woken = True
-        since_ns, self._waking_since_ns = self._waking_since_ns, 0
-        self.record.woken(since_ns)
-        self._publish("ready")
 
     def _require_accepted(self) -> None:
         if self._rejected is not None:
@@ -432,7 +392,7 @@ class Worker:
                 function=self.order.spec.name,
                 version=self.order.version,
                 state=state,
-                start="standby" if self._woken else first,
+                start="standby" if self._standby.served_again else first,
                 pooled=self.resources.pooled,
                 isolation=self.process.forked.isolation if self.process.forked is not None else "",
                 endpoint=self.resources.endpoint if called else "",
@@ -443,8 +403,8 @@ class Worker:
                 relayed=self._membership.relayed,
                 fetched=self._fetched,
                 device_type=device_type,
-                device_bytes=0 if self._stood_by else device_bytes,
-                memory_bytes=self.resources.reserved_bytes if self._stood_by else 0,
+                device_bytes=0 if self._standby.given_back else device_bytes,
+                memory_bytes=self.resources.reserved_bytes if self._standby.given_back else 0,
                 second_engine=self.record.second_engine,
                 error=error,
                 timeline=self.record.timeline,

@@ -12,9 +12,9 @@ from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.node import exit_codes
 
 from ..processes.consumption import Consumption
+from ..processes.exit_reasons import describe_status, exit_error
 from ..processes.forked_process import ForkedProcess, ProcessEvent, ProcessExited
 from ..processes.prefork_pool import PreforkPool
-from .exit_reasons import describe_status, exit_error
 
 log = logging.getLogger(__name__)
 

@@ -17,29 +17,25 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fleetstart.runtime.contract.errors import FleetError, StartFailed, Unavailable
-from fleetstart.runtime.contract.function.layer import LAYER_DIR
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.function.volume import MountedVolume, Mounts, volume_path
-from fleetstart.runtime.contract.ids import CheckpointId, LayerId, WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.node.channel import ChannelClosed
 from fleetstart.runtime.contract.node.devices import host_bytes
 from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 
+from ..processes.entered_calls import EnteredCallRing
+from ..processes.exit_reasons import out_of_memory
 from ..processes.forked_process import ForkedProcess, has_own_network
 from ..segments.chunk_requests import ChunkRequests
 from ..segments.feeds import Feed
 from ..segments.store import Segment
 from ..stage_links.stage_links import PipelineMembership
-from ..volumes.session import VolumeSession
-from .entered_calls import EnteredCallRing
-from .exit_reasons import out_of_memory
 from .node_services import NodeServices
 from .sandboxes import Sandbox, sandbox_for
+from .worker_folders import WorkerFolders
 from .worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -53,6 +49,7 @@ class WorkerResources:
 
     def __init__(self, services: NodeServices, membership: PipelineMembership, process: WorkerProcess) -> None:
         self._services = services
+        self._folders = WorkerFolders(services)
         self._membership = membership
         self._process = process
         self.reserved_bytes = 0
@@ -63,14 +60,6 @@ class WorkerResources:
         """Segments of its weights, then of their adapters."""
         self.cold = False
         """True if some of its weights had to be fetched."""
-        self._volumes: list[MountedVolume] = []
-        """Its volumes, each with its folder on this node."""
-        self._session: VolumeSession | None = None
-        """Its stream for commits, if it may write a volume."""
-        self._layer: LayerId | None = None
-        self._layer_dir = ""
-        self._layer_fetch_ns: tuple[int, int] | None = None
-        """(begin, end) of its layer's fetch, if the node did not have it."""
         self._checkpoints: list[CheckpointId] = []
         self._traffic_before: Counter[str] = Counter()
         self.pooled = False
@@ -109,8 +98,8 @@ class WorkerResources:
         self.cold = not all(map(services.segments.is_ready, self._checkpoints, stages))
         self._traffic_before = self._traffic()
         network = spec.network is True
-        layer = asyncio.ensure_future(self._acquire_layer(spec, order.worker))
-        volumes = asyncio.ensure_future(self._acquire_volumes(order))
+        layer = asyncio.ensure_future(self._folders.acquire_layer(spec, order.worker))
+        volumes = asyncio.ensure_future(self._folders.acquire_volumes(order))
         early = self._sandbox is not None and not self._sandbox.takes_folders and (spec.layer or spec.volumes)
         folders = (layer, volumes) if early else ()
         own = network or folders or spec.image or self._gpus(order)
@@ -158,32 +147,6 @@ class WorkerResources:
             self.reserved_bytes = self.limit_bytes
             services.segments.budget.memory.shrink()
 
-    async def _acquire_layer(self, spec: FunctionSpec, worker: WorkerId) -> str:
-        """Pins the packages of the function on the node's disk; returns their folder, "" if it has none."""
-        if spec.layer is None:
-            return ""
-        layers, began_ns = self._services.layers, time.monotonic_ns()
-        fetched = not layers.has(spec.layer)
-        self._layer_dir = await layers.acquire(spec.layer, worker)
-        self._layer = spec.layer
-        if fetched:
-            self._layer_fetch_ns = began_ns, time.monotonic_ns()
-        return self._layer_dir
-
-    async def _acquire_volumes(self, order: WorkerOrder) -> None:
-        """Pins the volumes of the function on the node's disk."""
-        mounts = order.mounts or Mounts()
-        if mounts.error:
-            raise StartFailed(mounts.error)
-        began_ns, cache = time.monotonic_ns(), self._services.volumes.cache
-        fetched = not all(cache.has(one.tree) for one in mounts.volumes if one.number)
-        for one in mounts.volumes:
-            folder = await cache.acquire(one.tree, order.worker) if one.number else ""
-            self._volumes.append(msgspec.structs.replace(one, folder=folder))
-        if fetched:
-            begun_ns = min(began_ns, self._layer_fetch_ns[0]) if self._layer_fetch_ns is not None else began_ns
-            self._layer_fetch_ns = begun_ns, time.monotonic_ns()
-
     async def _fork(self, order: WorkerOrder, folders: Sequence[asyncio.Future[Any]]) -> ForkedProcess:
         """Forks a fresh process; a sandbox once the folders that it must see are there."""
         spec = order.spec
@@ -191,15 +154,10 @@ class WorkerResources:
         return await self._services.prefork_pool.fork(
             spec.preloaded_pool,
             network=spec.network is True,
-            folders=self._folders() if folders else {},
+            folders=self._folders.inside() if folders else {},
             image=spec.image,
             gpus=self._gpus(order),
         )
-
-    def _folders(self) -> dict[str, str]:
-        """Folders of the node that a sandbox sees: by path inside it."""
-        layer = {LAYER_DIR: self._layer_dir} if self._layer_dir else {}
-        return layer | {volume_path(one): one.folder for one in self._volumes if one.folder}
 
     def _gpus(self, order: WorkerOrder) -> list[str]:
         """GPUs that its container must have from its beginning; a worker in namespaces is given its own later."""
@@ -278,8 +236,8 @@ class WorkerResources:
                 secret=order.secret,
                 link_identity=self._membership.link_identity,
                 bundle_dir=bundle_dir,
-                layer_dir=self._layer_dir,
-                volumes=self._volumes,
+                layer_dir=self._folders.layer_dir,
+                volumes=self._folders.volumes,
                 token=self.token,
                 threads=threads or cores or self._services.cpus,
                 binding=binding,
@@ -288,12 +246,11 @@ class WorkerResources:
                 shell=order.shell,
                 user=self._services.prefork_pool.give_user(process, spec.name),
             )
-            self._close_session()
-            session = self._session = self._open_session(order)
+            session = self._folders.open_session(order)
             streams = (ring.descriptor, *((session.descriptor(),) if session is not None else ()))
             memory = chain.from_iterable(of_segments)
             if self._sandbox is not None:
-                self._sandbox.send(process, message, listener, streams, memory, self._folders())
+                self._sandbox.send(process, message, listener, streams, memory, self._folders.inside())
             else:
                 process.send(message, (listener.fileno(), *streams, *self._membership.descriptors(), *memory))
             if session is not None:
@@ -316,25 +273,6 @@ class WorkerResources:
                 raise
         self.endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return listener
-
-    def _open_session(self, order: WorkerOrder) -> VolumeSession | None:
-        """The stream for commits, if there is a volume to write."""
-        spec = order.spec
-        if not any(one.write for one in self._volumes):
-            return None
-        return VolumeSession(
-            self._services.volumes,
-            order.worker,
-            spec.name,
-            spec.home,
-            self._volumes,
-            memory_bytes=spec.memory_bytes,
-        )
-
-    def _close_session(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
 
     @property
     def running(self) -> bool:
@@ -373,12 +311,12 @@ class WorkerResources:
         """(begin, end) of the fetch of its weights and packages, clipped to its own lifetime; None if nothing was
         fetched."""
         if not self.segments or not self.cold:
-            return self._layer_fetch_ns
+            return self._folders.fetch_ns
         begun_ns = min(segment.fetch_span_ns[0] for segment in self.segments)
         ends_ns = [segment.fetch_span_ns[1] for segment in self.segments]
         ended_ns = max(ends_ns) if all(ends_ns) else time.monotonic_ns()
-        if self._layer_fetch_ns is not None:
-            begun_ns, ended_ns = min(begun_ns, self._layer_fetch_ns[0]), max(ended_ns, self._layer_fetch_ns[1])
+        if self._folders.fetch_ns is not None:
+            begun_ns, ended_ns = min(begun_ns, self._folders.fetch_ns[0]), max(ended_ns, self._folders.fetch_ns[1])
         return max(begun_ns, since_ns), ended_ns
 
     @property
@@ -404,14 +342,7 @@ class WorkerResources:
         self._close_ingress()
         self.reserved_bytes = 0
         self._services.devices.release(worker)
-        if self._layer is not None:
-            self._services.layers.release(self._layer, worker)
-            self._layer = None
-        self._close_session()
-        for one in self._volumes:
-            if one.folder:
-                self._services.volumes.cache.release(one.tree, worker)
-        self._volumes = []
+        self._folders.release(worker)
         for segment in self.segments:
             self._services.segments.release(segment, worker)
         self.segments = []

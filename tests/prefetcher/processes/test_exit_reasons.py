@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.prefetcher.workers.exit_reasons import exit_error
+from fleetstart.prefetcher.processes.exit_reasons import exit_error
 from fleetstart.runtime.contract.sizes import MIB
 
 
