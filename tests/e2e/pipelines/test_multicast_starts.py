@@ -30,7 +30,11 @@ def function(shared_fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Fu
     shared_fleet.run_hosts(HOSTS)
     with shared_fleet.bed.redis() as client:
         wait_until(lambda: client.hlen(keys.PEER_KEYS) >= HOSTS, SETTLED_S, what="peer keys")
-    check_link_is_known(shared_fleet, HOSTS - 1)
+    for host in range(HOSTS):
+        check_link_is_known(shared_fleet, host)
+    wait_until(
+        lambda: all(has_a_copy(shared_fleet, host) for host in range(COPIES)), SETTLED_S, what="reports of copies"
+    )
     yield function
     shared_fleet.remove_left()
 
@@ -45,6 +49,12 @@ def check_link_is_known(fleet: Fleet, host: int) -> None:
     link = fleet.bed.mbit * 1e6 / 8 * LINK_SHARE
     found = wait_until(measured, SETTLED_S, what="a measurement of the link")
     assert link / 2 < found < link * 2, f"{found:,.0f} of {link:,.0f} bytes a second"
+
+
+def has_a_copy(fleet: Fleet, host: int) -> bool:
+    """True once the node has reported a whole segment, which its worker may be ready before."""
+    report = fleet.bed.report(host)
+    return report is not None and any(one.state == "ready" for one in report.segments)
 
 
 def wait_whole(fleet: Fleet, function: Function, count: int) -> None:

@@ -90,7 +90,7 @@ def test_a_sandbox_whose_weights_are_damaged_is_not_waited_for(
 ) -> None:
     """It takes seconds to begin, and has nothing to add."""
     program, hold = tmp_path / "runsc", tmp_path / "hold"
-    program.write_text(f"#!/bin/sh\n[ -p {hold} ] && read line < {hold}\nexec {shutil.which('runsc')} \"$@\"\n")
+    program.write_text(f'#!/bin/sh\n[ -p {hold} ] && read line < {hold}\nexec {shutil.which("runsc")} "$@"\n')
     program.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     node = Node(redis_server, str(store.folder), tmp_path / "home", PATH=path, FS_PROFILES="python,python+gvisor")
