@@ -18,12 +18,14 @@ from pathlib import Path
 from fleetstart.runtime.contract.errors import BuildFailed
 
 from .requirements import Requirements, index_options
+from .unpacking import UnpackLimits
 from .uv import run_uv
 
 Log = Callable[[str], object]
 
 PLATFORM = "fleetstart"
 """Name of the platform's own package: a project may list it, and it is there already."""
+UNPACK_LIMITS = UnpackLimits()
 SHARED = ("msgspec",)
 """Packages of which a function gets the platform's version, because both must know the same types."""
 _LOCAL_FILES = ("direct_url.json", "uv_cache.json", "uv_build.json")
@@ -41,7 +43,9 @@ def constraints() -> str:
     return "".join(lines)
 
 
-def resolve(needed: Requirements, work: Path, env: Mapping[str, str], log: Log) -> str:
+def resolve(
+    needed: Requirements, work: Path, env: Mapping[str, str], log: Log, limits: UnpackLimits = UNPACK_LIMITS
+) -> str:
     """The lock of requirements: every package with version and hashes. Errors: BuildFailed."""
     what = f"{needed.origin} cannot be resolved"
     if needed.kind == "pylock":
@@ -51,7 +55,7 @@ def resolve(needed: Requirements, work: Path, env: Mapping[str, str], log: Log) 
     if needed.kind == "uv.lock":
         arguments = ["export", "--frozen", "--no-dev", "--no-emit-project", "--no-emit-package", PLATFORM]
         arguments += ["--format", "requirements.txt", "--project", str(needed.folder), *common]
-        run_uv(arguments, env, needed.folder, log, what)
+        run_uv(arguments, env, needed.folder, log, what, work=work, limits=limits)
         return lock.read_text()
     source = needed.path  # it names other files by paths from there
     if source is None:
@@ -61,7 +65,7 @@ def resolve(needed: Requirements, work: Path, env: Mapping[str, str], log: Log) 
     (work / "overrides.txt").write_text(f"{PLATFORM} ; sys_platform == 'never'\n")
     arguments = ["pip", "compile", str(source), "--generate-hashes", *common]
     arguments += ["--constraint", str(work / "constraints.txt"), "--override", str(work / "overrides.txt")]
-    run_uv(arguments, env, needed.folder, log, what)
+    run_uv(arguments, env, needed.folder, log, what, work=work, limits=limits)
     return lock.read_text()
 
 
@@ -70,14 +74,22 @@ def packages_of(lock: str) -> list[str]:
     return [f"{name}=={number}" for name, number in _PINNED.findall(lock)]
 
 
-def install(needed: Requirements, lock: str, work: Path, env: Mapping[str, str], log: Log) -> Path:
+def install(
+    needed: Requirements,
+    lock: str,
+    work: Path,
+    env: Mapping[str, str],
+    log: Log,
+    limits: UnpackLimits = UNPACK_LIMITS,
+) -> Path:
     """Installs a lock into a new folder; returns the folder. Errors: BuildFailed."""
     target = work / "files"
     source = work / ("pylock.toml" if needed.kind == "pylock" else "locked.txt")
     source.write_text(lock)
     arguments = ["pip", "install", "--target", str(target), "--requirement", str(source), "--no-deps"]
     arguments += ["--python", sys.executable, "--link-mode", "copy", *index_options(needed)]
-    run_uv(arguments, env, needed.folder, log, f"{needed.origin} cannot be installed")
+    what = f"{needed.origin} cannot be installed"
+    run_uv(arguments, env, needed.folder, log, what, work=work, limits=limits)
     target.mkdir(exist_ok=True)
     _compile(target, env, log)
     normalise(target)

@@ -42,9 +42,10 @@ from fleetstart.runtime.contract.ids import LayerId
 from fleetstart.runtime.contract.object_keys import layer_key
 
 from ..weights.upload import UploadObject, UploadTarget, upload
-from .build import constraints, install, packages_of, resolve
+from .build import UNPACK_LIMITS, constraints, install, packages_of, resolve
 from .index_settings import build_environment, pip_settings
 from .requirements import Requirements
+from .unpacking import UnpackLimits
 
 Log = Callable[[str], object]
 Progress = Callable[[str, int, int], None]
@@ -84,9 +85,10 @@ def publish_layer(
     progress: Progress,
     secrets: Collection[str] = (),
     upgrade: bool = False,
+    limits: UnpackLimits = UNPACK_LIMITS,
 ) -> PublishedLayer:
     """Publishes the layer of requirements. `secrets`: names of variables that the build does not see. With `upgrade`,
-    packages without exact versions are looked for again.
+    packages without exact versions are looked for again. `limits` are those on what packages may unpack to.
 
     Errors: BuildFailed; what the store raises.
     """
@@ -99,13 +101,13 @@ def publish_layer(
     with _workspace(memory) as work:
         env = build_environment(environ, pip_settings(environ, Path.home()), secrets)
         log(f"{needed.origin}: building the layer of its packages")
-        lock = known.lock if known is not None else resolve(needed, work, env, log)
+        lock = known.lock if known is not None else resolve(needed, work, env, log, limits)
         locked = memory / f"lock-{_digest(FORMAT, own_python(), own_platform(), lock)}.json"
         same = _recall(locked)
         if same is not None and _has(store, same.id):
             _remember(asked, same)
             return PublishedLayer(same, 0)
-        built, sent = _build(install(needed, lock, work, env, log), lock, store, progress)
+        built, sent = _build(install(needed, lock, work, env, log, limits), lock, store, progress)
         _remember(locked, built)
         _remember(asked, built)
         return PublishedLayer(built, sent)
