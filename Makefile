@@ -63,7 +63,7 @@ rdma-bed:
 driver-tests: dev models
 	@for driver in $(or $(DRIVERS),gvisor container); do echo "── $$driver"; \
 	  $(BIN)/python -m tests.suites $(if $(SECOND_RUN),--second-run) --isolation $$driver \
-	  $(or $(SUITE),tests/e2e/calls tests/e2e/deploys tests/e2e/isolation/test_misbehaving.py) || exit 1; done
+	  $(or $(SUITE),tests/e2e) || exit 1; done
 
 engine: dev
 	@$(BIN)/python -m tests.engine

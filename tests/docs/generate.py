@@ -18,6 +18,7 @@ from fleetstart.runtime.openai_api.request_fields import markdown_table as reque
 from tests.docs.error_codes import markdown_table as error_codes_table
 from tests.docs.error_codes import parts_table
 from tests.docs.gpu_results import markdown as gpu_tables
+from tests.docs.isolation_marks import markdown_table as isolation_marks_table
 from tests.docs.model_support import markdown_table as model_support_table
 from tests.docs.pages import ROOT
 from tests.docs.setting_places import markdown_table as setting_places_table
@@ -84,9 +85,18 @@ def gpu() -> str:
     return f"\n{gpu_tables()}\n\n"
 
 
-_ALL = (verbs, endpoints, request_fields, error_codes, error_codes_of_parts, setting_places, model_support, gpu)
+def isolation_marks() -> str:
+    return f"\n{isolation_marks_table()}\n"
+
+
+_ALL = (
+    *(verbs, endpoints, request_fields, error_codes, error_codes_of_parts, setting_places, model_support, gpu),
+    isolation_marks,
+)
 PARTS: dict[str, Callable[[], str]] = {part.__name__: part for part in _ALL}
-PAGES = tuple(ROOT / "docs" / name for name in ("cli.md", "http.md", "models.md", "results.md", "settings.md"))
+PAGES = tuple(
+    ROOT / "docs" / name for name in ("cli.md", "contributing.md", "http.md", "models.md", "results.md", "settings.md")
+)
 
 
 def generated(text: str) -> str:

@@ -67,7 +67,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[None]:
 def system() -> Iterator[System]:
     """System that is up, with a function `well` deployed that always works. Tests leave it as they found it."""
     # 127.0.0.2 is where a test has a server to be reached.
-    devices = {} if systems.driver else {"FS_DEVICES": "cpu:2x1GiB"}  # which functions in namespaces alone can have
+    devices = {} if systems.isolation() == "gvisor" else {"FS_DEVICES": "cpu:2x1GiB"}  # functions in it have none
     with running(env={"FS_EGRESS_ALLOW": "127.0.0.2", **devices}) as system:
         system.deploy(WELL, name="well")
         yield system

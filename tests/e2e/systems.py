@@ -102,6 +102,24 @@ driver: Driver | None = None
 """Set once, by the fixture of a run (tests/e2e/conftest.py)."""
 
 
+def driver_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the run's driver for a system that a test asks for with these."""
+    return driver.settings(env) if driver is not None else {}
+
+
+def isolation() -> str:
+    """Isolation of the run's functions, of those that name none themselves."""
+    return driver.isolation if driver is not None else "namespaces"
+
+
+def with_driver(*arguments: str) -> tuple[str, ...]:
+    """A command of `fs`, with the run's driver if it reads or deploys a handler and names none itself."""
+    reads = arguments[:1] in (("deploy",), ("dev",)) or arguments[:2] == ("config", "show")
+    if driver is None or not reads or "--isolation" in arguments:
+        return arguments
+    return (*arguments, "--isolation", driver.isolation)
+
+
 class System:
     def __init__(self, *, env: Mapping[str, str] | None = None) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="fs-e2e-"))
@@ -113,7 +131,7 @@ class System:
         """Command that `fs` is run by, if any."""
         # Memory made ahead would be made anew for each of these short lives.
         settings = {"FS_HOME": str(self.home), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB"}
-        self.env = {**hidden, **settings, **(env or {}), **(driver.settings(env or {}) if driver else {})}
+        self.env = {**hidden, **settings, **(env or {}), **driver_settings(env or {})}
         self.url = ""
         self.http = httpx.Client(trust_env=False, timeout=60)
         self._shm_before = shared_memory()
@@ -124,8 +142,7 @@ class System:
     # ── the command line ───────────────────────────────────────────────────────────────────────────
 
     def fs(self, *arguments: str, code: int | None = 0, cwd: Path | None = None) -> Ran:
-        if driver is not None and arguments[:1] == ("deploy",) and "--isolation" not in arguments:
-            arguments = (*arguments, "--isolation", driver.isolation)
+        arguments = with_driver(*arguments)
         if not self.through and arguments and arguments[0] in FORKED:
             return self._forked_fs(*arguments, code=code, cwd=cwd)
         done = subprocess.run(

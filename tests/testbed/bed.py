@@ -24,7 +24,7 @@ from fleetstart.runtime.contract.identity import FILE, Identity, write_identity
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.bench.harness.range_server import credentials
-from tests.e2e.systems import CLI_TIMEOUT_S, FS, Ran
+from tests.e2e.systems import CLI_TIMEOUT_S, FS, Ran, driver_settings, with_driver
 from tests.servers import listening_socket, shared_memory, valkey_binary, wait_until
 from tests.testbed import guard
 from tests.testbed.network import Network
@@ -99,7 +99,7 @@ class Testbed:
             "FS_DISK_CACHE": "0",
             **credentials(self.store_url),
         }
-        self.env = {**plain, **settings, **(env or {})}
+        self.env = {**plain, **settings, **(env or {}), **driver_settings(env or {})}
         self.redis_server = self._part("redis", CONTROL, self._redis_argv(), plain)
         self.store = self._part("store", STORE, self._store_argv(), plain)
         self.controllers = [
@@ -227,7 +227,12 @@ class Testbed:
         """Runs the command line against this bed, as a user of this machine."""
         env = {**os.environ, "FS_URL": self.url, "FS_HOME": str(self.folder / "user")}
         done = subprocess.run(
-            [*FS, *arguments], env=env, capture_output=True, text=True, timeout=CLI_TIMEOUT_S, cwd=cwd or self.folder
+            [*FS, *with_driver(*arguments)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=CLI_TIMEOUT_S,
+            cwd=cwd or self.folder,
         )
         if code is not None:
             assert done.returncode == code, f"fs {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"

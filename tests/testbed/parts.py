@@ -26,6 +26,7 @@ from fleetstart.runtime.contract.identity import FILE, read_identity, write_iden
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+from tests.e2e.systems import isolation
 from tests.servers import wait_until
 from tests.testbed import guard
 from tests.testbed.network import Network
@@ -225,7 +226,9 @@ class Node(Part):
 
     def _pids_of(self, worker: WorkerStatus) -> list[int]:
         told = re.findall(rf'worker ready \{{"worker": "{worker.worker}".*?"pid": (\d+)', self.log())
-        if told and int(told[-1]) in self.processes():
+        if told and (
+            int(told[-1]) in self.processes() or isolation() == "container"
+        ):  # those are the engine's children
             return [int(told[-1])]
         sockets = {inode for inode in map(self._listener, (worker.endpoint, worker.link)) if inode}
         return [pid for pid in self.processes() if pid != self.pid and sockets & _sockets(pid)]

@@ -12,7 +12,7 @@ from tests.e2e.calls.test_chat import EXAMPLE, SHORT
 from tests.e2e.systems import System
 from tests.servers import wait_until
 
-pytestmark = pytest.mark.isolations("namespaces")
+pytestmark = pytest.mark.isolations("namespaces", "container", why="functions inside gVisor have no devices")
 
 BOUND = """
 import os

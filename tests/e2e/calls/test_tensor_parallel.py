@@ -22,7 +22,10 @@ from fleetstart.runtime import LLM
 """
 ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 440, "temperature": 0}
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.isolations("namespaces", why="models that are split over devices are of functions in namespaces"),
+]
 
 
 def handler(folder: Path, name: str, settings: str, **shape: int) -> Path:

@@ -208,6 +208,7 @@ def test_a_worker_or_a_node_killed_before_a_commit_changes_nothing(volumes: Syst
     assert volumes.ok("writes", timeout_s=30)["files"]["note.txt"] == "kept"
 
 
+@pytest.mark.isolations("namespaces", why="the function names its own isolation")
 @pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc (gVisor) is not installed")
 def test_a_sandbox_of_gvisor_reads_and_commits() -> None:
     with running(env={"FS_PROFILES": "python,python+gvisor"}) as system:

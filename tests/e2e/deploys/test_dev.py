@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.e2e.checkpoints import write_safetensors
-from tests.e2e.systems import FS, running
+from tests.e2e.systems import FS, driver_settings, running, with_driver
 from tests.servers import plain_environment, spawn, wait_until
 
 HANDLER = """
@@ -64,7 +64,8 @@ class Dev:
         self.env = {**env, "FS_HOME": str(folder / "home"), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB",
                     "DEV_TOKEN": "a secret"}  # fmt: skip
         self.process = spawn(
-            [*FS, "dev", self.handler, *options], env={**self.env, "FS_PROFILES": "python"},
+            [*FS, *with_driver("dev", str(self.handler), *options)],
+            env={**self.env, "FS_PROFILES": "python", **driver_settings({"FS_PROFILES": "python"})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.lines: list[str] = []
@@ -168,7 +169,7 @@ def test_each_save_and_each_enter_shows_the_cold_start_beside_the_one_before(tmp
         wait_until(lambda: dev.text.count("ms from zero, before") == 2, 60, what="two charts beside the first one")
         assert "weighs@2, cold start" in dev.text
         assert dev.text.count("cold start") == 3
-        assert re.search(r"^fetch +now +█.* ms", dev.text, re.MULTILINE)
+        assert re.search(r"^fetch +now +[█-▏].* ms", dev.text, re.MULTILINE)
         assert dev.end(signal.SIGINT) == 0
 
 

@@ -182,6 +182,7 @@ def test_a_build_that_is_killed_under_load_leaves_nothing_and_the_next_one_goes_
     assert {answer.status for answer in load.answers} == {200}
 
 
+@pytest.mark.isolations("namespaces", why="the function names its own isolation")
 @pytest.mark.parametrize("isolation", ["gvisor", "container"])
 def test_a_sandbox_sees_its_layer_read_only_and_a_container_that_waited_does(wheels: Path, isolation: str) -> None:
     with contextlib.ExitStack() as opened:

@@ -173,7 +173,6 @@ def test_a_rehearsal_says_what_would_be_sent_and_sends_nothing(versioned: System
     assert "nothing was started" in huge.out
 
 
-@pytest.mark.isolations("namespaces")  # with another, `--isolation` of each deploy is a difference, too
 def test_config_says_where_the_live_version_differs(versioned: System) -> None:
     handler = versioned.source(good(1).replace("steady", "flagged"), folder="flagged")
     versioned.deploy_file(handler, "--no-probe", "--concurrency", "8", "--env", "MODE=fast")

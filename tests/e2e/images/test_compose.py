@@ -21,7 +21,11 @@ import pytest
 from tests.e2e.images.conftest import FS, LIMIT_S, ImageTests
 from tests.servers import plain_environment, valkey_binary, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(600),
+    pytest.mark.isolations("namespaces", why="its nodes are those of images and compose file"),
+]
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "images" / "compose.yaml"

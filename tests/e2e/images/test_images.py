@@ -9,7 +9,11 @@ import pytest
 
 from tests.e2e.images.conftest import ImageTests, run_fs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(600),
+    pytest.mark.isolations("namespaces", why="its nodes are those of images and compose file"),
+]
 
 NAMES = ("base", "controller", "worker", "node")
 SIZE_MIB_MOST = {"base": 160, "controller": 320, "worker": 1100, "node": 1200}

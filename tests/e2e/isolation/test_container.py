@@ -15,6 +15,8 @@ from tests.e2e.systems import System, error_in, running
 from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.isolations("namespaces", why="its functions name their own isolation")
+
 POOLS = "python,python+container,torch+container"
 HEAD = """
 import os, socket, time

@@ -12,6 +12,8 @@ from tests.e2e.systems import System, running
 from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.isolations("namespaces", why="its functions name their own isolation")
+
 LAUNCHER = "fleetstart.runtime.launch.container"
 HANDLER = """
 import socket

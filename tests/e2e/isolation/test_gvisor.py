@@ -24,6 +24,8 @@ from tests.e2e.isolation.hostile import BUNDLES, LAYERS, assert_a_bundle_is_refu
 from tests.e2e.systems import System, error_in, running
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.isolations("namespaces", why="its functions name their own isolation")
+
 POOLS = "python,torch,python+gvisor,torch+gvisor"
 HEAD = """
 import asyncio, glob, os, platform, socket, time

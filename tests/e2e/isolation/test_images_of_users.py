@@ -15,7 +15,7 @@ from tests.e2e.systems import System, error_in, running
 from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.isolations("namespaces", why="its functions name their own isolation")]
 
 HEAD = """
 import os, sys

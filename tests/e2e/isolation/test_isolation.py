@@ -16,6 +16,10 @@ from tests.e2e.isolation.hostile import BUNDLES, LAYERS, assert_a_bundle_is_refu
 from tests.e2e.systems import System, running
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.isolations(
+    "namespaces", why="the others have suites of their own: test_container.py, test_gvisor.py"
+)
+
 PEEK = '''
 import ctypes, glob, os, socket
 from fleetstart.runtime import Scale, function
@@ -267,6 +271,7 @@ def outside() -> Iterator[int]:
     thread.join()
 
 
+@pytest.mark.isolations("namespaces", "container", why="functions inside gVisor have no lists of what they reach")
 def test_it_reaches_what_its_list_names_and_nothing_else(system: System, outside: int) -> None:
     require_namespaces(system)
     system.deploy(REACH.replace("PORT", str(outside)), name="reach")

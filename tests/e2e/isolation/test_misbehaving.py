@@ -108,7 +108,7 @@ def test_a_handler_that_fills_its_tmp(system: System) -> None:
     assert error.code in ("handler_error", "out_of_memory")
 
 
-@pytest.mark.isolations("namespaces", "container")  # gVisor's threads are memory, which ends first
+@pytest.mark.isolations("namespaces", "container", why="threads inside gVisor are memory, which ends first")
 def test_threads_and_children_without_end_stay_in_their_worker(system: System) -> None:
     text = (
         HEAD + "import threading\n\n"

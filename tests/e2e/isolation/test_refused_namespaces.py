@@ -11,6 +11,8 @@ from fleetstart.runtime.isolation import seccomp
 from tests.e2e.systems import System
 from tests.servers import refusing_namespaces, wait_until
 
+pytestmark = pytest.mark.isolations("namespaces", why="about kernels that refuse namespaces")
+
 PROBE = """
 import os, socket
 from fleetstart.runtime import Scale, function

@@ -157,6 +157,7 @@ def test_another_node_is_no_controller(bed: Testbed) -> None:
     wait_until(lambda: "not of a controller" in bed.node(0).log(), what="the refusal in the node's log")
 
 
+@pytest.mark.isolations("namespaces", "container", why="files inside gVisor are not seen from outside")
 def test_a_worker_sees_no_key_of_its_node(bed: Testbed, tmp_path: Path) -> None:
     node = bed.node(0)
     identity = read_identity(node.home / "node" / "identity.json")

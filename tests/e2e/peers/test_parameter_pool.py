@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.conftest import ControllerProcess
+from tests.e2e.systems import driver_settings, isolation
 from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, S3Server, Store
 from tests.servers import RedisServer, wait_until
 
@@ -39,7 +40,15 @@ class Cluster:
         self.s3 = S3Server(folder / "s3")
         aws = {**AWS, "AWS_ENDPOINT_URL": self.s3.url}
         self.controller = ControllerProcess(folder / "home", server.url, FS_STORE="s3://weights", **aws)
-        settings = {"FS_NODE_MEMORY": "400MiB", "FS_KEEP_WEIGHTS": "0", "FS_DISK_CACHE": "0", "FS_POOL_SIZE": "0"}
+        plain = {"FS_PROFILES": "python"}
+        settings = {
+            **plain,
+            **driver_settings(plain),
+            "FS_NODE_MEMORY": "400MiB",
+            "FS_KEEP_WEIGHTS": "0",
+            "FS_DISK_CACHE": "0",
+            "FS_POOL_SIZE": "0",
+        }
         self.nodes = []
         for number in range(NODES):
             node = Node(server, "s3://weights", folder / f"node-{number}", **aws, **settings)
@@ -69,7 +78,8 @@ class Cluster:
         bundle = self.store.put_bundle({"handler.py": HELLO})  # removed with its last function
         spec = {
             "name": name, "bundle": bundle, "entry": "handler:hello", "memory_bytes": 256 * MIB,
-            "weights": checkpoint, "keep": keep, "scale": {"min": workers, "max": NODES, "keep_alive_s": 0},
+            "isolation": isolation(), "weights": checkpoint, "keep": keep,
+            "scale": {"min": workers, "max": NODES, "keep_alive_s": 0},
         }  # fmt: skip
         answer = self.controller.http.post("/api/v1/functions", json=spec)
         assert answer.is_success, answer.text

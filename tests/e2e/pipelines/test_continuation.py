@@ -82,6 +82,7 @@ def test_a_whole_worker_is_killed_in_mid_stream(fleet: Fleet, function: Function
     assert hostile.status_code == 200, hostile.text
 
 
+@pytest.mark.isolations("namespaces", why="pipelines over several nodes are of functions in namespaces")
 def test_a_first_stage_and_its_successor_are_killed_in_mid_stream(fleet: Fleet, function: Function) -> None:
     """A whole answer that is under way is made again."""
 

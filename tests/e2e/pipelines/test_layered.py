@@ -15,7 +15,10 @@ from safetensors.torch import save_file
 
 from tests.e2e.pipelines.fleet import Fleet, Function, function_name
 
-pytestmark = pytest.mark.bed
+pytestmark = [
+    pytest.mark.bed,
+    pytest.mark.isolations("namespaces", why="pipelines over several nodes are of functions in namespaces"),
+]
 
 LAYERS, WIDTH = 6, 700
 """2 MB a layer."""

@@ -13,7 +13,10 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.e2e.pipelines.fleet import HOSTS, LAYERS, LINK_SHARE, LONG, SETTLED_S, Fleet, Function, function_name
 from tests.servers import wait_until
 
-pytestmark = pytest.mark.bed
+pytestmark = [
+    pytest.mark.bed,
+    pytest.mark.isolations("namespaces", why="pipelines over several nodes are of functions in namespaces"),
+]
 
 COPIES = 2
 ONE_A_NODE = "2200MiB"

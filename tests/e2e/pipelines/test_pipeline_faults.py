@@ -13,7 +13,10 @@ import pytest
 from tests.e2e.pipelines.fleet import LAYERS, LONG, MBIT, ONE, SHORT, Fleet, Function
 from tests.servers import wait_until
 
-pytestmark = pytest.mark.bed
+pytestmark = [
+    pytest.mark.bed,
+    pytest.mark.isolations("namespaces", why="pipelines over several nodes are of functions in namespaces"),
+]
 
 SLOW_MBIT = 15
 """For a phase that must not be over before it is seen."""

@@ -18,7 +18,10 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.e2e.pipelines.fleet import HOSTS, SETTLED_S, Fleet, Function, function_name
 from tests.servers import wait_until
 
-pytestmark = pytest.mark.bed
+pytestmark = [
+    pytest.mark.bed,
+    pytest.mark.isolations("namespaces", why="pipelines over several nodes are of functions in namespaces"),
+]
 
 SHAPE: dict[str, Any] = {"num_hidden_layers": 8}
 """Two layers a stage."""
