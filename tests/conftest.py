@@ -25,8 +25,9 @@ from tests.servers import RedisServer
 END_TO_END = Path(__file__).parent / "e2e"
 """Folder whose tests are all marked `e2e`, by its conftest."""
 # No example has a time limit: on a machine whose cores are all taken any may take a second.
-hypothesis.settings.register_profile("fleetstart", deadline=None)
-hypothesis.settings.load_profile("fleetstart")
+hypothesis.settings.register_profile("all tests", deadline=None)
+hypothesis.settings.register_profile("quick tests", deadline=None, max_examples=20)
+hypothesis.settings.load_profile("all tests")
 GUARD = pytest.StashKey[outcomes.QuickGuard]()
 
 
@@ -44,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
+        hypothesis.settings.load_profile("quick tests")
         guard = config.stash[GUARD] = outcomes.QuickGuard()
         guard.install()
         # A test that ends half-way leaves open what it was about to hand to a process.

@@ -76,7 +76,7 @@ class Timeline(msgspec.Struct):
             self.add(phase.name, phase.started_ns + shift_ns, phase.ended_ns + shift_ns)
 
     def within(self, begin_ns: int, end_ns: int) -> Timeline:
-        """What of it lies in a span of this machine's clock: the word of a worker, in the time that it had. The worker's
+        """What of it lies in a span of this machine's clock: the word of a worker, in the time that it had. Its
         clock may be another, as inside gVisor."""
         here = Timeline()
         shift_ns = _shift_ns(self.origin_unix_ns, here.origin_unix_ns)
