@@ -15,14 +15,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetstart.runtime.contract.function.layer import FILES_MAX, LAYER_MAX_BYTES
 
 LOOK_EVERY_S = 0.1
-LOOKS_SHARE = 10
-"""A look that took long is followed by a pause of so many times as long: looks are a tenth of the time at most."""
+PAUSE_SHARE = 3
+"""A look that took long is followed by a pause of so many times as long: looks are a fourth of the time at most."""
 _TEMPORARY = (".tmp*", "*/.tmp*")
 """uv's temporary folders in its cache: at the top, or in one of its buckets."""
 
@@ -63,6 +63,16 @@ class _Counted:
         return ""
 
 
+@dataclass(slots=True)
+class _Unpacked:
+    """A folder that uv has unpacked something into."""
+
+    folder: Path
+    inode: int
+    moved: bool = False
+    counted: _Counted = field(default_factory=_Counted)
+
+
 class UnpackWatch:
     """Watch over one process of uv, in a thread. Ends the process once it has unpacked too much."""
 
@@ -77,8 +87,8 @@ class UnpackWatch:
         self._limits = limits
         self._others = set(self._temporary())
         """Temporary folders that were there before."""
-        self._unpacked: dict[Path, _Counted] = {}
-        """Temporary folders of this uv: uv moves them to their place when they are whole, and they count still."""
+        self._unpacked: dict[Path, _Unpacked] = {}
+        """By temporary folders of this uv. It moves them to their place when they are whole, and they count still."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unpacking", daemon=True)
 
@@ -92,8 +102,8 @@ class UnpackWatch:
         self._thread.join()
         self.excess = self.excess or self._look([])
         if self.excess:
-            for folder in self._unpacked:
-                shutil.rmtree(folder, ignore_errors=True)
+            for one in self._unpacked.values():
+                shutil.rmtree(one.folder, ignore_errors=True)
 
     def _run(self) -> None:
         pause_s = LOOK_EVERY_S
@@ -103,18 +113,30 @@ class UnpackWatch:
                 self.excess = excess
                 self._kill()
                 return
-            pause_s = max(LOOK_EVERY_S, LOOKS_SHARE * (time.monotonic() - began_s))
+            pause_s = max(LOOK_EVERY_S, PAUSE_SHARE * (time.monotonic() - began_s))
 
     def _look(self, processes: Sequence[int]) -> str:
         for folder in self._own_folders(processes):
-            self._unpacked.setdefault(folder, _Counted())
+            with contextlib.suppress(OSError):
+                self._unpacked[folder] = _Unpacked(folder, folder.stat().st_ino)
         unpacked = _Counted()
-        for folder in self._unpacked:
-            if folder.exists():
-                self._unpacked[folder] = _count(folder, self._limits)
-            unpacked.add(self._unpacked[folder])
+        for one in self._unpacked.values():
+            if not one.moved and not one.folder.exists():
+                one.folder, one.moved = self._place_of(one), True
+                one.counted = _count(one.folder, self._limits)
+            elif not one.moved:
+                one.counted = _count(one.folder, self._limits)
+            unpacked.add(one.counted)
         # What was unpacked is copied from the cache: the two are one layer twice.
         return unpacked.excess(self._limits) or _count(self._work, self._limits).excess(self._limits)
+
+    def _place_of(self, one: _Unpacked) -> Path:
+        """Where a temporary folder is now; itself if it was removed."""
+        for path in self._cache.glob("archive-*/*"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == one.inode:
+                    return path
+        return one.folder
 
     def _temporary(self) -> Iterator[Path]:
         for pattern in _TEMPORARY:

@@ -126,10 +126,11 @@ def test_a_wheel_that_unpacks_to_too_much_ends_the_build_and_leaves_nothing(tmp_
     files, limits, most = BOMBS[kind]
     write_bomb(tmp_path / "wheels", files)
     (tmp_path / "machine").mkdir()
-    with pytest.raises(BuildFailed) as failed:
-        publish(Memory(), tmp_path / "machine", tmp_path / "wheels", "bomb", cache=tmp_path / "uv", limits=limits)
-    assert f"more than {most}" in failed.value.message
-    assert "layer" in failed.value.message
+    for _ in range(2):  # and what is left of uv's cache is whole
+        with pytest.raises(BuildFailed) as failed:
+            publish(Memory(), tmp_path / "machine", tmp_path / "wheels", "bomb", cache=tmp_path / "uv", limits=limits)
+        assert f"more than {most}" in failed.value.message
+        assert "layer" in failed.value.message
     assert list((tmp_path / "machine" / "layers").iterdir()) == []
     left = list((tmp_path / "uv").rglob("*"))
     assert len(left) < 50, "what uv's cache has of its own"
