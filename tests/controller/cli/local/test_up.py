@@ -19,7 +19,7 @@ import pytest
 from fleetstart.controller.cli.home import SupervisorRecord, read_record, read_supervisor
 from fleetstart.controller.cli.local.services import CONTROLLER, NODE, REDIS
 from tests.controller.cli.system import FS, System
-from tests.servers import end, listening_socket, spawn, wait_until
+from tests.servers import end, listening_socket, shared_memory, spawn, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -41,7 +41,7 @@ def healthy(url: str) -> bool:
 
 
 def test_up_is_idempotent_and_down_leaves_nothing(system: System) -> None:
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     url = system.up("--region", "eu")
     assert healthy(url)
     assert "region eu" in system.fs("nodes").stdout
@@ -52,7 +52,7 @@ def test_up_is_idempotent_and_down_leaves_nothing(system: System) -> None:
     assert set(system.services()) == {REDIS, CONTROLLER, NODE}
     system.down()
     system.assert_gone()
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
     assert not healthy(url)
     assert "nothing runs" in system.fs("down").stderr
 
