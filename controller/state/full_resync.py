@@ -10,7 +10,6 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, cast
 
 import redis.asyncio as redis
@@ -26,6 +25,7 @@ from fleetstart.runtime.contract.record_decoder import RecordDecoder, Unreadable
 from .access_table import Raw, read_table
 from .identity_records import NodeIdentity, PeerKeyRecord
 from .records import Failure, FunctionRecord, VersionKey, VersionRecord, measured, read_measures
+from .redis_client import script_text
 from .traffic import tracked_versions
 from .unreadable import DecodeCache
 from .view import CopyKey, NodeSeen, View
@@ -36,7 +36,7 @@ EXEMPTED_AT_ONCE = 1_000
 """New records of functions after which they are exempted from garbage collection."""
 VERSIONS_KEPT = 1_000
 """Old versions in the view that nothing needs, the last ones read. Each deploy leaves one; `NAME@3` reads it again."""
-READ_NODES = files("fleetstart.controller").joinpath("state", "lua", "read_nodes.lua").read_text()
+READ_NODES = script_text("read_nodes")
 """Four commands for each node would cost twice the processor time of what they bring."""
 NODES_AT_ONCE = 25
 FUNCTIONS_AT_ONCE = 500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -74,12 +75,18 @@ def connect_all(url: str) -> RedisClients:
     )
 
 
+@cache
+def script_text(name: str) -> str:
+    """The text of a Lua script of the controller's. A process reads each once: a controller has seventeen."""
+    return files("fleetstart.controller").joinpath("state", "lua", f"{name}.lua").read_text()
+
+
 class Script:
     """A Lua script, loaded on first use and again after Redis was restarted."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self._client = client
-        self._text = files("fleetstart.controller").joinpath("state", "lua", f"{name}.lua").read_text()
+        self._text = script_text(name)
         self._sha = ""
 
     async def load(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -68,6 +69,12 @@ def connect(url: str) -> redis.asyncio.Redis:
     )
 
 
+@cache
+def _append_logs_script() -> str:
+    """The Lua that appends lines of logs; KEYS and ARGV are documented at its top."""
+    return files(__package__).joinpath("append_logs.lua").read_text()
+
+
 class NodeState:
     """The state of one node in Redis. Closes the client."""
 
@@ -75,7 +82,7 @@ class NodeState:
         self._node = node
         self._redis: Any = client
         self._append = append_script()
-        self._append_logs = files(__package__).joinpath("append_logs.lua").read_text()
+        self._append_logs = _append_logs_script()
         self._orders = RecordDecoder(WorkerOrder)
         self._copies = RecordDecoder(CopyOrder)
         self._reports = RecordDecoder(NodeReport)

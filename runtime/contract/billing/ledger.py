@@ -8,6 +8,7 @@ writer that is not sure may write again, at any time. `ledger.lua` says how that
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
 from typing import Literal
 
@@ -220,6 +221,7 @@ APPEND_KEYS = (
 )
 
 
+@cache
 def append_script() -> str:
     """The Lua that writes a row once; KEYS and ARGV are documented at its top."""
     return files(__package__).joinpath("ledger.lua").read_text()
