@@ -27,7 +27,6 @@ from tests.simulation.workers import in_process
 
 BUNDLE = BundleId(hashlib.sha256(b"a bundle").hexdigest())
 TIMEOUT_S = 40.0
-OPERATIONS_PER_S = 5.0
 
 
 class Gone(Exception):
@@ -153,7 +152,7 @@ class Clients:
         world.store.data[bundle_key(BUNDLE)] = (b"a bundle", world.unix_ms())
         world.store.data.update({key: (data, world.unix_ms()) for key, data in OBJECTS.items()})
         context = in_process(self.process)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(world.plan.pace.up_s)
         self._key = await world.loop.create_task(self._new_key("user"), context=context)
         if world.plan.quota:
             quotas = Quotas(workers=world.plan.quota)
@@ -165,16 +164,16 @@ class Clients:
             )
         for function in world.plan.functions:
             await self._deploy(function)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(world.plan.pace.deployed_s)
 
     async def work(self, for_s: float) -> None:
-        chance, ends_s = self._world.chance, self._world.loop.time() + for_s
+        chance, pace, ends_s = self._world.chance, self._world.plan.pace, self._world.loop.time() + for_s
         doing: list[asyncio.Task[None]] = []
         while self._world.loop.time() < ends_s:
-            await asyncio.sleep(chance.expovariate(OPERATIONS_PER_S))
+            await asyncio.sleep(chance.expovariate(pace.operations_per_s))
             function = chance.choice(self._world.plan.functions)
             (what,) = chance.choices(
-                (self._sync, self._keyed, self._async, self._deploy, self._scale, self._revoke), (50, 15, 20, 4, 4, 4)
+                (self._sync, self._keyed, self._async, self._deploy, self._scale, self._revoke), pace.operations
             )
             doing.append(asyncio.create_task(what(function)))
         await asyncio.gather(*doing)
@@ -195,7 +194,8 @@ class Clients:
         await asyncio.gather(*(self._repeat(function, key) for _ in range(2)))
 
     async def _repeat(self, function: FunctionPlan, key: str) -> None:
-        await asyncio.sleep(self._world.chance.choice((0.0, self._world.chance.uniform(0, 8))))
+        chance = self._world.chance
+        await asyncio.sleep(chance.choice((0.0, chance.uniform(0, self._world.plan.pace.repeated_s))))
         for _ in range(6):
             try:
                 answer = await self.call(self._any(), function.name, key.encode(), idempotency_key=key)

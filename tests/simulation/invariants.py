@@ -11,7 +11,7 @@ import msgspec
 from fleetstart.controller.state.invocation_records import Progress
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, PhaseRow
-from fleetstart.runtime.contract.ids import InvocationId, NodeId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.simulation.monitor import SILENT_NS
 from tests.simulation.weights import copies_of
@@ -21,8 +21,16 @@ SETTLED_S = 60.0
 two looks, 10 s of keep-alive."""
 BROKEN_S = 100.0
 """More where starts have failed: a version that is given up is tried again after a minute."""
-LOOK_S = 1.0
+TRY_S = 1.0
 
+
+class _Function(msgspec.Struct):
+    """The part of a function's record that is compared."""
+
+    live: int
+
+
+_LIVE = msgspec.json.Decoder(_Function)
 _ROWS = msgspec.json.Decoder(LedgerRow)
 _ORDERS = msgspec.json.Decoder(WorkerOrder)
 _PROGRESS = msgspec.json.Decoder(Progress)
@@ -50,7 +58,7 @@ async def _settle(world: Any, ends_s: float) -> None:
     while open_ends := unsettled(world):
         if world.loop.time() > ends_s:
             raise Violation(f"everything settles: at {world.loop.time():.3f} s there is still {'; '.join(open_ends)}")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(world.plan.pace.look_s)
 
 
 def unsettled(world: Any) -> list[str]:
@@ -64,6 +72,8 @@ def unsettled(world: Any) -> list[str]:
     for one in controllers:
         if one.core.view.redis != "ok":
             found.append(f"{one.id} reads nothing: {one.core.view.redis}")
+        elif (stale := _stale(data, one)) is not None:
+            found.append(f"{one.id} has not read what is deployed: {stale}")
         if one.core.ledger.pending or one.core.ledger._written:
             found.append(f"{one.id} has rows that are not written")
     for node in world.nodes.values():
@@ -78,6 +88,17 @@ def unsettled(world: Any) -> list[str]:
     if ended < len(world.clients.told.accepted):
         found.append(f"{len(world.clients.told.accepted) - ended} async calls that have not ended")
     return found + _workers(world) + _copies(world)
+
+
+def _stale(data: dict[bytes, Any], controller: Any) -> str | None:
+    """A function of which the controller knows another version as live than Redis: where the publication of a deploy
+    was lost, it reads all functions again some seconds later."""
+    known = controller.core.view.functions
+    for name, raw in data.get(keys.FUNCTIONS.encode(), {}).items():
+        record = known.get(FunctionName(name.decode()))
+        if record is None or record.live != _LIVE.decode(raw).live:
+            return str(name.decode())
+    return None
 
 
 def _copies(world: Any) -> list[str]:
@@ -152,7 +173,7 @@ async def _calls_are_served(world: Any) -> None:
             ends_s = world.loop.time() + BROKEN_S
             answer = await world.clients.call(name, function.name, b"last")
             while b"start_failed" in answer.body and world.plan.failing_starts and world.loop.time() < ends_s:
-                await asyncio.sleep(LOOK_S)  # it was given up, and is tried again after a minute
+                await asyncio.sleep(TRY_S)  # it was given up, and is tried again after a minute
                 answer = await world.clients.call(name, function.name, b"last")
             if answer.status != 200:
                 raise Violation(f"calls are served in the end: {name} answered {answer.status} {answer.body[:300]!r}")
