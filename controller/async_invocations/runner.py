@@ -41,6 +41,9 @@ TIMERS_MAX = 16
 PER_FUNCTION_MAX = 32
 """Concurrent executions of one function in one gateway, for fairness."""
 
+RETRY_S = 0.25
+"""Pause of an invocation whose transition could not be written, before it is looked at again."""
+
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -177,6 +180,7 @@ class InvocationRunner:
                     pass
         except REDIS_ERRORS as error:
             log.warning("an invocation waits for redis", extra={"invocation": envelope.id, "error": str(error)})
+            await asyncio.sleep(RETRY_S)
         except FleetError as error:
             log.warning("an invocation waits", extra={"invocation": envelope.id, "error": error.message})
         except Exception:

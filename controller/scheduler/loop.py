@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 RENEW_S = 0.5
 ABANDONED_EVERY_S = 5.0
+RETRY_S = 0.1
+"""Pause after orders could not be written. What wakes the scheduler does not end it: it reads all before it tries
+again, which wakes it."""
 
 
 class Scheduler:
@@ -121,7 +124,8 @@ class Scheduler:
             except REDIS_ERRORS as error:
                 log.warning("orders cannot be written: redis is unavailable", extra={"error": str(error)})
                 self._caught_up = 0  # they may be written, though the answer was lost: read before the next decision
-                wait_s = 0.1
+                await asyncio.sleep(RETRY_S)
+                self._wake.set()
                 continue
             wait_ns = agenda.wait_ns(time.monotonic_ns())
             if wait_ns is not None:

@@ -182,8 +182,12 @@ class StateSync:
         view = self.view
         try:
             if channel == keys.EVENTS_OBSERVED:
-                if not view.put_status(self._statuses.decode(data)):
+                status = self._statuses.decode(data)
+                rejected = status.state == "gone" and status.worker not in view.statuses
+                if not view.put_status(status):
                     return
+                if rejected:  # its node has been started again, perhaps: read it before the next order
+                    self._resync_now.set()
             elif channel == keys.EVENTS_GATEWAYS:
                 view.put_gateway(self._reports.decode(data), self._monotonic_ns())
             elif channel == keys.EVENTS_FUNCTIONS:

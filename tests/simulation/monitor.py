@@ -54,6 +54,10 @@ KEPT, OBSERVED = keys.KEPT.encode(), b"fs:observed:"
 _OF_KEPT = (KEPT,)
 
 
+ASKS_PER_S = 250
+"""Requests of a process in one second after which something turns in a circle: the most that work gave was 184."""
+
+
 class Monitor:
     def __init__(self, world: Any) -> None:
         self._world = world
@@ -69,10 +73,17 @@ class Monitor:
         self.kept_ns: dict[str, int] = {}
         """How long each worker has stood in fs:kept, until it was looked at last."""
         self._kept_since_ns: dict[str, int] = {}
+        self._asked: dict[Process, tuple[int, int]] = {}
+        """How often each process asked in the second that it asked in last."""
         self.most: dict[str, int] = {}
         """The most workers that were ordered of each function at a time."""
 
     def served(self, process: Process, commands: Sequence[Command], answers: Sequence[Any]) -> None:
+        second = process.time.now_ns // 1_000_000_000
+        since, count = self._asked.get(process, (second, 0))
+        self._asked[process] = (second, count + 1) if since == second else (second, 1)
+        if count == ASKS_PER_S and since == second:
+            self._world.violated(f"nothing turns in a circle: {process.name} asked more than {count} times in a second")
         kept = False
         for command, answer in zip(commands, answers, strict=True):
             kept = kept or command[1:2] == _OF_KEPT
