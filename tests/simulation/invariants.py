@@ -79,6 +79,8 @@ def unsettled(world: Any) -> list[str]:
     for node in world.nodes.values():
         if node.ledger.peek(1):
             found.append(f"{node.name} has rows that are not written")
+        if world.server.data.execute(b"EXISTS", [keys.node(node.name).encode()]) == 0:
+            found.append(f"{node.name} has no lease: a request of before waits for its answer")
     if data.get(keys.OPEN.encode()):
         found.append(f"open calls: {sorted(data[keys.OPEN.encode()])[:3]}")
     ended = 0

@@ -30,6 +30,7 @@ FOUND = {
     924374272: "a waiting call kept the id of one that it had failed to take over, whose row was written",
     924534370: "a gateway that had come back refused calls for a second, as prices were tried again only then",
     1000000131: "a scheduler read all of Redis 75 times a second while that took no write",
+    1000005109: "a fence that a crash of Redis had lost was above the next one, which was given within a second",
     1000000544: "a node that had been started again was ordered 200 workers of its earlier start in a second",
 }
 """Seeds that have failed, and what they found."""

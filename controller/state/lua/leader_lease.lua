@@ -6,8 +6,8 @@
 -- ARGV[4] the greatest fence that this controller has held, ARGV[5] a random number below 1000
 --
 -- A Redis that lost its last writes (a replica that was promoted, a crash) may have an old fence. The next one is above
--- it, above all that the taker held, and above the server's clock in ms, which is above any earlier fence; the random
--- number keeps two takers apart whose servers' clocks differ.
+-- it, above all that the taker held, and above the server's clock in us, of whole ms, which is above any fence that was
+-- given a ms earlier: the random number, which keeps two takers apart whose servers' clocks differ, is less than that.
 --
 -- Returns {fence, leader}: fence is 0 if another controller leads.
 local leader = redis.call('GET', KEYS[1])
@@ -26,8 +26,8 @@ if leader and fence == ARGV[3] then
   return {tonumber(fence), ARGV[1]}
 end
 local now = redis.call('TIME')
-local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
-local greatest = math.max(tonumber(fence or '0'), tonumber(ARGV[4]), now_ms)
+local now_us = (tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)) * 1000
+local greatest = math.max(tonumber(fence or '0'), tonumber(ARGV[4]), now_us)
 local new = string.format('%.0f', greatest + 1 + tonumber(ARGV[5]))
 redis.call('SET', KEYS[2], new)
 return {tonumber(new), ARGV[1]}
