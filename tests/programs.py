@@ -32,6 +32,7 @@ PROGRAMS = (
     Program("chromium", "chromium", "the tests of dashboard, sign-in and API reference in a browser"),
     Program("runsc", "runsc", "the tests of functions inside gVisor"),
     Program("dockerd", "docker.io", "the tests of functions in containers"),
+    Program("podman", "podman", "the tests of functions in containers of Podman"),
     Program("docker-compose", "docker-compose", "the tests of the compose file"),
     Program("curl", "curl", "the tests of the commands in README and of chat completions by curl"),
     Program("ip", "iproute2", "all tests on a test bed of several hosts"),

@@ -77,6 +77,10 @@ class ContainerEngine:
         self._address = address
         self._local = threading.local()
 
+    def is_podman(self) -> bool:
+        with self._told("tell what it is"):
+            return any("Podman" in str(one.get("Name")) for one in self._api().version().get("Components") or ())
+
     def version(self) -> str:
         with self._told("tell its version"):
             return str(self._api().version()["Version"])
@@ -87,8 +91,7 @@ class ContainerEngine:
             try:
                 self._api().inspect_image(tag)
             except NotFound:
-                repository, _, version = tag.partition(":")
-                self._api().import_image_from_data(data, repository=repository, tag=version)
+                self._api().import_image_from_data(data, repository=tag)  # Podman ignores a tag beside its name
 
     def find_image(self, name: str) -> UserImage | None:
         """A user's image by its name; None if the engine lacks it: nothing is pulled."""
@@ -114,7 +117,7 @@ class ContainerEngine:
                 environment=dict(plan.environment),
                 working_dir="/",
                 labels={NODE_LABEL: plan.node, LAUNCHER_LABEL: plan.launcher},
-                host_config=api.create_host_config(**host_settings(plan)),
+                host_config=api.create_host_config(**host_settings(plan, podman=self.is_podman())),
             )
             return str(made["Id"])
 
@@ -176,9 +179,13 @@ class ContainerEngine:
             raise EngineError(f"the container engine at {self._address} could not {action}: {said}") from error
 
 
-def host_settings(plan: ContainerPlan) -> dict[str, Any]:
-    """The engine's settings for a container: no capabilities, no network, nothing writable but its own memory."""
-    own = f"rw,nosuid,nodev,mode=1777,size={WRITABLE_BYTES},nr_inodes={WRITABLE_INODES}"
+def host_settings(plan: ContainerPlan, *, podman: bool = False) -> dict[str, Any]:
+    """The engine's settings for a container: no capabilities, no network, nothing writable but its own memory.
+
+    Podman takes no limit of inodes here. /tmp has one from the moment at which the container gets its function; names
+    in volumes of an image are memory of the worker, whose limit ends them.
+    """
+    own = f"rw,nosuid,nodev,mode=1777,size={WRITABLE_BYTES}" + ("" if podman else f",nr_inodes={WRITABLE_INODES}")
     return {
         "network_mode": "host" if plan.network else "none",
         "binds": [f"{mount.source}:{mount.path}:ro" for mount in plan.shown if mount.source],
@@ -193,7 +200,8 @@ def host_settings(plan: ContainerPlan) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "pids_limit": PIDS_MAX,
-        "ulimits": _limits((("nofile", OPEN_FILES_MAX), ("core", 0))),
+        # Podman's own number of processes is the largest there is, which it may not set where it is confined itself.
+        "ulimits": _limits((("nofile", OPEN_FILES_MAX), ("nproc", PIDS_MAX), ("core", 0))),
         "device_requests": gpu_requests(plan.gpus),
         "log_config": LogConfig(type="json-file", config={"max-size": "64k", "max-file": "1"}),
     }

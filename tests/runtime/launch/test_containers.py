@@ -69,6 +69,7 @@ def test_a_container_has_no_rights_and_no_network() -> None:
     assert "nr_inodes=" in settings["tmpfs"]["/tmp"]
     assert settings["tmpfs"]["/opt/a/b"].startswith("ro,")
     assert settings["pids_limit"] > 0
+    assert "nr_inodes=" not in host_settings(container(), podman=True)["tmpfs"]["/tmp"]
     assert host_settings(container(network=True))["network_mode"] == "host"
 
 
