@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart.runtime.contract.function.layer import FILES_MAX, LAYER_MAX_BYTES
@@ -23,8 +23,9 @@ from fleetstart.runtime.contract.function.layer import FILES_MAX, LAYER_MAX_BYTE
 LOOK_EVERY_S = 0.1
 PAUSE_SHARE = 3
 """A look that took long is followed by a pause of so many times as long: looks are a fourth of the time at most."""
-_TEMPORARY = (".tmp*", "*/.tmp*")
-"""uv's temporary folders in its cache: at the top, or in one of its buckets."""
+TEMPORARY = ".tmp"
+_UNPACKED = (f"{TEMPORARY}*", f"*/{TEMPORARY}*", "archive-*/*")
+"""Folders in uv's cache into which it unpacks, and where it moves them when they are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,8 @@ class _Unpacked:
     """A folder that uv has unpacked something into."""
 
     folder: Path
-    inode: int
-    moved: bool = False
-    counted: _Counted = field(default_factory=_Counted)
+    counted: _Counted
+    is_whole: bool = False
 
 
 class UnpackWatch:
@@ -85,10 +85,9 @@ class UnpackWatch:
         self._work = work
         self._cache = cache
         self._limits = limits
-        self._others = set(self._temporary())
-        """Temporary folders that were there before."""
-        self._unpacked: dict[Path, _Unpacked] = {}
-        """By temporary folders of this uv. It moves them to their place when they are whole, and they count still."""
+        self._before = set(self._folders())
+        self._unpacked: dict[int, _Unpacked] = {}
+        """Folders of this uv by inode: it moves them to their place when they are whole."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unpacking", daemon=True)
 
@@ -97,7 +96,7 @@ class UnpackWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Takes a last look, once uv has ended; removes what it left if it was ended."""
+        """Takes a last look, once uv has ended; removes what it unpacked if that was too much."""
         self._ended.set()
         self._thread.join()
         self.excess = self.excess or self._look([])
@@ -116,40 +115,37 @@ class UnpackWatch:
             pause_s = max(LOOK_EVERY_S, PAUSE_SHARE * (time.monotonic() - began_s))
 
     def _look(self, processes: Sequence[int]) -> str:
-        for folder in self._own_folders(processes):
-            with contextlib.suppress(OSError):
-                self._unpacked[folder] = _Unpacked(folder, folder.stat().st_ino)
         unpacked = _Counted()
+        for inode, folder in self._own_folders(processes).items():
+            one = self._unpacked.setdefault(inode, _Unpacked(folder, _Counted()))
+            if not one.is_whole:
+                one.folder, one.counted = folder, _count(folder, self._limits)
+                one.is_whole = not folder.name.startswith(TEMPORARY)
         for one in self._unpacked.values():
-            if not one.moved and not one.folder.exists():
-                one.folder, one.moved = self._place_of(one), True
-                one.counted = _count(one.folder, self._limits)
-            elif not one.moved:
-                one.counted = _count(one.folder, self._limits)
             unpacked.add(one.counted)
         # What was unpacked is copied from the cache: the two are one layer twice.
         return unpacked.excess(self._limits) or _count(self._work, self._limits).excess(self._limits)
 
-    def _place_of(self, one: _Unpacked) -> Path:
-        """Where a temporary folder is now; itself if it was removed."""
-        for path in self._cache.glob("archive-*/*"):
-            with contextlib.suppress(OSError):
-                if path.stat().st_ino == one.inode:
-                    return path
-        return one.folder
+    def _folders(self) -> dict[int, Path]:
+        """Folders in the cache into which wheels are unpacked, by inode."""
+        found = {}
+        for pattern in _UNPACKED:
+            for path in self._cache.glob(pattern):
+                with contextlib.suppress(OSError):
+                    if path.is_dir():
+                        found[path.stat().st_ino] = path
+        return found
 
-    def _temporary(self) -> Iterator[Path]:
-        for pattern in _TEMPORARY:
-            yield from (path for path in self._cache.glob(pattern) if path.is_dir())
-
-    def _own_folders(self, processes: Sequence[int]) -> list[Path]:
-        """New temporary folders of these processes: those in which they have files open, and all if no other process
-        has the cache's lock open, as each uv has."""
-        new = [folder for folder in self._temporary() if folder not in self._others and folder not in self._unpacked]
-        if not new or not processes:
-            return []
-        opened = {path for process in processes for path in _open_files(process)}
-        own = [folder for folder in new if any(path.startswith(f"{folder}/") for path in opened)]
+    def _own_folders(self, processes: Sequence[int]) -> dict[int, Path]:
+        """New folders of these processes: those that are known, those in which they have files open, and all if no
+        other process has the cache's lock open, as each uv has."""
+        new = {inode: path for inode, path in self._folders().items() if inode not in self._before}
+        opened = {path for process in processes for path in _open_files(process)} if new else set()
+        own = {
+            inode: folder
+            for inode, folder in new.items()
+            if inode in self._unpacked or any(path.startswith(f"{folder}/") for path in opened)
+        }
         return own if len(own) == len(new) or self._is_shared(processes) else new
 
     def _is_shared(self, processes: Sequence[int]) -> bool:
