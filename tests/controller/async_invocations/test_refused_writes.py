@@ -1,4 +1,4 @@
-"""Test of async calls while Redis refuses writes, as without memory or as a replica: they wait, and turn in no circle."""
+"""Test of async calls while Redis refuses writes, as a replica does: they wait, and turn in no circle."""
 
 from __future__ import annotations
 
