@@ -22,6 +22,7 @@ SETTINGS = """
 runtime = "runc"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+lock_type = "file"
 [containers]
 cgroups = "enabled"
 """
