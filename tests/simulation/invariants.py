@@ -74,6 +74,8 @@ def unsettled(world: Any) -> list[str]:
             found.append(f"{one.id} reads nothing: {one.core.view.redis}")
         elif (stale := _stale(data, one)) is not None:
             found.append(f"{one.id} has not read what is deployed: {stale}")
+        if not one.core.billing.known.is_set():
+            found.append(f"{one.id} knows no prices, without which it is not open to callers")
         if one.core.ledger.pending or one.core.ledger._written:
             found.append(f"{one.id} has rows that are not written")
     for node in world.nodes.values():
