@@ -39,6 +39,9 @@ from .status_publisher import StatusPublisher
 log = logging.getLogger(__name__)
 
 REREAD_S = 1.0
+COMPARE_S = 5.0
+"""Interval at which statuses in Redis are compared with those here: what was sent before a network was cut off may
+arrive once it is mended, after its deletion over a new connection."""
 ENDED_KEPT = 10_000
 """Ids of ended workers that are remembered, some MB: a Redis that lost its last second has no older order again."""
 
@@ -69,7 +72,7 @@ class OrderReconciler:
         self._reread = asyncio.Event()
         self._ended_workers: OrderedDict[WorkerId, None] = OrderedDict()
         self._compare = False
-        """True if Redis may have statuses that were forgotten here."""
+        """True if statuses in Redis are compared at the next read: it may have some that were forgotten here."""
 
     async def listen(self) -> None:
         """Acts on orders as they are published, until cancelled."""
@@ -83,12 +86,13 @@ class OrderReconciler:
 
     async def read(self) -> None:
         """Reads all orders once a second, and at once after a new subscription, until cancelled."""
+        compared_ns = 0
         while True:
             began_ns = time.monotonic_ns()
             with contextlib.suppress(*REDIS_ERRORS):
-                if self._compare:
+                if self._compare or began_ns - compared_ns > COMPARE_S * 1e9:
                     self._statuses.forget_unknown(await self._state.written_workers())
-                    self._compare = False
+                    self._compare, compared_ns = False, began_ns
                 orders = await self._state.read_orders()
                 known = self._statuses.known_workers()
                 for action in reconcile(orders, known, self._ended_workers, self._epoch, began_ns):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -32,6 +33,17 @@ def test_workers_outlive_redis_and_their_statuses_come_back_with_it(
     again = node.wait_for(worker, "ready")
     assert (again.endpoint, again.token) == (status.endpoint, status.token)
     assert node.wait_for(node.order(spec_of(bundle)), "ready").state == "ready"
+
+
+def test_a_status_that_arrives_after_its_deletion_is_deleted_again(node: Node, store: Store) -> None:
+    """Sent over a connection that was cut off, whose kernel sends it again once the network is mended."""
+    worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))
+    node.wait_for(worker, "ready")
+    late: Any = node.client.hget(keys.observed(node.id), worker)
+    node.take_back(worker)
+    wait_until(lambda: node.status(worker) is None, 30, what="the deletion of its status")
+    node.client.hset(keys.observed(node.id), worker, late)
+    wait_until(lambda: node.status(worker) is None, 30, what="the deletion of a status that came late")
 
 
 def test_a_daemon_waits_for_a_redis_that_is_not_there_yet(
