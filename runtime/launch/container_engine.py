@@ -76,10 +76,15 @@ class ContainerEngine:
     def __init__(self, address: str) -> None:
         self._address = address
         self._local = threading.local()
+        self._podman: bool | None = None
 
     def is_podman(self) -> bool:
-        with self._told("tell what it is"):
-            return any("Podman" in str(one.get("Name")) for one in self._api().version().get("Components") or ())
+        """True if Podman answers at this address, which is asked once."""
+        if self._podman is None:
+            with self._told("tell what it is"):
+                parts = self._api().version().get("Components") or ()
+            self._podman = any("Podman" in str(one.get("Name")) for one in parts)
+        return self._podman
 
     def version(self) -> str:
         with self._told("tell its version"):
