@@ -133,24 +133,27 @@ def command(
         require_backends(redis=redis, store=store)
         os.execve(sys.executable, argv, {**os.environ, **environment})
     already = is_locked(layout.lock)
-    status = _start(layout, argv, environment, store)
+    status = _already_up(layout) if already else _start(layout, argv, environment, store)
     if layout.key.exists() and not had_key:
         output.message(f"created the first key, for this user only: {layout.key}")
     _tell_url(layout, status, started=not already, as_json=as_json)
 
 
 def _start(layout: HomeLayout, argv: Sequence[str], environment: Mapping[str, str], store: str) -> SystemStatus:
-    """The status of what runs already, or of what is started now. Errors: StartFailed; of a Redis or a store that is
-    given and does not work."""
-    if is_locked(layout.lock):
-        status = wait_ready(layout, None)
-        output.message(f"already up, in {layout.home}")
-        _say_ignored(click.get_current_context(), layout)
-        return status
+    """Starts the system; returns its status. Errors: StartFailed; of a Redis or a store that is given and does not
+    work."""
     require_backends(redis=environment["FS_REDIS_URL"], store=store)
     started_s = time.monotonic()
     status = wait_ready(layout, _spawn(argv, layout, environment))
     output.message(f"up in {time.monotonic() - started_s:.1f} s, in {layout.home}")
+    return status
+
+
+def _already_up(layout: HomeLayout) -> SystemStatus:
+    """Status of the system that runs, once it is ready; says which options are ignored. Errors: StartFailed."""
+    status = wait_ready(layout, None)
+    output.message(f"already up, in {layout.home}")
+    _say_ignored(click.get_current_context(), layout)
     return status
 
 
