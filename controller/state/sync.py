@@ -183,10 +183,11 @@ class StateSync:
         try:
             if channel == keys.EVENTS_OBSERVED:
                 status = self._statuses.decode(data)
-                rejected = status.state == "gone" and status.worker not in view.statuses
+                order = view.orders.get(status.worker)
+                wanted = order is not None and order.wanted == "run" and status.worker not in view.statuses
                 if not view.put_status(status):
                     return
-                if rejected:  # its node has been started again, perhaps: read it before the next order
+                if wanted and status.state == "gone":  # its node was started again, perhaps: read before the next order
                     self._resync_now.set()
             elif channel == keys.EVENTS_GATEWAYS:
                 view.put_gateway(self._reports.decode(data), self._monotonic_ns())
