@@ -39,7 +39,7 @@ from .status_publisher import StatusPublisher
 log = logging.getLogger(__name__)
 
 REREAD_S = 1.0
-COMPARE_S = 5.0
+COMPARE_NS = 5_000_000_000
 """Interval at which statuses in Redis are compared with those here: what was sent before a network was cut off may
 arrive once it is mended, after its deletion over a new connection."""
 ENDED_KEPT = 10_000
@@ -71,8 +71,9 @@ class OrderReconciler:
         self._worker_of = worker_of
         self._reread = asyncio.Event()
         self._ended_workers: OrderedDict[WorkerId, None] = OrderedDict()
-        self._compare = False
-        """True if statuses in Redis are compared at the next read: it may have some that were forgotten here."""
+        self._compared_ns = 0
+        """Monotonic time at which statuses in Redis were compared last, which may have some that were forgotten here;
+        0: with the next read."""
 
     async def listen(self) -> None:
         """Acts on orders as they are published, until cancelled."""
@@ -86,13 +87,12 @@ class OrderReconciler:
 
     async def read(self) -> None:
         """Reads all orders once a second, and at once after a new subscription, until cancelled."""
-        compared_ns = 0
         while True:
             began_ns = time.monotonic_ns()
             with contextlib.suppress(*REDIS_ERRORS):
-                if self._compare or began_ns - compared_ns > COMPARE_S * 1e9:
+                if began_ns - self._compared_ns > COMPARE_NS or not self._compared_ns:
                     self._statuses.forget_unknown(await self._state.written_workers())
-                    self._compare, compared_ns = False, began_ns
+                    self._compared_ns = began_ns
                 orders = await self._state.read_orders()
                 known = self._statuses.known_workers()
                 for action in reconcile(orders, known, self._ended_workers, self._epoch, began_ns):
@@ -106,7 +106,7 @@ class OrderReconciler:
     def resync(self) -> None:
         """Publishes all statuses and reads all orders again: after a new subscription or an outage."""
         self._statuses.republish_all()
-        self._compare = True
+        self._compared_ns = 0
         self._reread.set()
 
     def _do(self, action: Action) -> None:
