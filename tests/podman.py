@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.engine import CGROUPS, START_TIMEOUT_S
+from tests.engine import CGROUPS, START_TIMEOUT_S, why_none
 from tests.servers import wait_until
 
 SETTINGS = """
@@ -98,11 +98,10 @@ def podman() -> Iterator[Podman]:
     """A Podman that runs. Skips where there can be none, which fails in CI."""
     import pytest  # late: benchmarks have an engine, too
 
-    for program in ("podman", "docker", "runc", "unshare"):
-        if shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
-            pytest.skip(f"{program} is not installed (Debian: apt install podman docker.io)")
-    if os.geteuid() != 0:
-        pytest.skip("a container engine needs root")
+    if reason := why_none() or (
+        "" if shutil.which("podman") else "podman is not installed (Debian: apt install podman)"
+    ):
+        pytest.skip(reason)
     engine = Podman(Path(tempfile.mkdtemp(prefix="fs-podman-")))
     try:
         engine.start()
