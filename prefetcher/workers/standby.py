@@ -17,7 +17,8 @@ from .worker_resources import WorkerResources
 
 
 class Standby:
-    """What a worker has given back. Its state, which others are told, is the worker's own."""
+    """The way of one worker to standby and back: messages, memory, record. The state that others are told is the
+    worker's own."""
 
     def __init__(
         self, order: WorkerOrder, process: WorkerProcess, resources: WorkerResources, record: WorkerRecord

@@ -177,11 +177,11 @@ class Worker:
                 self.record.redactor = Redactor(self.resources.secrets.values())
                 bundle_dir = await self.resources.prepare(self.order)
                 await self.resources.assign(self.order, bundle_dir)
-                lost = [asyncio.ensure_future(self._reject_without(one)) for one in self.resources.segments]
+                watches = [asyncio.ensure_future(self._reject_without(one)) for one in self.resources.segments]
                 try:
                     await self._until_ready()
                 finally:
-                    for watch in lost:
+                    for watch in watches:
                         watch.cancel()
         except TimeoutError as error:
             raise StartFailed(

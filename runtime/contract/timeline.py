@@ -76,8 +76,8 @@ class Timeline(msgspec.Struct):
             self.add(phase.name, phase.started_ns + shift_ns, phase.ended_ns + shift_ns)
 
     def within(self, begin_ns: int, end_ns: int) -> Timeline:
-        """What of it lies in a span of this machine's clock: the word of a worker, in the time that it had. Its
-        clock may be another, as inside gVisor."""
+        """The part that lies in a span of this machine's clock: the word of a worker, in the time that it had. The
+        worker's clock may be another, as inside gVisor."""
         here = Timeline()
         shift_ns = _shift_ns(self.origin_unix_ns, here.origin_unix_ns)
         for phase in self.phases[:PHASES_OF_WORKER_MAX]:
@@ -99,6 +99,6 @@ class Timeline(msgspec.Struct):
 
 
 def _shift_ns(origin_unix_ns: int, own_origin_unix_ns: int) -> int:
-    """What is added to a stamp of another clock to have that of one's own."""
+    """Nanoseconds that are added to a stamp of another clock to have one of one's own."""
     shift_ns = origin_unix_ns - own_origin_unix_ns
     return 0 if abs(shift_ns) < SAME_MACHINE_NS else shift_ns

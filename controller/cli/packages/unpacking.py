@@ -53,7 +53,7 @@ class _Counted:
         self.folders += other.folders
 
     def excess(self, limits: UnpackLimits) -> str:
-        """What is too much, and how much may be; empty if nothing is."""
+        """The reason for which it is too much, with the limit; empty if it is not."""
         for count, most, what in (
             (self.size_bytes, limits.size_bytes, "bytes"),
             (self.files, limits.names, "files"),
@@ -77,10 +77,10 @@ class UnpackWatch:
     """Watch over one process of uv, in a thread. Ends the process once it has unpacked too much."""
 
     def __init__(self, work: Path, cache: Path, limits: UnpackLimits) -> None:
-        """To be made before the process starts. `work` is the build's own folder, `cache` that of uv, which others may
-        use."""
+        """Notes the folders that there are: it is made before the process starts. `work` is the build's own folder,
+        `cache` that of uv, which others may use."""
         self.excess = ""
-        """What was too much; empty while nothing is."""
+        """The reason for which it was too much; empty while it is not."""
         self._pid = 0
         self._work = work
         self._cache = cache
@@ -164,7 +164,7 @@ class UnpackWatch:
 
 
 def _count(folder: Path, limits: UnpackLimits) -> _Counted:
-    """What is below a folder, whatever becomes of it meanwhile. Stops counting where it is too much."""
+    """Counts files, folders and bytes below a folder, which may change meanwhile. Stops where it is too much."""
     counted = _Counted()
     left = [str(folder)]
     while left and not counted.excess(limits):

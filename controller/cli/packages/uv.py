@@ -90,8 +90,8 @@ def run_uv(
 
 
 def _in_child(limits: UnpackLimits) -> Callable[[], None]:
-    """What the child does before it becomes uv. A file that grows too large is an error for uv, not its end: it removes
-    what it has unpacked."""
+    """A function for the child, before it becomes uv: ends it with this process, and bounds its files. One that grows
+    too large is an error for uv, not its end: it removes what it has unpacked."""
     end_with_parent = kill_with_parent(os.getpid())
 
     def arm() -> None:
