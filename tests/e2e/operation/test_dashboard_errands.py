@@ -70,9 +70,11 @@ def test_a_bar_of_the_history_leads_to_the_calls_and_events_of_its_time(system: 
     for name, status in (("work", 200), ("broken", 500), ("work", 200)):  # one on each side, if a minute ends meanwhile
         assert system.http.post(f"/fn/{name}", json={}).status_code == status
     wait_until(lambda: json_of(system, "history?range=1h&function=broken")["total"]["failed"], what="the failed call")
+    [failure] = [one for one in json_of(system, "events?function=broken") if one["kind"] == "failure"]
+    minute_ms = failure["unix_ms"] // 60_000 * 60_000  # that of the call, which failed a moment later
     go(page, "history?range=1h", "Calls that waited for a start", "a start failed")
-    bar = "[...document.querySelectorAll('a.bar-link')].findLast((one) => /failed [1-9]/.test(one.textContent))"
-    wait_until(lambda: page.run(f"Boolean({bar})"), what="a bar with the failed call")
+    bar = f"[...document.querySelectorAll('a.bar-link')].find((one) => one.href.baseVal.endsWith('at={minute_ms}'))"
+    wait_until(lambda: page.run(f"/failed [1-9]/.test({bar}?.textContent)"), what="the bar of the failed call")
     page.run(f"{bar}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
     page.shows("with an error")
     wait_until(lambda: any("\t200\twork\t" in row for row in shown(page)), what="the call that went well")
