@@ -188,12 +188,14 @@ def test_a_terminal_with_its_window_its_keys_and_its_end(person: Person) -> None
     os.kill(person.process.pid, signal.SIGWINCH)
     person.type("until stty size | grep -q '^20 60$'; do sleep 0.1; done; echo resized $((40 + 1))\r")
     person.sees(r"resized 41")
-    person.type("sleep 600; echo after=$?\r")
+    person.type(f"sleep {SLEEP_S}; echo after=$?\r")
     person.sees(r"after=.*\n")  # what was typed
+    wait_until(lambda: sleeping() == 1, 60, what="the sleeper, whom the key shall end")
     person.type("\x03")
     person.sees(r"\^C")
     person.type("echo still $((40 + 2))\r")
     person.sees(r"still 42")
+    assert not sleeping()
     person.type("(exit 5)\r\x04")
     assert person.ended() == 5
 
