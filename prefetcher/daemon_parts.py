@@ -134,7 +134,7 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
             reads=reads,
             on_demand=on_demand,
             advice=ISOLATION_ADVICE if module == "forkserver" else "",
-            end_s=CONTAINERS_END_S if module == "container" else END_TIMEOUT_S,
+            end_s={"forkserver": 0.0, "container": CONTAINERS_END_S}.get(module, END_TIMEOUT_S),
         )
 
     isolation = ["--isolation", "best-effort" if config.best_effort else "required"]

@@ -60,7 +60,7 @@ class ForkServer:
     ) -> None:
         """`on_demand`: it is launched by `want`, not by `run`. `advice`: what to do where it cannot make workers.
         `reads`: the budget that it shares with the node's other servers. `end_s`: how long it may take to end, before
-        it is killed."""
+        it is killed; 0 for one that leaves nothing behind, whose imports need not be waited for."""
         self._advice = advice
         self._end_s = end_s
         self._reads = reads or ReadBudget()
@@ -117,7 +117,7 @@ class ForkServer:
                     await self._lost.wait()
                 rests = not self._wanted.is_set()
                 failures = 0 if rests or self.warm is not None else failures + 1
-                status = await self._stop()
+                status = await self._stop(self._end_s or END_TIMEOUT_S)
                 if rests:
                     continue
                 pause_s = RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)]
@@ -125,7 +125,7 @@ class ForkServer:
                 log.error("fork server died", extra=extra)
                 await asyncio.sleep(pause_s)
         finally:
-            await self._stop()
+            await self._stop(self._end_s)
 
     async def fork(
         self,
@@ -259,8 +259,8 @@ class ForkServer:
                 if process is not None:
                     process.ended(status)
 
-    async def _stop(self) -> int | None:
-        """Ends the server, if it runs, and its workers with it."""
+    async def _stop(self, end_s: float) -> int | None:
+        """Ends the server, if it runs, and its workers with it. `end_s`: how long it may take, before it is killed."""
         was_warm, self.warm = self.warm is not None, None
         self.own_bytes = 0
         self._up.clear()
@@ -269,7 +269,7 @@ class ForkServer:
                 asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self._channel.close()
             self._channel = None
-        status = await _wait(self._popen, self._end_s) if self._popen is not None else None
+        status = await _wait(self._popen, end_s) if self._popen is not None else None
         for worker, process in list(self._processes.items()):
             process.kill()
             process.ended(None)
@@ -286,8 +286,8 @@ class ForkServer:
 async def _wait(popen: subprocess.Popen[bytes], end_s: float) -> int | None:
     """Exit status of the server, which ends when its socket does; SIGKILL if it does not. None if even that took too
     long."""
-    for last_resort in (popen.kill, lambda: None):
-        deadline = asyncio.get_running_loop().time() + end_s
+    for limit_s, last_resort in ((end_s, popen.kill), (max(end_s, END_TIMEOUT_S), lambda: None)):
+        deadline = asyncio.get_running_loop().time() + limit_s
         while asyncio.get_running_loop().time() < deadline:
             if (status := popen.poll()) is not None:
                 return status
