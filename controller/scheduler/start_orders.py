@@ -15,15 +15,8 @@ from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, Wo
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
-from ..planner import (
-    CheckpointLayout,
-    Cluster,
-    FileTree,
-    Plan,
-    PlanRequest,
-    StagePlan,
-    checkpoint_layout,
-)
+from ..planner import CheckpointLayout, Cluster, FileTree, Plan, PlanRequest, StagePlan
+from ..planner.checkpoint_layout import checkpoint_layout
 from ..planner.constraints import constraints_of
 from ..planner.error_margins import margins_of
 from ..planner.estimates import (

@@ -27,12 +27,12 @@ from fleetstart.controller.planner import (
     Plan,
     PlanRequest,
     make_plan,
-    node_state,
     with_stage,
 )
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
 from fleetstart.controller.planner.estimates import NodeMeasures, version_prior
 from fleetstart.controller.planner.links.contention import Link
+from fleetstart.controller.planner.node_state import node_state
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport

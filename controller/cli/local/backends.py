@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fleetstart.runtime.contract.errors import FleetError, StartFailed
 
 TRIAL_S = 5.0
@@ -12,7 +10,9 @@ TRIAL_S = 5.0
 
 def redis_problem(url: str) -> FleetError | None:
     """Why the Redis cannot be used; None if it keeps what is written."""
-    from ...state.redis_probe import try_redis  # late: who brings no Redis does not pay for the client
+    import asyncio  # late, as all here: who brings neither Redis nor store does not pay for the clients
+
+    from ...state.redis_probe import try_redis
 
     try:
         asyncio.run(try_redis(url, timeout_s=TRIAL_S))
@@ -23,6 +23,8 @@ def redis_problem(url: str) -> FleetError | None:
 
 def redis_warnings(url: str) -> list[str]:
     """What is wrong with the settings of a Redis that works; none if it does not."""
+    import asyncio
+
     from ...state.redis_client import REDIS_ERRORS
     from ...state.redis_probe import read_facts
     from ...state.redis_server.server_facts import settings_problems
@@ -35,6 +37,8 @@ def redis_warnings(url: str) -> list[str]:
 
 def store_problem(location: str) -> FleetError | None:
     """Why the store cannot be used; None if it keeps what is written."""
+    import asyncio
+
     from ...storage.factory import open_store
     from ...storage.probe import try_store
 

@@ -39,6 +39,15 @@ def test_help_loads_nothing_heavy() -> None:
     assert not loaded & {"httpx", "rich", "asyncio", "torch", "redis", "starlette", "boto3", "ssl", "numpy"}
 
 
+def test_a_verb_that_reads_records_loads_no_planner() -> None:
+    program = (
+        "import sys, fleetstart.controller.cli.commands.status, fleetstart.controller.cli.commands.up\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('fleetstart.controller.planner.')))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {name.rpartition(".")[2] for name in result.stdout.split()} == {"error_margins", "estimates"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

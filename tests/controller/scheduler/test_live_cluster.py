@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import node_state
 from fleetstart.controller.planner.estimates import NodeMeasures
+from fleetstart.controller.planner.node_state import node_state
 from fleetstart.controller.scheduler.live_cluster import NODES_AT_ONCE, LiveCluster
 from fleetstart.controller.scheduler.start_orders import NEW_IDS, orders_of, plan_start, planned_peers, request_of
 from fleetstart.controller.state.records import VersionKey, VersionRecord
