@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -14,9 +13,11 @@ import uvloop
 from fleetstart.runtime.contract.process.descriptors import raise_descriptor_limit
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
+from fleetstart.runtime.contract.process.program import run_program, uncollected_imports
 from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
 from .config import Config, read_config
+from .http.quick_import import import_aiohttp
 from .http.request_context import log_fields
 
 PR_SET_PDEATHSIG = 1
@@ -24,10 +25,11 @@ PR_SET_PDEATHSIG = 1
 
 async def _run(config: Config) -> None:
     leave_out_unused_modules()
-    from .app import Controller
+    with uncollected_imports():
+        import_aiohttp()
+        from .app import Controller
 
-    controller = Controller(config)
-    gc.freeze()  # loaded modules stay for good: the garbage collector need not scan them under load
+        controller = Controller(config)
     await controller.run()
 
 
@@ -57,4 +59,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

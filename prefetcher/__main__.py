@@ -15,6 +15,7 @@ import sys
 from fleetstart.runtime.contract.process.descriptors import raise_descriptor_limit
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.log_format import configure
+from fleetstart.runtime.contract.process.program import run_program, uncollected_imports
 from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
 from .config import Config, read_config
@@ -44,8 +45,9 @@ def main() -> int:
 
 
 def _run(config: Config) -> int:
-    from .control.node_name import NodeNameTaken
-    from .network.node_identity import NodeRemoved
+    with uncollected_imports():
+        from .control.node_name import NodeNameTaken
+        from .network.node_identity import NodeRemoved
 
     try:
         asyncio.run(_serve(config))
@@ -59,8 +61,9 @@ def _run(config: Config) -> int:
 
 
 async def _serve(config: Config) -> None:
-    from .daemon import Daemon
-    from .sources.factory import open_source
+    with uncollected_imports():
+        from .daemon import Daemon
+        from .sources.factory import open_source
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -75,4 +78,4 @@ async def _serve(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -5,6 +5,7 @@ Loading verbs late keeps `fs --help` fast: it must not pay for HTTP clients and 
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.process.program import run_program
 from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
 from .output import EXIT_CODES, FAILED, INTERRUPTED, OK, USAGE, exit_code, show_error
@@ -176,4 +178,5 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     leave_out_unused_modules()
-    sys.exit(run(sys.argv[1:]))
+    gc.set_threshold(20_000)  # a command imports, and has ended before there is much to collect
+    run_program(lambda: run(sys.argv[1:]))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract.node.messages import Fork, LauncherReady
+from ..contract.process.program import run_program
 from ..isolation import linux
 from ..isolation.root import plan_for_this_python
 from .base_image import base_image, shown_mounts
@@ -190,4 +191,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

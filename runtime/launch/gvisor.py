@@ -27,6 +27,7 @@ import msgspec
 
 from ..contract.node import exit_codes
 from ..contract.node.messages import Fork, LauncherReady
+from ..contract.process.program import run_program
 from ..contract.timeline import machine_origin_ns
 from ..isolation import linux
 from ..isolation.namespaces import OPEN_FILES_MAX
@@ -224,4 +225,4 @@ def _probed_launcher(state: Path, hide: Iterable[str], environment: Mapping[str,
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

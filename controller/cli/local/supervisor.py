@@ -25,6 +25,7 @@ import msgspec
 from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.process.environment import ConfigError, read_log_format
 from fleetstart.runtime.contract.process.log_format import configure
+from fleetstart.runtime.contract.process.program import run_program
 
 from ..home import HomeLayout, ServiceRecord, SupervisorRecord, start_ticks, try_lock, write_atomically
 from .listen import ListenAddress, parse_listen
@@ -327,4 +328,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_program(lambda: main(sys.argv[1:]))

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,9 +23,10 @@ from fleetstart.controller.async_invocations.webhooks.http_client import Webhook
 from fleetstart.controller.async_invocations.webhooks.signing import WebhookRefused
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
+from tests.certificates import self_signed
 from tests.controller.async_invocations.conftest import Client
 from tests.controller.conftest import ControllerProcess, HandNode
-from tests.servers import AppServer, RedisServer, wait_until
+from tests.servers import AppServer, RedisServer, serving, wait_until
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 
@@ -168,6 +170,27 @@ def test_slow_lookups_have_a_deadline_and_hold_up_nobody_else(monkeypatch: pytes
         names.close()
 
     asyncio.run(scenario())
+
+
+def test_a_receiver_over_tls_is_known_by_the_certificates_of_this_machine(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed(tmp_path)
+
+    async def post(url: str) -> tuple[int, str]:
+        http = WebhookClient(LOOPBACK)
+        try:
+            return await http.post(url, {}, b"{}")
+        finally:
+            await http.close()
+
+    with serving(receiver, ssl_certfile=str(certificate), ssl_keyfile=str(key)) as server:
+        url = server.url.replace("http:", "https:")
+        status, error = asyncio.run(post(url))
+        assert status == 0
+        assert "CERTIFICATE_VERIFY_FAILED" in error
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert asyncio.run(post(url)) == (200, "")
 
 
 # ── that it arrives ────────────────────────────────────────────────────────────────────────────────
