@@ -31,15 +31,20 @@ class SubGroup:
 def transmission_orders(blocks: int, groups: int, begin_with: Collection[int] = ()) -> list[tuple[int, ...]]:
     """Algorithm 1: the blocks in parts, one a group; each group begins with its own part and goes on with the next.
     The first group's part has all blocks of `begin_with`, also where they are more than its share: a first stage is
-    of no use without one of them."""
+    of no use without one of them. Behind a part come the blocks that follow its blocks in the model, since a layer that
+    begins in the part may end in them."""
     order = sorted(range(blocks), key=lambda block: (block not in begin_with, block))
     first = max(-(-blocks // groups), len(begin_with)) if groups > 1 else blocks
     size = -(-(blocks - first) // (groups - 1)) if groups > 1 and first > -(-blocks // groups) else first
     ends = [0, *(min(first + size * group, blocks) for group in range(groups))]
     parts = [order[begin:end] for begin, end in pairwise(ends)]
-    return [
-        tuple(block for turn in range(groups) for block in parts[(group + turn) % groups]) for group in range(groups)
-    ]
+    return [_order([parts[(group + turn) % groups] for turn in range(groups)]) for group in range(groups)]
+
+
+def _order(parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    own, others = parts[0], [block for part in parts[1:] for block in part]
+    following = {block + 1 for block in own}
+    return (*own, *sorted(others, key=lambda block: block not in following))
 
 
 def sub_groups(

@@ -155,6 +155,15 @@ def test_copies_that_send_a_little_slower_than_new_nodes_receive_make_no_less_of
     assert found.serve_s[0] < 0.7 * found.serve_s[1]
 
 
+def test_a_chunk_in_which_the_last_layer_ends_and_the_head_begins_comes_with_the_layers() -> None:
+    """It was sent with the ends, which the second stage gets last, so that the first one had to have most layers."""
+    ends_bytes, chunks = 52 * 4 * MB, [(25 + 4 * layer, 30 + 4 * layer) for layer in range(12)]
+    layout = CheckpointLayout(LayerLayout(ends_bytes, [16 * MB] * 12, chunks, [(0, 26), (73, 100)]))
+    found = planned([*new(2), holder("has0"), holder("has1")], burst(2, layout=layout))
+    assert found.pipelines == [[0, 1]]
+    assert found.serve_s[0] <= 0.63 * 4.0, "400 MB take 4 s, and the ends are 52% of them"
+
+
 def test_what_one_copy_feeds_serves_once_it_is_whole() -> None:
     """The model has left the copy no sooner than the first node is whole."""
     found = planned([*new(3), holder()], burst(3, layout=in_chunks(20, 8)))
