@@ -101,8 +101,9 @@ class InvocationRunner:
         for execution in self._executions.values():
             execution.hand_back()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks.values(), timeout=2.0)
-            await end_tasks(late)
+            tasks = list(self._tasks.values())
+            await asyncio.wait(tasks, timeout=2.0)
+            await end_tasks(task for task in tasks if not task.done())
 
     async def _round(self) -> float:
         """Begins due invocations within capacity; returns the time until the next round."""

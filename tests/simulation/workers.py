@@ -75,8 +75,8 @@ class SimulatedWorker:
         self._node = node
         self._world = node.world
         self._events: asyncio.Queue[str] = asyncio.Queue()
-        self._calls: set[asyncio.Task[None]] = set()
-        self._requests: set[asyncio.Future[Any]] = set()
+        self._calls: dict[asyncio.Task[None], None] = {}  # a set's order would come from addresses
+        self._requests: dict[asyncio.Future[Any], None] = {}
         self._kept: dict[str, list[asyncio.Future[Any]] | Response] = {}
         """Answers of keyed calls, or those who wait for them, by the id of the call."""
         self._begun = 0
@@ -175,11 +175,11 @@ class SimulatedWorker:
         elif len(self._calls) >= self.order.spec.concurrency:
             self._world.answer(self.process, request, Response(503, {BUSY_HEADER: "1"}, b""))
         else:
-            self._requests.add(request)
+            self._requests[request] = None
             if STREAM_HEADER in headers:
                 self._kept[headers[REQUEST_HEADER]] = [request]
             call = asyncio.create_task(self._call(request, headers, body))
-            self._calls.add(call)
+            self._calls[call] = None
             call.add_done_callback(self._called)
 
     def _attach(self, request: asyncio.Future[Any], kept: list[asyncio.Future[Any]] | Response | None) -> None:
@@ -189,7 +189,7 @@ class SimulatedWorker:
         elif isinstance(kept, Response):
             self._world.answer(self.process, request, kept)
         else:
-            self._requests.add(request)
+            self._requests[request] = None
             kept.append(request)
 
     async def _call(self, request: asyncio.Future[Any], headers: dict[str, str], body: bytes) -> None:
@@ -205,13 +205,13 @@ class SimulatedWorker:
         answer = Response(200, {}, b"%d" % number)
         kept = self._kept.get(headers[REQUEST_HEADER])
         for reader in kept if isinstance(kept, list) else [request]:
-            self._requests.discard(reader)
+            self._requests.pop(reader, None)
             self._world.answer(self.process, reader, answer)
         if kept is not None:
             self._kept[headers[REQUEST_HEADER]] = answer
 
     def _called(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
+        self._calls.pop(call, None)
         if not self._calls and self._busy_since_ns:
             self._busy_ns += time.monotonic_ns() - self._busy_since_ns
             self._busy_since_ns = 0

@@ -24,7 +24,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     and redis-py sends with it. The task then goes on as if it had not been cancelled. A cancellation of the caller
     is raised once all tasks have ended, since nothing else would end them.
     """
-    ending = set(tasks)
+    ending = dict.fromkeys(tasks)  # in their order, which a set would draw from addresses
     interrupted: asyncio.CancelledError | None = None
     while pending := [task for task in ending if not task.done()]:
         for task in pending:
@@ -50,8 +50,9 @@ async def run_all(*works: Coroutine[Any, Any, None]) -> None:
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
+        for task in tasks:
+            if task in done:
+                task.result()
     finally:
         await end_tasks(tasks)
 
