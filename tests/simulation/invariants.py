@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -55,43 +56,44 @@ async def check_end(world: Any) -> None:
 
 
 async def _settle(world: Any, ends_s: float) -> None:
-    while open_ends := unsettled(world):
+    while next(unsettled(world), None) is not None:
         if world.loop.time() > ends_s:
-            raise Violation(f"everything settles: at {world.loop.time():.3f} s there is still {'; '.join(open_ends)}")
+            open_ends = "; ".join(unsettled(world))
+            raise Violation(f"everything settles: at {world.loop.time():.3f} s there is still {open_ends}")
         await asyncio.sleep(world.plan.pace.look_s)
 
 
-def unsettled(world: Any) -> list[str]:
-    """What is not as it must be in the end."""
-    found: list[str] = []
+def unsettled(world: Any) -> Iterator[str]:
+    """What is not as it must be in the end: while that lasts, the first of it says enough."""
     data = world.server.data.values
     controllers = [one for one in world.controllers.values() if one is not None]
     leaders = [one.id for one in controllers if one.core.scheduler.fence]
     if len(leaders) != 1:
-        found.append(f"leaders: {leaders}")
+        yield f"leaders: {leaders}"
     for one in controllers:
         if one.core.view.redis != "ok":
-            found.append(f"{one.id} reads nothing: {one.core.view.redis}")
+            yield f"{one.id} reads nothing: {one.core.view.redis}"
         elif (stale := _stale(data, one)) is not None:
-            found.append(f"{one.id} has not read what is deployed: {stale}")
+            yield f"{one.id} has not read what is deployed: {stale}"
         if not one.core.billing.known.is_set():
-            found.append(f"{one.id} knows no prices, without which it is not open to callers")
+            yield f"{one.id} knows no prices, without which it is not open to callers"
         if one.core.ledger.pending or one.core.ledger._written:
-            found.append(f"{one.id} has rows that are not written")
+            yield f"{one.id} has rows that are not written"
     for node in world.nodes.values():
         if node.ledger.peek(1):
-            found.append(f"{node.name} has rows that are not written")
+            yield f"{node.name} has rows that are not written"
         if world.server.data.execute(b"EXISTS", [keys.node(node.name).encode()]) == 0:
-            found.append(f"{node.name} has no lease: a request of before waits for its answer")
+            yield f"{node.name} has no lease: a request of before waits for its answer"
     if data.get(keys.OPEN.encode()):
-        found.append(f"open calls: {sorted(data[keys.OPEN.encode()])[:3]}")
+        yield f"open calls: {sorted(data[keys.OPEN.encode()])[:3]}"
     ended = 0
     for name in world.clients.told.accepted:
         progress = progress_of(world, name)
         ended += progress is not None and progress.ended
     if ended < len(world.clients.told.accepted):
-        found.append(f"{len(world.clients.told.accepted) - ended} async calls that have not ended")
-    return found + _workers(world) + _copies(world)
+        yield f"{len(world.clients.told.accepted) - ended} async calls that have not ended"
+    yield from _workers(world)
+    yield from _copies(world)
 
 
 def _stale(data: dict[bytes, Any], controller: Any) -> str | None:

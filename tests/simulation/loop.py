@@ -60,13 +60,18 @@ class Handle:
         return self.when_ns / 1e9
 
 
+Entry = Handle | tuple[Context, Callable[..., object], tuple[Any, ...]]
+"""What is ready or will be: a callback, with a handle where someone may cancel it."""
+Timer = tuple[int, float, Entry, Process]
+"""When, and a draw that decides among those of one time; two equal draws of one time are not to be expected."""
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self.now_ns = 0
         self._draw = chance.random
-        self._timers: list[tuple[int, float, int, Handle, Process]] = []
-        self._count = 0
+        self._timers: list[Timer] = []
         self._runnable: list[Process] = []
         self.errors: list[str] = []
         """What callbacks raised that nobody awaits."""
@@ -80,13 +85,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Handle:
+    ) -> Handle | None:
+        """Returns no handle to those who name a context: tasks and futures, which take none, and the simulation."""
+        entry: Entry
         if context is None:
             context = copy_context()
-        handle = Handle(callback, args, context, self.now_ns)
+            entry = handle = Handle(callback, args, context, self.now_ns)
+        else:
+            entry, handle = (context, callback, args), None
         process = process_of(context) or self.world
         if process.alive:
-            process.ready.append(handle)
+            process.ready.append(entry)
             if not process.listed and not process.stopped:
                 process.listed = True
                 self._runnable.append(process)
@@ -101,8 +110,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             context = copy_context()
         when_ns = self.now_ns + ceil(delay * 1e9) if delay > 0 else self.now_ns
         handle = Handle(callback, args, context, when_ns)
-        self._count += 1
-        heappush(self._timers, (when_ns, self._draw(), self._count, handle, process_of(context) or self.world))
+        heappush(self._timers, (when_ns, self._draw(), handle, process_of(context) or self.world))
         return handle
 
     def call_at(  # type: ignore[override]
@@ -112,9 +120,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             context = copy_context()
         when_ns = max(self.now_ns, ceil(when * 1e9))
         handle = Handle(callback, args, context, when_ns)
-        self._count += 1
-        heappush(self._timers, (when_ns, self._draw(), self._count, handle, process_of(context) or self.world))
+        heappush(self._timers, (when_ns, self._draw(), handle, process_of(context) or self.world))
         return handle
+
+    def arrive(
+        self, delay_s: float, process: Process, context: Context, callback: Callable[..., object], *args: Any
+    ) -> None:
+        """Calls back in a process, whose context it is, after a while: what `call_later` does, for messages, which are
+        most of what there is and are never cancelled."""
+        when_ns = self.now_ns + ceil(delay_s * 1e9) if delay_s > 0 else self.now_ns
+        heappush(self._timers, (when_ns, self._draw(), (context, callback, args), process))
 
     def create_task(  # type: ignore[override]
         self, coro: Any, *, name: str | None = None, context: Context | None = None
@@ -141,11 +156,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ── turns ──────────────────────────────────────────────────────────────────────────────────────
 
     def _run_once(self) -> None:
-        runnable, draw = self._runnable, self._draw
+        runnable, timers, draw = self._runnable, self._timers, self._draw
         turns = 0
         while not self._stopping:  # type: ignore[attr-defined]
             if not runnable:
-                self._advance()
+                self._advance(timers, runnable)
                 turns = 0
                 continue
             turns += 1
@@ -158,32 +173,37 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 runnable[index] = runnable[-1]
                 runnable.pop()
                 continue
-            handle = process.ready.popleft()
-            if not handle.cancelled_:
-                try:
-                    handle.context.run(handle.callback, *handle.args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    self.call_exception_handler({"message": f"in {handle.callback!r}", "exception": error})
+            entry = process.ready.popleft()
+            if type(entry) is tuple:
+                context, callback, args = entry
+            elif entry.cancelled_:
+                continue
+            else:
+                context, callback, args = entry.context, entry.callback, entry.args
+            try:
+                context.run(callback, *args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"in {callback!r}", "exception": error})
 
-    def _advance(self) -> None:
+    def _advance(self, timers: list[Timer], runnable: list[Process]) -> None:
         """Sets the clock to the next timer, and makes ready what is due then."""
-        timers = self._timers
-        while timers and (timers[0][3].cancelled_ or not timers[0][4].alive):
-            heappop(timers)
-        if not timers:
+        now_ns = -1
+        while timers and (now_ns < 0 or timers[0][0] <= now_ns):
+            when_ns, _, entry, process = heappop(timers)
+            if not process.alive or (type(entry) is not tuple and entry.cancelled_):  # type: ignore[union-attr]
+                continue
+            if now_ns < 0:
+                self.now_ns = now_ns = when_ns
+                if now_ns > ENDS_NS:
+                    raise Stuck(f"it goes on for more than {ENDS_NS // 1_000_000_000} s")
+            process.ready.append(entry)
+            if not process.listed and not process.stopped:
+                process.listed = True
+                runnable.append(process)
+        if now_ns < 0:
             raise Stuck(f"nothing is ready and no timer is set at {self.time():.6f} s")
-        self.now_ns = now_ns = timers[0][0]
-        if now_ns > ENDS_NS:
-            raise Stuck(f"it goes on for more than {ENDS_NS // 1_000_000_000} s")
-        while timers and timers[0][0] <= now_ns:
-            _, _, _, handle, process = heappop(timers)
-            if not handle.cancelled_ and process.alive:
-                process.ready.append(handle)
-                if not process.listed and not process.stopped:
-                    process.listed = True
-                    self._runnable.append(process)
 
     # ── processes ──────────────────────────────────────────────────────────────────────────────────
 

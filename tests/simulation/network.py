@@ -13,6 +13,10 @@ SLOW_S = (0.05, 1.2)
 """Latency of requests in a slow hour: around what leases can bear."""
 
 
+Served = Callable[[Process, Sequence[tuple[bytes, ...]], list[Any], bool], None]
+"""Is told what a process asked of Redis, the answers, and whether they are lost."""
+
+
 class Fate(NamedTuple):
     """What becomes of one request."""
 
@@ -39,7 +43,7 @@ class Network:
         """Share of requests that take long."""
         self.publications_lost = 0.0
         self.publications_twice = 0.0
-        self.on_served: Callable[[Process, Sequence[tuple[bytes, ...]], list[Any], bool], None] | None = None
+        self.on_served: Served = lambda *_: None
 
     def request(self, process: Process, commands: int) -> Fate:
         chance = self._chance.random
@@ -71,12 +75,6 @@ class Network:
         if self.apart and frozenset((one.name, other.name)) in self.apart:
             return None
         return self._latency_s()
-
-    def served(
-        self, process: Process, commands: Sequence[tuple[bytes, ...]], answers: list[Any], *, lost: bool
-    ) -> None:
-        if self.on_served is not None:
-            self.on_served(process, commands, answers, lost)
 
     def _latency_s(self) -> float:
         chance = self._chance.random

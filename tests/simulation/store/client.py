@@ -38,7 +38,16 @@ def encoded(value: Any) -> bytes:
 def command_of(words: Sequence[Any]) -> Command:
     """The bytes that are sent. Most words are bytes or text: a call for each would cost more than encoding it."""
     return tuple(
-        [word if (kind := type(word)) is bytes else word.encode() if kind is str else encoded(word) for word in words]
+        [
+            word
+            if (kind := type(word)) is bytes
+            else word.encode()
+            if kind is str
+            else b"%d" % word
+            if kind is int
+            else encoded(word)
+            for word in words
+        ]
     )
 
 
@@ -248,7 +257,7 @@ class Client(Commands):
         (answer,) = await self.ask((command,))
         if isinstance(answer, Exception):
             raise answer
-        return convert(answer)
+        return answer if convert is _same else convert(answer)
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Errors: ConnectionError, TimeoutError; whether the commands were done is not known then."""
@@ -258,9 +267,10 @@ class Client(Commands):
             reaches, back, error, count = self._network.request(self.process, len(commands))
             if reaches is not None:
                 done = commands if count is None else commands[:count]
-                loop.call_later(reaches, self._serve, done, answered, back, context=self._there)
+                loop.arrive(reaches, self._server.process, self._there, self._serve, done, answered, back)
             if error is not None:
-                loop.call_later(error, _fail, answered, ConnectionError("Connection reset by peer"), context=self._here)
+                lost = ConnectionError("Connection reset by peer")
+                loop.arrive(error, self.process, self._here, _fail, answered, lost)
             timer = loop.call_later(self._timeout_s, _time_out, answered, self._timeout_s, context=self._here)
             try:
                 return await answered
@@ -273,9 +283,9 @@ class Client(Commands):
 
     def _serve(self, commands: Sequence[Command], answered: asyncio.Future[list[Any]], back_s: float | None) -> None:
         answers = self._server.answer(commands)
-        self._network.served(self.process, commands, answers, lost=back_s is None)
+        self._network.on_served(self.process, commands, answers, back_s is None)
         if back_s is not None:
-            self._loop.call_later(back_s, _settle, answered, answers, context=self._here)
+            self._loop.arrive(back_s, self.process, self._here, _settle, answered, answers)
 
     def pipeline(self, transaction: bool = True) -> Pipeline:
         return Pipeline(self)
@@ -328,7 +338,7 @@ class Pipeline(Commands):
             if isinstance(answer, Exception):
                 raise answer
         return [
-            answer if isinstance(answer, Exception) else convert(answer)
+            answer if convert is _same or isinstance(answer, Exception) else convert(answer)
             for answer, convert in zip(answers, converts, strict=True)
         ]
 
@@ -370,7 +380,7 @@ class PubSub:
             "type": "message" if pattern is None else "pmessage", "pattern": pattern, "channel": channel, "data": data
         }  # fmt: skip
         for delay_s in self._network.publication(self._client.process):
-            self._loop.call_later(delay_s, self._arrive, message, context=self._client._here)
+            self._loop.arrive(delay_s, self.process, self._client._here, self._arrive, message)
 
     def broken(self) -> None:
         self._broken = True
