@@ -59,7 +59,7 @@ class SimulatedController:
             fence=core.fence,
         )
         audit = SimpleNamespace(record_rejection=lambda *_: None, record_use=lambda *_: None)
-        rules = SimpleNamespace(is_open=lambda path: False)
+        rules = SimpleNamespace(is_open=lambda path: False, before_sync=frozenset())
         self.app = AuthMiddleware(
             self.invocations.layer, core.view, cast(Any, audit), cast(Any, rules), loopback=False, is_open=False
         )
@@ -110,7 +110,12 @@ class SimulatedController:
                 if not message.get("more_body", False):
                     respond((status, headers, bytes(parts)))
 
-        await self.app(scope, cast(Any, receive), send)
+        try:
+            await self.app(scope, cast(Any, receive), send)
+        except Exception as error:
+            if self.process.alive:  # what has died is closed after the run
+                self.world.violated(f"a request has an answer: {scope['path']} at {self.id} ended with {error!r}")
+            raise
 
     async def manage(
         self, work: Callable[[SimulatedController], Awaitable[Any]], respond: Callable[[Any], None]
