@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import aiohttp
 
+from fleetstart.runtime.contract.billing.ledger import CLIENT_GONE
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
 from fleetstart.runtime.contract.function.names import project_of
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
@@ -217,7 +218,7 @@ class Gateway:
                 raise
             if record.attaches:
                 record.hand_over()
-            record.set_outcome(CLIENT_CLOSED_REQUEST, "client_gone")
+            record.set_outcome(CLIENT_CLOSED_REQUEST, CLIENT_GONE)
             record.release(waive=False)
             disconnect.clear_cancellation()
         except Exception as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from fleetstart.runtime.contract.billing.ledger import CLIENT_GONE
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable, WorkerLost
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.worker_headers import (
@@ -144,7 +145,7 @@ class WebSocketProxy:
             await asyncio.wait({first, connecting}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
                 if first.done():
-                    record.set_outcome(CLIENT_CLOSED_REQUEST, "client_gone")
+                    record.set_outcome(CLIENT_CLOSED_REQUEST, CLIENT_GONE)
                     return
                 name = record.backend.key.name
                 raise DeadlineExceeded(f"function {name}: no worker took the WebSocket before its deadline")

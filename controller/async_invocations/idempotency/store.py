@@ -15,7 +15,7 @@ import msgspec
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.billing.ledger import LOST_GATEWAY, InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import CLIENT_GONE, LOST_GATEWAY, InvocationTrace
 from fleetstart.runtime.contract.errors import Refused
 from fleetstart.runtime.contract.ids import InvocationId, Version, WorkerId
 from fleetstart.runtime.contract.process.tasks import in_parallel
@@ -128,10 +128,11 @@ class CallPlaces:
         await self._client.delete(keys.call_place(digest))
 
     async def given_up(self, invocation: InvocationId) -> bool:
-        """True if the call has its row, as one of a lost gateway: whoever goes on with it needs another id."""
+        """True if the call has its row, as one of a lost gateway or one that gave up when its key was taken: whoever
+        goes on with it needs another id."""
         raw = cast(bytes | None, await self._client.get(keys.trace(invocation)))
         try:
-            return raw is not None and self._traces.decode(raw).row.error == LOST_GATEWAY
+            return raw is not None and self._traces.decode(raw).row.error in (LOST_GATEWAY, CLIENT_GONE)
         except UnreadableRecord:
             return False
 

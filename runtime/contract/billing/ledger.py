@@ -151,6 +151,8 @@ class OpenInvocation(msgspec.Struct, frozen=True, kw_only=True):
 
 LOST_GATEWAY = "gateway_lost"
 """Error in the row of a call whose gateway was lost: what became of the call is not known."""
+CLIENT_GONE = "client_gone"
+"""Error in the row of a call whose caller has left, or whose idempotency key was taken by another one."""
 CALLED_KEPT = 50
 """Calls of other functions that a trace names; its timeline has all of them."""
 

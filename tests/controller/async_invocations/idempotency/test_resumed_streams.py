@@ -16,7 +16,7 @@ import redis
 
 from fleetstart.client import Client
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.billing.ledger import LOST_GATEWAY, InvocationRow, InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import CLIENT_GONE, LOST_GATEWAY, InvocationRow, InvocationTrace
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from fleetstart.runtime.contract.timeline import Timeline
 from tests.controller.conftest import ControllerProcess, HandNode
@@ -92,17 +92,19 @@ def test_a_killed_gateways_stream_goes_on_at_another_one_and_is_billed_once(
     assert [(row["id"], row["status"]) for row in rows] == [(invocation, 200)]
 
 
-def test_a_call_that_is_closed_as_one_of_a_lost_gateway_is_gone_on_with_under_an_id_of_its_own(
-    controller: ControllerProcess, second: ControllerProcess, node: HandNode, redis_url: str
+@pytest.mark.parametrize(("status", "error"), [(502, LOST_GATEWAY), (499, CLIENT_GONE)])
+def test_a_call_that_has_a_row_without_its_answer_is_gone_on_with_under_an_id_of_its_own(
+    controller: ControllerProcess, second: ControllerProcess, node: HandNode, redis_url: str, status: int, error: str
 ) -> None:
-    """Its row says 502, half a minute after its gateway was lost: who gets the answer then has another row."""
+    """Its row says 502, half a minute after its gateway was lost, or 499, if that found its key taken: who gets the
+    answer then has another row."""
     controller.deploy("hello")
     with stream(controller, "hello/gate", "k1") as (answer, events):
         events.until("first")
         invocation = InvocationId(answer.headers["x-request-id"])
         controller.kill()
     row = InvocationRow(
-        id=invocation, function=FunctionName("hello"), version=Version(1), status=502, error=LOST_GATEWAY,
+        id=invocation, function=FunctionName("hello"), version=Version(1), status=status, error=error,
         accepted_unix_ms=1, queue_ms=0, billed_ms=0, memory_bytes=0, cost_nusd=0,
     )  # fmt: skip
     with redis.Redis.from_url(redis_url) as client:
