@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from fleetstart.controller.async_invocations.idempotency.silence import RENEW_S
 from fleetstart.controller.state.invocation_records import Progress
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, PhaseRow
@@ -23,6 +24,8 @@ two looks, 10 s of keep-alive."""
 BROKEN_S = 100.0
 """More where starts have failed: a version that is given up is tried again after a minute."""
 TRY_S = 1.0
+CUT_OFF_NS = SILENT_NS - round(RENEW_S * 1e9)
+"""Who is cut off for so long may be silent for as long as is stated: the renewal before may be that old."""
 
 
 class _Function(msgspec.Struct):
@@ -226,7 +229,7 @@ def _was_silent(world: Any, invocation: str) -> bool:
     """True if the call took its key from a gateway that had died, or could not reach Redis for as long as is stated."""
     holder = world.monitor.taken_over.get(invocation)
     return holder is not None and (
-        not holder.alive or world.faults.cut_off_ns.get(holder.name, 0) >= SILENT_NS or world.clock_of_redis_stepped
+        not holder.alive or world.faults.cut_off_ns.get(holder.name, 0) >= CUT_OFF_NS or world.clock_of_redis_stepped
     )
 
 
