@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import cast
 
 import msgspec
 import redis.asyncio as redis
@@ -109,9 +108,11 @@ class RetentionSweeper:
 
     async def compare_if_due(self) -> None:
         """Compares store and Redis once for each run of Redis, and every `COMPARE_EVERY_S`."""
-        run = str((await self._client.info("server"))["run_id"])
-        known = cast(bytes | None, await self._client.get(keys.INVOCATIONS_ADOPTED))
-        now_s = time.monotonic()
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.info("server")
+            pipe.get(keys.INVOCATIONS_ADOPTED)
+            server, known = await pipe.execute()
+        run, now_s = str(server["run_id"]), time.monotonic()
         if known is not None and known.decode() == run:
             self._fresh = None
             if now_s - self._compared_s < COMPARE_EVERY_S:

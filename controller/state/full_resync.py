@@ -118,11 +118,14 @@ class FullResync:
             ) = await pipe.execute()
         raw_projects, raw_secrets, raw_volumes = others or view.access.raw[1:]
         nodes = [NodeId(name.decode()) for name in node_names]
-        by_node = await self._read_nodes(nodes)
+        failures = [] if functions else self._wanted_failures(failing)
+        by_node, raw_failures = await self._read_nodes(nodes, failures)
         history = str(server.get("master_replid", ""))
         if functions:
             await self._read_functions(again=history != self._history)
             self._history = history
+            failures = self._wanted_failures(failing)  # also of versions that were read just now
+            _, raw_failures = await self._read_nodes([], failures)
         elif history != self._history:
             raise AnotherHistory("another Redis answers, or it was started again: it is read as a whole")
         view.node_names = frozenset(nodes)
@@ -130,7 +133,7 @@ class FullResync:
         self._apply_identities(identities, peer_keys)
         self._apply_access(raw_keys, raw_projects, raw_secrets, raw_volumes)
         self._apply(by_node)
-        await self._load_failures(failing)
+        self._apply_failures(failures, raw_failures)
         view.leader = leader.decode() if leader else ""
         self._apply_measures(measures)
         for cache in (self._nodes, self._identities, self._orders, self._statuses, self._copies, self._peer_keys):
@@ -151,18 +154,30 @@ class FullResync:
             gc.collect(1)
             gc.freeze()
 
-    async def _read_nodes(self, nodes: list[NodeId]) -> dict[NodeId, _NodeRecords]:
-        """Lease, orders, statuses and copies of each node. They are decoded some at a time; what they change in the
-        view is then done at once."""
+    async def _read_nodes(
+        self, nodes: list[NodeId], failures: list[VersionKey]
+    ) -> tuple[dict[NodeId, _NodeRecords], list[Raw]]:
+        """Lease, orders, statuses and copies of each node, and with the first ones these versions' failed starts: a
+        round trip of their own would cost what they do. Nodes are decoded some at a time; what they change in the view
+        is then done at once."""
         found: dict[NodeId, _NodeRecords] = {}
-        for begin in range(0, len(nodes), NODES_AT_ONCE):
+        raw_failures: list[Raw] = []
+        for begin in range(0, max(len(nodes), 1), NODES_AT_ONCE):
             some = nodes[begin : begin + NODES_AT_ONCE]
             names = [key(node) for node in some for key in (keys.node, keys.desired, keys.observed, keys.copies)]
-            # The text each time, and not its digest: a few hundred bytes, and nothing to load again after a restart.
-            answers = await cast(Awaitable[list[Any]], self._client.eval(READ_NODES, len(names), *names))
-            found |= {node: self._decoded(node, *answers[4 * i : 4 * i + 4]) for i, node in enumerate(some)}
+            async with self._client.pipeline(transaction=False) as pipe:
+                if some:
+                    # The text each time, not its digest: a few hundred bytes, and nothing to load after a restart.
+                    pipe.eval(READ_NODES, len(names), *names)
+                for key in failures if not begin else ():
+                    pipe.hgetall(keys.failures(key.name, key.version))
+                answers = await pipe.execute()
+            if not begin:
+                raw_failures = answers[bool(some) :]
+            for i, node in enumerate(some):
+                found[node] = self._decoded(node, *answers[0][4 * i : 4 * i + 4])
             await asyncio.sleep(0)
-        return found
+        return found, raw_failures
 
     def _decoded(
         self, node: NodeId, lease: bytes | None, desired: list[bytes], observed: list[bytes], copied: list[bytes]
@@ -334,8 +349,8 @@ class FullResync:
                     versions.pop(key, None)
                     self._view.unreadable.replace("version", {str(key): text for key, text in unreadable.items()})
 
-    async def _load_failures(self, failing: Iterable[bytes]) -> None:
-        """Reads the failed starts: of the versions that the index names, of those that are known, and of some others,
+    def _wanted_failures(self, failing: Iterable[bytes]) -> list[VersionKey]:
+        """Versions whose failed starts are read: those that the index names, those that are known, and some others,
         because an earlier release writes no index."""
         view = self._view
         others = list(view.versions)
@@ -343,11 +358,9 @@ class FullResync:
         self._turn = (self._turn + 1) % turns
         named = (keys.failures_of(name.decode(errors="replace")) for name in failing)
         known = {VersionKey(*one) for one in named if one is not None} | view.failures.keys()
-        wanted = sorted(known | set(others[self._turn :: turns]))
-        async with self._client.pipeline(transaction=False) as pipe:
-            for key in wanted:
-                pipe.hgetall(keys.failures(key.name, key.version))
-            answers = await pipe.execute()
+        return sorted(known | set(others[self._turn :: turns]))
+
+    def _apply_failures(self, wanted: list[VersionKey], answers: list[Raw]) -> None:
         failures: dict[VersionKey, Failure] = {}
         problems: dict[str, str] = {}
         for key, raw in zip(wanted, answers, strict=True):
@@ -360,8 +373,8 @@ class FullResync:
                     )
                 except (KeyError, ValueError) as error:
                     problems[str(key)] = f"{type(error).__name__}: {error}"
-        view.failures.become(failures)
-        view.unreadable.replace("failure", problems)
+        self._view.failures.become(failures)
+        self._view.unreadable.replace("failure", problems)
 
 
 def _exists(key: VersionKey, functions: Mapping[FunctionName, FunctionRecord]) -> bool:

@@ -68,6 +68,8 @@ class InvocationStore:
         self._progress = RecordDecoder(Progress)
         self._listeners: list[Callable[[str, InvocationId], None]] = []
         self._waiters: dict[InvocationId, set[asyncio.Event]] = {}
+        self._functions: list[FunctionName] = []
+        """Functions that had calls when it was looked for due ones last."""
 
     def on_event(self, listener: Callable[[str, InvocationId], None]) -> None:
         """Registers a listener for changes by any controller: it gets the status, or "cancelling", and the id."""
@@ -109,19 +111,28 @@ class InvocationStore:
             begin += len(names)
 
     async def due(self, now_unix_ms: int, limit: int) -> DueInvocations:
-        functions = await cast(Awaitable[set[bytes]], self._client.smembers(keys.INVOCATIONS_FUNCTIONS))
-        names: list[FunctionName | None] = [None, *(FunctionName(name.decode()) for name in functions)]
+        """Reads what is due. The functions that had calls at the last look are asked for together with those that have
+        some now, so that only a new one takes a second round trip."""
+        guessed = self._functions
         async with self._client.pipeline(transaction=False) as pipe:
-            for name in names:
-                key = keys.invocations_due(name) if name is not None else keys.INVOCATIONS_TIMERS
-                pipe.zrangebyscore(key, "-inf", now_unix_ms, 0, limit)
-                pipe.zrangebyscore(key, f"({now_unix_ms}", "+inf", 0, 1, withscores=True)
-            answers = await pipe.execute()
-        found = {name: [InvocationId(raw.decode()) for raw in answers[2 * i]] for i, name in enumerate(names)}
+            pipe.smembers(keys.INVOCATIONS_FUNCTIONS)
+            for name in (None, *guessed):
+                _ask_due(pipe, name, now_unix_ms, limit)
+            members, timers, first_timer, *answers = await pipe.execute()
+        found = dict(zip(guessed, zip(answers[::2], answers[1::2], strict=True), strict=True))
+        self._functions = functions = [FunctionName(name.decode()) for name in members]
+        new = [name for name in functions if name not in found]
+        if new:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for name in new:
+                    _ask_due(pipe, name, now_unix_ms, limit)
+                answers = await pipe.execute()
+            found |= zip(new, zip(answers[::2], answers[1::2], strict=True), strict=True)
+        firsts = [first_timer, *(found[name][1] for name in functions)]
         return DueInvocations(
-            runs={name: due for name, due in found.items() if name is not None and due},
-            timers=found[None],
-            next_unix_ms=min((int(scored[0][1]) for scored in answers[1::2] if scored), default=None),
+            runs={name: [InvocationId(raw.decode()) for raw in found[name][0]] for name in functions if found[name][0]},
+            timers=[InvocationId(raw.decode()) for raw in timers],
+            next_unix_ms=min((int(first[0][1]) for first in firsts if first), default=None),
         )
 
     async def overdue(self, now_unix_ms: int, limit: int) -> list[InvocationId]:
@@ -268,3 +279,10 @@ def not_kept(invocation: InvocationId) -> NotFound:
         f"invocation {invocation[:130]} is not stored",
         hint="async invocations are stored until their time to live is over: `fs invocations ls`",
     )
+
+
+def _ask_due(pipe: Any, function: FunctionName | None, now_unix_ms: int, limit: int) -> None:
+    """Asks for a function's calls that are due, or for timers, and for when the next one is."""
+    key = keys.invocations_due(function) if function is not None else keys.INVOCATIONS_TIMERS
+    pipe.zrangebyscore(key, "-inf", now_unix_ms, 0, limit)
+    pipe.zrangebyscore(key, f"({now_unix_ms}", "+inf", 0, 1, withscores=True)

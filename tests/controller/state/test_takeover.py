@@ -88,8 +88,10 @@ def test_a_status_that_comes_during_a_read_keeps_no_order_out_of_the_view(
         state = StateSync(client, View())
         read = state._full._read_nodes
 
-        async def read_nodes(nodes: list[NodeId]) -> Any:
-            found = await read(nodes)
+        async def read_nodes(nodes: list[NodeId], failures: list[Any]) -> Any:
+            found = await read(nodes, failures)
+            if not nodes:
+                return found
             status = WorkerStatus(
                 worker=order.worker, node=order.node, function=order.spec.name, version=order.version, state="ready"
             )
