@@ -67,7 +67,7 @@ class Allocation:
     def extend(
         self, index: int, chunks: Iterable[ChunkRange], is_free: Callable[[int], bool], wanted: Iterable[int]
     ) -> None:
-        """More chunks that a source has."""
+        """More chunks that a source has. Those that the plan has from some source are taken when their pull begins."""
         work = self.works[index]
         new = [chunk for chunk in chunks if is_free(chunk.index)]
         work.has.update((chunk.index, chunk) for chunk in chunks)
@@ -75,7 +75,7 @@ class Allocation:
         self._chunks.update((chunk.index, chunk) for chunk in new)
         for chunk in new:
             places = self._places(chunk.index)
-            if work not in places:
+            if work not in places or self._plan.owner(chunk.index) is not None:
                 continue
             work.order.append([chunk])
             for other in self.works if not work.source.costly else ():

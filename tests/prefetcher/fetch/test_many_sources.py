@@ -145,6 +145,21 @@ def test_the_store_takes_over_from_a_peer_from_which_nothing_comes() -> None:
     assert taken.chunks == run.chunks
 
 
+def test_the_order_of_a_plan_stays_when_its_source_is_told_again_what_it_has() -> None:
+    """As each change of a worker's order tells it. All chunks were taken at once then, in the order of their numbers."""
+    reading = peer("reading", {0, 1, 2, 3}, None)
+    progress = FetchProgress([reading], COUNT, plan=PullPlan([(0, [3]), (0, [2]), (0, [1]), (0, [0])]), clock=Clock())
+    progress.want(range(4))
+    progress.extend_source(0, reading.chunks)
+    came = []
+    while progress.begin_thread(0) and (run := progress.next_run(0)) is not None:
+        came += [chunk.index for chunk in run.chunks]
+        progress.ready(run.chunks[0])
+        progress.finish_run(run)
+        progress.end_thread(0)
+    assert came == [3, 2, 1, 0]
+
+
 def test_what_a_plan_has_from_a_peer_is_waited_for_longer() -> None:
     clock = Clock()
     sources = [peer("waiting", {0}, None), FetchSource(Unread("store"), CHUNKS, 2, costly=True)]
