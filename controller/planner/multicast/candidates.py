@@ -139,7 +139,7 @@ def candidates(found: Situation) -> Iterator[MulticastWay]:
         else:
             yield from_groups("binomial pipeline" + several, found, groups, binomial_pipeline)
             yield from_groups(f"{len(groups)} chains" if several else "chain", found, groups, chain)
-        if len(found.sources) > 1 and found.receive_faster and found.request.striped:
+        if len(found.sources) > 1 and found.receive_faster:
             striped = striped_chains(found.sources, by_speed(nodes, receivers), range(len(found.blocks)))
             yield _candidate(f"striped chains from {len(found.sources)} sources", found, striped, [list(receivers)])
     elif fresh and can_forward and found.has_store and not found.held_by_senders:

@@ -54,9 +54,6 @@ class MulticastRequest:
     """Time of a block beside its bytes: to ask for it and to begin; measured (`block_count`)."""
     store_bytes_per_s: float = 0.0
     """What the object store gives to all nodes together; 0: nothing may come from there."""
-    striped: bool = True
-    """True if each receiver may read different parts from several at once: it then has no part before the others, with
-    which it could serve early."""
     at_once: bool = True
     """True if holders send at once to all who ask, and not one block at a time."""
     leaf_bytes_per_s: Mapping[str, float] = field(default_factory=dict)

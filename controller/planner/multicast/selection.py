@@ -7,7 +7,7 @@ of the receivers instead, since a node that is whole serves alone: behind a slow
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fleetstart.runtime.contract.ids import NodeId
@@ -31,18 +31,24 @@ TIE = 1.02
 
 
 def plan_multicast(request: MulticastRequest) -> MulticastPlan:
-    """The best plan for a request, first or replanned."""
+    """The plan, first or replanned, by which all receivers are whole soonest."""
+    return next(multicast_plans(request))
+
+
+def multicast_plans(request: MulticastRequest) -> Iterator[MulticastPlan]:
+    """A plan for each way to send, the one of `plan_multicast` first; one plan in any case."""
     found = situation(request, request.blocks or _block_count(request))
     unreachable = 0 if found.has_store else found.lost
     if unreachable:
         found = _without(found, unreachable)
     considered = sorted(candidates(found), key=lambda one: one.seconds) if found.receivers else []
     if not considered:
-        return _nothing(found, unreachable)
+        yield _nothing(found, unreachable)
+        return
     shortest_s = considered[0].seconds
-    tied = [one for one in considered if one.seconds <= shortest_s * TIE]
-    chosen = min(tied, key=lambda one: one.mean_s)
-    return _plan(found, chosen, considered, unreachable)
+    best = min((one for one in considered if one.seconds <= shortest_s * TIE), key=lambda one: one.mean_s)
+    for way in (best, *(one for one in considered if one is not best)):
+        yield _plan(found, way, considered, unreachable)
 
 
 def _block_count(request: MulticastRequest) -> int:
@@ -137,6 +143,8 @@ def _reason(chosen: MulticastWay, considered: Sequence[MulticastWay]) -> str:
     if not others:
         return f"{chosen.name}: the only way"
     other, whole = others[0], f"{chosen.name}: all are whole after {chosen.seconds:.2f} s"
+    if other.seconds * TIE < chosen.seconds:
+        return f"{whole}, and serve sooner than by {other.name}, which takes {other.seconds:.2f} s"
     if other.seconds <= chosen.seconds * TIE:
         return f"{whole}, as by {other.name}; the mean is {chosen.mean_s:.2f} s, not {other.mean_s:.2f} s"
     return f"{whole}, by {other.name} after {other.seconds:.2f} s"
@@ -151,6 +159,8 @@ def _report(one: MulticastWay, chosen: MulticastWay) -> MulticastCandidate:
 def _why_not(one: MulticastWay, chosen: MulticastWay) -> str:
     if one is chosen:
         return ""
+    if one.seconds * TIE < chosen.seconds:
+        return f"all are whole sooner, after {one.seconds:.2f} s, but do not serve sooner"
     if one.seconds <= chosen.seconds * TIE:
         return f"as quick: receivers are whole after {one.mean_s:.2f} s on average, against {chosen.mean_s:.2f} s"
     return f"slower: {one.seconds:.2f} s against {chosen.seconds:.2f} s"

@@ -38,7 +38,7 @@ from ..selection import SIZE_USUAL, WORTH, make_plan
 from .layer_pipelines import LayerPipeline, layer_pipelines
 from .plan import MulticastPlan, ReceiverPlan
 from .request import MulticastNode, MulticastRequest
-from .selection import plan_multicast
+from .selection import multicast_plans, plan_multicast
 
 RECEIVERS_MOST = 8
 """Workers that one multicast starts: to plan more takes tens of milliseconds in the loop that serves calls."""
@@ -120,8 +120,8 @@ def _multicast(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan | N
         chunks=request.chunks,
         first_chunks=tuple(request.layout.ends_chunks),
     )
-    ways = [wanted_of] if len(sources) == 1 else [wanted_of, replace(wanted_of, striped=False)]
-    plans = [plan for way in ways if (plan := _planned(request, plan_multicast(way), new)) is not None]
+    ways = [plan_multicast(wanted_of)] if len(sources) == 1 else multicast_plans(wanted_of)
+    plans = [plan for way in ways if (plan := _planned(request, way, new)) is not None]
     return min(plans, key=lambda plan: sum(plan.serve_s), default=None)
 
 
