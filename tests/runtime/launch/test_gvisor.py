@@ -95,6 +95,14 @@ def test_a_bundle_gives_no_rights_and_shows_nothing_writable() -> None:
     assert process["env"] == ["LANG=C"]
 
 
+def test_what_can_change_meanwhile_is_looked_at_again() -> None:
+    usr = Mount("/usr", "/usr")
+    shown = [usr, Mount("/layers/1", "/node/layers/1")]
+    config = oci_config(["python"], {}, shown, kept=[usr, Mount("/h")], root="/empty", hostname="w")
+    mount = "dev.gvisor.spec.mount.m0"
+    assert config["annotations"] == {f"{mount}.source": "/usr", f"{mount}.type": "bind", f"{mount}.share": "container"}
+
+
 def test_only_who_asks_for_it_is_left_in_the_nodes_network() -> None:
     def kinds(*, network: bool) -> set[str]:
         config = oci_config(["python"], {}, [], root="/empty", hostname="w", network=network)
