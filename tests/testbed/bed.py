@@ -66,8 +66,11 @@ class Testbed:
         env: Mapping[str, str] | None = None,
         controllers: Sequence[str] = (CONTROL,),
         others: Sequence[str] = (),
+        nodes_down: bool = False,
     ) -> None:
+        """`nodes_down`: nodes are not started with the rest, but by `chill`."""
         guard.sweep()
+        self._nodes_down = nodes_down
         hosts = [f"node-{index}" for index in range(nodes)]
         self.mbit = mbit
         apart = [host for host in controllers if host != CONTROL]
@@ -166,7 +169,7 @@ class Testbed:
         """Starts all parts, and waits until nodes have leases and warm fork servers and the controller knows them."""
         self.redis_server.start()
         self.store.start()
-        for node in self.nodes:
+        for node in self.nodes[: 0 if self._nodes_down else None]:
             node.start()
         wait_until(self._redis_answers, START_S, what="Redis")
         for controller in self.controllers:
@@ -176,7 +179,8 @@ class Testbed:
             if node.env.get("FS_LINKS") != "plain":  # else it has not waited
                 self.vouch(node)
         wait_until(self._store_listens, START_S, what="store")
-        self.wait_ready()
+        if not self._nodes_down:
+            self.wait_ready()
 
     def vouch(self, node: Node) -> None:
         """Lets a node join, as `fs node join` does; it waits for what this writes."""

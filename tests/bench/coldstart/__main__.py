@@ -87,7 +87,7 @@ def main() -> None:
     report.setup = {"hosts": hosts, "mbit": mbit, "cores": os.cpu_count(), "node": node, "cores_a_host": extra["cores"]}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
-        fleet = Fleet(stack.enter_context(Testbed(nodes=hosts, mbit=mbit, env=node)))
+        fleet = Fleet(stack.enter_context(Testbed(nodes=hosts, mbit=mbit, env=node, nodes_down=True)))
         models = [noise(folder, QUICK_NOISE)] if options.quick else [chat_example()]
         if not options.quick and "ttft" in chosen and "noise" in names:
             models.append(noise(folder, NOISE))
