@@ -132,9 +132,8 @@ class Router:
                 backend.dispatch_waiting(now_ns)  # another gateway's call may have ended
             if backend.queue:
                 now_unix_ns = time.time_ns()
-                self._wait_predictor.pending_starts(
-                    backend, now_ns, now_unix_ns
-                )  # measures how fast its weights come in
+                if backend.spec.weights is not None:  # measures how fast they come in
+                    self._wait_predictor.pending_starts(backend, now_ns, now_unix_ns)
                 ended = self._feasibility.unschedulable(backend, now_ns, now_unix_ns // 1_000_000)
                 if ended is not None:
                     backend.fail_waiting(*ended)

@@ -190,7 +190,8 @@ class StateSync:
                 if wanted and status.state == "gone":  # its node was started again, perhaps: read before the next order
                     self._resync_now.set()
             elif channel == keys.EVENTS_GATEWAYS:
-                view.put_gateway(self._reports.decode(data), self._monotonic_ns())
+                if not view.put_gateway(self._reports.decode(data), self._monotonic_ns()):
+                    return
             elif channel == keys.EVENTS_FUNCTIONS:
                 self._functions_changed = True
                 self._resync_now.set()

@@ -287,10 +287,11 @@ class View:
         self.touched.add(worker)
         self.touched_orders.add(worker)
 
-    def put_gateway(self, report: GatewayReport, now_ns: int) -> None:
+    def put_gateway(self, report: GatewayReport, now_ns: int) -> bool:
+        """Returns whether it says something new: most reports say that a gateway lives."""
         known = self.gateways.get(report.gateway)
         self.gateways[report.gateway] = (report, now_ns)
-        self._loads_changed(known[0].loads if known is not None else {}, report.loads)
+        return self._loads_changed(known[0].loads if known is not None else {}, report.loads) or known is None
 
     def forget_gateways(self, now_ns: int) -> None:
         for gateway, (report, seen_ns) in list(self.gateways.items()):
@@ -298,7 +299,7 @@ class View:
                 del self.gateways[gateway]
                 self._loads_changed(report.loads, {})
 
-    def _loads_changed(self, before: Mapping[str, FunctionLoad], after: Mapping[str, FunctionLoad]) -> None:
+    def _loads_changed(self, before: Mapping[str, FunctionLoad], after: Mapping[str, FunctionLoad]) -> bool:
         if before is after:  # changed in place: what it was is not known
             before = {}
         changed = [text for text in before.keys() | after.keys() if before.get(text) != after.get(text)]
@@ -308,6 +309,7 @@ class View:
             key = parse_version_key(text)
             if key is not None:
                 self._mark_version(key)
+        return bool(changed)
 
     def loads(self) -> Mapping[str, FunctionLoad]:
         """Sums over the gateways, keyed `name@version`."""
