@@ -217,6 +217,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def stop_process(self, process: Process) -> None:
         """As SIGSTOP does."""
         process.stopped = True
+        process.on_stop()
 
     def resume_process(self, process: Process) -> None:
         process.stopped = False

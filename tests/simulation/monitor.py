@@ -86,8 +86,9 @@ class Monitor:
             self._world.violated(f"nothing turns in a circle: {process.name} asked more than {count} times in a second")
         kept = False
         for command, answer in zip(commands, answers, strict=True):
-            kept = kept or command[1:2] == _OF_KEPT
-            if command[0] == b"EVALSHA" and not isinstance(answer, Exception):
+            if command[0] != b"EVALSHA":
+                kept = kept or command[1:2] == _OF_KEPT
+            elif not isinstance(answer, Exception):
                 if command[1] == LEASE and answer[0]:
                     self._led(int(answer[0]), command[5].decode())
                 elif command[1] == STEP and answer == 1:

@@ -43,6 +43,8 @@ class Process:
         self.tasks: list[Task[Any]] = []
         self.clock_error_ns = 0
         """What its clock of the day is wrong by. Steps change it; its monotonic clock never steps."""
+        self.on_stop: Callable[[], None] = lambda: None
+        """Called when it is stopped."""
         self.time = time
         self._chance = chance
 

@@ -11,11 +11,12 @@ import builtins
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
 from redis.exceptions import ConnectionError, TimeoutError
 
-from tests.simulation.loop import SimulatedLoop
+from tests.simulation.loop import Handle, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.processes import CURRENT, Process
 from tests.simulation.store.server import Command, Server
@@ -271,17 +272,29 @@ class Client(Commands):
             if error is not None:
                 lost = ConnectionError("Connection reset by peer")
                 loop.arrive(error, self.process, self._here, _fail, answered, lost)
-            timer = loop.call_later(self._timeout_s, _time_out, answered, self._timeout_s, context=self._here)
+            timer: Handle | None = None
+            if back is None or reaches + back >= self._timeout_s or self._server.process.stopped:  # type: ignore[operator]
+                timer = self._timer(answered, self._timeout_s)
+            else:
+                self._server.unanswered[answered] = partial(self._late, answered, loop.now_ns)
             try:
                 return await answered
             except (ConnectionError, TimeoutError):
                 if not left:
                     raise
             finally:
-                timer.cancel()
+                if timer is not None:
+                    timer.cancel()
         raise AssertionError("unreachable")
 
+    def _timer(self, answered: asyncio.Future[list[Any]], after_s: float) -> Handle:
+        return self._loop.call_later(after_s, _time_out, answered, self._timeout_s, context=self._here)
+
+    def _late(self, answered: asyncio.Future[list[Any]], asked_ns: int) -> None:
+        self._timer(answered, self._timeout_s - (self._loop.now_ns - asked_ns) / 1e9)
+
     def _serve(self, commands: Sequence[Command], answered: asyncio.Future[list[Any]], back_s: float | None) -> None:
+        self._server.unanswered.pop(answered, None)
         answers = self._server.answer(commands)
         self._network.on_served(self.process, commands, answers, back_s is None)
         if back_s is not None:

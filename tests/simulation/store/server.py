@@ -41,6 +41,10 @@ class Server:
         self.subscribers: list[Subscriber] = []
         self.refuses_writes = False
         """As a replica does, or a Redis that cannot write its log or has no memory left."""
+        self.unanswered: dict[Any, Callable[[], None]] = {}
+        """Requests whose answer will come in time unless the server is stopped, and who then sets their timers: most
+        need none."""
+        process.on_stop = self._stopped
         self.run_id = "run-1"
         self._on_disk: tuple[dict[bytes, Any], dict[bytes, int]] | None = None
         """What its log has on the disk, while that is not all; None: everything is on the disk."""
@@ -100,6 +104,11 @@ class Server:
                     subscriber.publication(pattern, channel, data)
                     reached += 1
         return reached
+
+    def _stopped(self) -> None:
+        for set_timer in self.unanswered.values():
+            set_timer()
+        self.unanswered.clear()
 
     # ── faults ─────────────────────────────────────────────────────────────────────────────────────
 
