@@ -131,6 +131,9 @@ class Clients:
             self.told.version[own, function] = max(version, self.told.version.get((own, function), 0))
         return answer
 
+    def _waits_s(self, least_s: float, most_s: float) -> float:
+        return float(self._world.plan.pace.waits * self._world.chance.uniform(least_s, most_s))
+
     def _any(self) -> str:
         return str(self._world.chance.choice(list(self._world.controllers)))
 
@@ -204,7 +207,7 @@ class Clients:
                     return
             except Gone:
                 pass
-            await asyncio.sleep(self._world.chance.uniform(0.1, 1.5))
+            await asyncio.sleep(self._waits_s(0.1, 1.5))
 
     async def _async(self, function: FunctionPlan) -> None:
         keyed = self._world.chance.random() < 0.7
@@ -218,7 +221,7 @@ class Clients:
                     return
             except Gone:
                 pass
-            await asyncio.sleep(self._world.chance.uniform(0.1, 1.5))
+            await asyncio.sleep(self._waits_s(0.1, 1.5))
 
     async def _deploy(self, function: FunctionPlan) -> None:
         spec = FunctionSpec(
@@ -262,7 +265,7 @@ class Clients:
         """Makes a key, revokes it, and tries it everywhere."""
         world, name = self._world, f"key-{self._number()}"
         text = await self._new_key(name)
-        await asyncio.sleep(world.chance.uniform(0.5, 2.0))
+        await asyncio.sleep(self._waits_s(0.5, 2.0))
 
         def revoke(record: KeyRecord | None) -> KeyRecord:
             if record is None:
@@ -276,9 +279,9 @@ class Clients:
             return
         controller = world.controllers[where]
         self.told.revoked[name] = (text, world.loop.now_ns, controller.id if controller is not None else "")
-        for _ in range(6):
+        for _ in range(world.plan.pace.revoked_tries):
             await self.try_revoked(name, self._any(), function.name)
-            await asyncio.sleep(world.chance.uniform(0.1, 1.0))
+            await asyncio.sleep(self._waits_s(0.1, 1.0))
 
     async def try_revoked(self, name: str, where: str, function: str) -> bool:
         """True if a call with a revoked key was refused, or not answered. One that must be refused, and is not, is a

@@ -2,12 +2,13 @@
 
 Faults are a list, so that a failing run can be repeated with fewer of them. A seed's number says which generation of
 plans it belongs to, so that one that has found something is the same run for ever. From `SMALL_FROM` on most worlds
-are small: they find as much in less time, as a run's start and end cost little there.
+are small, and from `DENSE_FROM` on smaller still: they find as much in less time, as little of it is waiting.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,6 +62,12 @@ class Pace:
     """and from the deploys to the work."""
     look_s: float = 1.0
     """Interval at which it is looked whether all has settled."""
+    waits: float = 1.0
+    """Factor of what clients wait between two tries of a call, and with a revoked key,"""
+    revoked_tries: int = 6
+    """which they try so often."""
+    run_most_s: float = 4.0
+    """The longest calls run for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +99,81 @@ KEEPING = 0.3
 
 SMALL_FROM = 1_000_000_000
 """The first seed whose world is small."""
+DENSE_FROM = 2_000_000_000
+"""The first seed whose world is small and dense: shorter, with the same work."""
 SMALL_WEIGHTS: dict[Kind, int] = WEIGHTS | {"restart redis": 3, "lose the log": 4, "slow redis": 2, "lose requests": 4}
 """Crashes of Redis have shown a third of all faults that were found."""
-LARGE_EVERY = 20
+LARGE_EVERY, LARGE_EVERY_DENSE = 20, 500
 """One in so many of them is large all the same."""
+LASTS: tuple[tuple[float, float], ...] = ((0.05, 1.5), (1.5, 7.0))
+"""Spans of how long a fault lasts, of which one is drawn."""
 SMALL = Pace(
     operations_per_s=4.0, operations=(30, 20, 20, 6, 4, 4), repeated_s=3.0, up_s=0.15, deployed_s=0.3, look_s=0.25
 )
+DENSE_LASTS = ((0.05, 1.2), (0.05, 1.2), (1.2, 6.5))
+"""Much of a world's time passes while the last fault lasts: fewer are long, and some outlast a lease still."""
+DENSE = Pace(
+    operations_per_s=6.0, operations=(30, 20, 20, 6, 4, 4), repeated_s=1.2, up_s=0.1, deployed_s=0.2, look_s=0.2,
+    waits=0.3, revoked_tries=3, run_most_s=2.0,
+)  # fmt: skip
 
 
 def plan_of(seed: int) -> Plan:
-    return _large(seed) if seed < SMALL_FROM or seed % LARGE_EVERY == 0 else _small(seed)
+    if seed < SMALL_FROM or seed % (LARGE_EVERY if seed < DENSE_FROM else LARGE_EVERY_DENSE) == 0:
+        return _large(seed)
+    return _small(seed) if seed < DENSE_FROM else _dense(seed)
 
 
 def _small(seed: int) -> Plan:
     chance = random.Random(f"plan {seed}")
     controllers, nodes = chance.choice((1, 2, 2, 2)), chance.choice((1, 1, 2))
-    functions = tuple(
+    functions = _small_functions(chance, (1, 1, 1, 2), (0.5, 1.0))
+    chaos_s = chance.uniform(1.0, 3.5)
+    faults = [
+        _fault(chance, controllers, nodes, chaos_s, 0.1, SMALL_WEIGHTS) for _ in range(chance.choice((1, 2, 3, 4)))
+    ]
+    return _small_plan(seed, chance, controllers, nodes, functions, chaos_s, faults, SMALL)
+
+
+def _dense(seed: int) -> Plan:
+    chance = random.Random(f"plan {seed}")
+    controllers, nodes = chance.choice((1, 2, 2, 2)), chance.choice((1, 1, 2))
+    functions = _small_functions(chance, (1, 1, 1, 1, 2), (0.3, 0.6))
+    chaos_s = chance.uniform(0.8, 2.2)
+    faults = [
+        _fault(chance, controllers, nodes, chaos_s, 0.05, SMALL_WEIGHTS, DENSE_LASTS)
+        for _ in range(chance.choice((1, 2, 2, 3)))
+    ]
+    return _small_plan(seed, chance, controllers, nodes, functions, chaos_s, faults, DENSE)
+
+
+def _small_functions(
+    chance: random.Random, counts: Sequence[int], keep_alives_s: Sequence[float]
+) -> tuple[FunctionPlan, ...]:
+    return tuple(
         FunctionPlan(
             name=f"f{number}",
             least=(least := chance.choice((0, 0, 1, 2))),
             most=max(least, chance.randint(1, 3)),
             concurrency=chance.choice((1, 1, 2)),
-            keep_alive_s=chance.choice((0.5, 1.0)),
+            keep_alive_s=chance.choice(keep_alives_s),
             retries=chance.choice((0, 2)),
             keeps=number == 0 and chance.random() < KEEPING / 2,
         )
-        for number in range(chance.choice((1, 1, 1, 2)))
+        for number in range(chance.choice(counts))
     )
-    chaos_s = chance.uniform(1.0, 3.5)
-    faults = [
-        _fault(chance, controllers, nodes, chaos_s, 0.1, SMALL_WEIGHTS) for _ in range(chance.choice((1, 2, 3, 4)))
-    ]
+
+
+def _small_plan(
+    seed: int,
+    chance: random.Random,
+    controllers: int,
+    nodes: int,
+    functions: tuple[FunctionPlan, ...],
+    chaos_s: float,
+    faults: Sequence[Fault],
+    pace: Pace,
+) -> Plan:
     return Plan(
         seed=seed,
         controllers=controllers,
@@ -133,7 +183,7 @@ def _small(seed: int) -> Plan:
         chaos_s=chaos_s,
         failing_starts=chance.choice((0.0, 0.0, 0.0, 0.1)),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
-        pace=SMALL,
+        pace=pace,
     )
 
 
@@ -174,10 +224,11 @@ def _fault(
     chaos_s: float,
     from_s: float = 0.5,
     weights: dict[Kind, int] = WEIGHTS,
+    lasts: Sequence[tuple[float, float]] = LASTS,
 ) -> Fault:
     kind = chance.choices(list(weights), list(weights.values()))[0]
     controller, node = f"gw{chance.randrange(controllers)}", f"node{chance.randrange(nodes)}"
-    for_s, size, target = chance.choice((chance.uniform(0.05, 1.5), chance.uniform(1.5, 7.0))), 0.0, ""
+    for_s, size, target = chance.choice([chance.uniform(*span) for span in lasts]), 0.0, ""
     if "controller" in kind:
         target = controller
     elif "node" in kind:

@@ -81,7 +81,8 @@ class World:
 
     def run_s(self) -> float:
         """How long a call runs."""
-        return self.chance.uniform(0.5, 4.0) if self.chance.random() < 0.15 else self.chance.uniform(0.002, 0.15)
+        most_s = self.plan.pace.run_most_s
+        return self.chance.uniform(0.5, most_s) if self.chance.random() < 0.15 else self.chance.uniform(0.002, 0.15)
 
     def process(self, name: str) -> Process:
         process = Process(name, self.loop, random.Random(f"{name} {self.plan.seed} {len(self.processes)}"))
