@@ -32,6 +32,8 @@ FOUND = {
     1000000131: "a scheduler read all of Redis 75 times a second while that took no write",
     1000005109: "a fence that a crash of Redis had lost was above the next one, which was given within a second",
     1000000544: "a node that had been started again was ordered 200 workers of its earlier start in a second",
+    2000020048: "an answer was sent under the id of a call that had given up as its key was taken, whose row says 499",
+    2001001957: "the same, before that row was written",
 }
 """Seeds that have failed, and what they found."""
 

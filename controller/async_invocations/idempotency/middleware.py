@@ -107,6 +107,9 @@ class IdempotentCall:
         if name != claim.invocation:
             claim = msgspec.structs.replace(claim, invocation=name)
             raw = await self._rename(digest, raw, claim)
+            if name != request_id and await self._is_given_up(digest, name, raw):
+                claim = msgspec.structs.replace(claim, invocation=request_id)
+                raw = await self._rename(digest, raw, claim)
         try:
             await self._first(scope, body, send, digest, claim, raw, place, last)
         except NotAttached as failed:
@@ -167,9 +170,19 @@ class IdempotentCall:
     async def _name(self, place: CallPlace | None, request_id: InvocationId) -> InvocationId:
         """The id of a call: that of the one that it goes on with, which gives up if it reads another one in the claim,
         as after a step of Redis' clock; its own if that one has a row already, as a call of a lost gateway."""
-        if place is None or await self._places.given_up(place.invocation):
+        if place is None or place.given_up or await self._places.given_up(place.invocation):
             return request_id
         return place.invocation
+
+    async def _is_given_up(self, digest: str, invocation: InvocationId, raw: bytes) -> bool:
+        """Looks once more after the claim has the id of the call that is gone on with. That one says that it gives up,
+        and then looks at the claim, so that one of the two sees the other."""
+        try:
+            place = await self._places.read(digest)
+        except BaseException:
+            await self._free(digest, raw)
+            raise
+        return place is not None and place.invocation == invocation and place.given_up
 
     async def _claim(
         self, digest: str, send: Send, ours: KeyClaim, answer: AnswerAccepted, last: int = 0
@@ -297,7 +310,7 @@ class IdempotentCall:
                 other = await self._claims.renew(digest, raw)
                 if other is not None and other.invocation == claim.invocation:
                     return
-                if other is not None:
+                if other is not None and await self._gives_up(digest, claim, raw):
                     log.warning(
                         "a call is cancelled: another call has taken its idempotency key",
                         extra={"key": digest[:12], "other": other.invocation},
@@ -305,6 +318,16 @@ class IdempotentCall:
                     gone.set()
                     return
             await asyncio.sleep(RENEW_S)
+
+    async def _gives_up(self, digest: str, claim: KeyClaim, raw: bytes) -> bool:
+        """Says that the call is given up, as another one has its key; false if that one goes on with it meanwhile, or
+        is gone (`_is_given_up`). Errors: REDIS_ERRORS."""
+        await self._places.mark(digest, claim.invocation, given_up=True)
+        other = await self._claims.renew(digest, raw)
+        if other is not None and other.invocation != claim.invocation:
+            return True
+        await self._places.mark(digest, claim.invocation, given_up=False)
+        return False
 
     async def _settle(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
         """Stores the response. If store or Redis fail, it is stored after it was sent, and the key is held until

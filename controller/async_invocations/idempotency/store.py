@@ -104,6 +104,8 @@ class CallPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway that sent it there, and writes its row unless another one gets the answer."""
     base: int = 0
     """Number of events of its stream that an earlier worker had sent: this one has those after them."""
+    given_up: bool = False
+    """True if the call has found its key taken and gives up: whoever goes on with it has an id of its own."""
 
 
 class CallPlaces:
@@ -126,6 +128,13 @@ class CallPlaces:
 
     async def remove(self, digest: str) -> None:
         await self._client.delete(keys.call_place(digest))
+
+    async def mark(self, digest: str, invocation: InvocationId, *, given_up: bool) -> None:
+        """Says of a call that it is given up, or is not after all."""
+        place = await self.read(digest)
+        if place is not None and place.invocation == invocation and place.given_up != given_up:
+            raw = msgspec.json.encode(msgspec.structs.replace(place, given_up=given_up))
+            await self._client.set(keys.call_place(digest), raw, xx=True, keepttl=True)
 
     async def given_up(self, invocation: InvocationId) -> bool:
         """True if the call has its row, as one of a lost gateway or one that gave up when its key was taken: whoever
