@@ -189,7 +189,8 @@ class System:
     def close(self) -> None:
         """Ends everything and removes it, whatever state it is in."""
         try:
-            self.down()
+            if self.processes():
+                self.fs("down")
         finally:
             self.http.close()
             if self._guard is not None:
