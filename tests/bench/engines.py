@@ -14,10 +14,12 @@ within each round, all with all cores:
 
 Then eight streams at a time: of `vllm serve`, of vLLM alone, of two engines after the hand-over, of the native engine.
 Where the machine has other work, all sides share it: read the ratios. `--only starts` or `--only rates` measures one of
-them; samples of what is not measured stay in FILE.
+them; samples of what is not measured stay in FILE. `--synthetic`: a Llama of 1.1 billion random parameters, stored in
+16 bits, instead.
 
 Run with a Python that has vLLM (`make vllm`):
-python -m tests.bench.engines [--json FILE] [--quick] [--rounds N] [--only KIND] [--peer-python PATH | --no-peer]
+python -m tests.bench.engines [--json FILE] [--quick] [--rounds N] [--only KIND] [--synthetic]
+[--peer-python PATH | --no-peer]
 """
 
 from __future__ import annotations
@@ -35,22 +37,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tests.bench.coldstart.models import write_noise
 from tests.bench.harness.by_hand import transformers_s, vllm_serve
+from tests.bench.harness.caches import disk_folder
+from tests.bench.harness.llama import Shape
 from tests.bench.harness.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread
 from tests.bench.harness.system import System, running
 from tests.bench.harness.wire import Connection
 from tests.bench.peers.process import RayServe, ray_serve
 
-MODEL = ROOT / "examples/chat/weights"
+REAL = ROOT / "examples/chat/weights"
+SYNTHETIC = Shape(hidden=2048, ffn=5632, layers=20, vocab=49152, heads=32)
+"""2.2 GB."""
+REAL_MEMORY, SYNTHETIC_MEMORY = "4GiB", "8GiB"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue? Answer in one sentence."}]
 CALL: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0, "stream": True}
 HANDLER = """from fleetstart.runtime import LLM, Scale
 
-native = LLM(weights={weights!r}, engine="native", dtype="fp32", memory="4GiB", scale=Scale(keep_alive_s={keep_s}))
-vllm = LLM(weights={weights!r}, engine="vllm", dtype="fp32", memory="4GiB", scale=Scale(keep_alive_s={keep_s}))
-two = LLM(
-    weights={weights!r}, engine="vllm", first="native", dtype="fp32", memory="4GiB", scale=Scale(keep_alive_s={keep_s})
-)
+settings = {{"weights": {weights!r}, "dtype": "fp32", "memory": "{memory}", "scale": Scale(keep_alive_s={keep_s})}}
+native = LLM(engine="native", **settings)
+vllm = LLM(engine="vllm", **settings)
+two = LLM(engine="vllm", first="native", **settings)
 """
 PREPARED_S = 300.0
 KEEP_S = 1
@@ -68,16 +75,16 @@ class Samples:
     seconds: list[dict[str, Any]] = field(default_factory=list)
 
 
-def serve_s(*flags: str) -> float:
+def serve_s(model: Path, *flags: str) -> float:
     """From the start of `vllm serve` to its first token."""
-    with vllm_serve(MODEL, "--dtype", "float32", *flags) as (port, began), Connection("127.0.0.1", port) as connection:
+    with vllm_serve(model, "--dtype", "float32", *flags) as (port, began), Connection("127.0.0.1", port) as connection:
         asked = time.monotonic()
         answer = connection.post("/v1/chat/completions", CALL).expect()
         return asked - began + answer.ttft_ms / 1000
 
 
-def serve_rates(rounds: int) -> list[float]:
-    with vllm_serve(MODEL, "--dtype", "float32", "--enforce-eager") as (port, _):
+def serve_rates(model: Path, rounds: int) -> list[float]:
+    with vllm_serve(model, "--dtype", "float32", "--enforce-eager") as (port, _):
         return [throughput(lambda: Connection("127.0.0.1", port), "") for _ in range(rounds)]
 
 
@@ -143,10 +150,11 @@ class Platform:
 
 
 @contextlib.contextmanager
-def platform(keep_s: int, **settings: str) -> Iterator[Platform]:
+def platform(model: Path, keep_s: int, **settings: str) -> Iterator[Platform]:
     with tempfile.TemporaryDirectory(prefix="fs-engines-") as folder:
         handler = Path(folder) / "handler.py"
-        handler.write_text(HANDLER.format(weights=str(MODEL), keep_s=keep_s))
+        memory = REAL_MEMORY if model == REAL else SYNTHETIC_MEMORY
+        handler.write_text(HANDLER.format(weights=str(model), keep_s=keep_s, memory=memory))
         with running("torch,torch:vllm", is_open=False, **settings) as system:
             names = ("native", "vllm", "two")
             system.fs("deploy", str(handler), "--no-probe")
@@ -163,14 +171,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--whole", action="store_true", help="also `vllm serve` as it comes, which compiles")
     parser.add_argument("--side", action="append", help="of the starts, this one alone; may be given several times")
     parser.add_argument("--only", choices=("starts", "rates"), help="measure one kind")
+    parser.add_argument("--synthetic", action="store_true", help="a model of 1.1 billion random parameters")
 
 
-def measure_starts(options: Options, found: Samples, spare: Platform, load: list[float]) -> None:
+def measure_starts(options: Options, model: Path, found: Samples, spare: Platform, load: list[float]) -> None:
     with contextlib.ExitStack() as stack:
-        forks = stack.enter_context(platform(KEEP_S, FS_POOL_SIZE="0"))
+        forks = stack.enter_context(platform(model, KEEP_S, FS_POOL_SIZE="0"))
         sides: dict[str, Callable[[], float]] = {
-            "vllm serve, eager": lambda: serve_s("--enforce-eager"),
-            "transformers, by hand": lambda: transformers_s(MODEL, MESSAGES[0]["content"]),
+            "vllm serve, eager": lambda: serve_s(model, "--enforce-eager"),
+            "transformers, by hand": lambda: transformers_s(model, MESSAGES[0]["content"]),
             "vllm, fork": lambda: forks.start_s("vllm"),
             "vllm, spare": lambda: spare.start_s("vllm"),
             "two engines, fork": lambda: forks.start_s("two"),
@@ -178,9 +187,9 @@ def measure_starts(options: Options, found: Samples, spare: Platform, load: list
             "native, spare": lambda: spare.start_s("native"),
         }
         if options.extra["whole"]:
-            sides = {"vllm serve": serve_s} | sides
+            sides = {"vllm serve": lambda: serve_s(model)} | sides
         if options.peer_python:
-            peer = stack.enter_context(ray_serve(options.peer_python, model=MODEL))
+            peer = stack.enter_context(ray_serve(options.peer_python, model=model))
             sides["Ray Serve + transformers"] = lambda: ray_s(peer)
         sides = {side: sides[side] for side in options.extra["side"] or sides}
         for number in range(options.rounds):
@@ -199,8 +208,8 @@ def rest(*platforms: Platform) -> None:
     time.sleep(REST_S)
 
 
-def measure_rates(options: Options, found: Samples, spare: Platform) -> None:
-    found.rates["serve"] = serve_rates(options.rounds)
+def measure_rates(options: Options, model: Path, found: Samples, spare: Platform) -> None:
+    found.rates["serve"] = serve_rates(model, options.rounds)
     for name in options.rounds * ("vllm", "two", "native"):
         rest(spare)
         spare.start_s(name)
@@ -214,31 +223,37 @@ def main() -> None:
     report = Report('engine="vllm" takes at most an eighth of `vllm serve` from zero to the first token')
     only = options.extra["only"]
     found, load = Samples(), [os.getloadavg()[0]]
-    with platform(KEEP_S) as spare:
+    with contextlib.ExitStack() as stack:
+        model = REAL
+        if options.extra["synthetic"]:
+            model = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs-bench-", dir=disk_folder())))
+            write_noise(model, SYNTHETIC)
+        spare = stack.enter_context(platform(model, KEEP_S))
         if only != "rates":
-            measure_starts(options, found, spare, load)
+            measure_starts(options, model, found, spare, load)
         if only != "starts":
-            measure_rates(options, found, spare)
+            measure_rates(options, model, found, spare)
     load.append(os.getloadavg()[0])
     if only and options.json and options.json.exists():
         before = json.loads(options.json.read_text())["samples"]
         found.firsts = before["ttft_s"] | found.firsts
         found.rates, found.seconds = found.rates or before["tokens_per_s"], found.seconds or before["second_engine"]
-    report.setup = {"model": MODEL.name, "messages": MESSAGES, "vllm": version("vllm"), "load": load, "only": only}
+    name = "synthetic Llama" if options.extra["synthetic"] else "SmolLM2-135M"
+    report.setup = {"model": name, "messages": MESSAGES, "vllm": version("vllm"), "load": load, "only": only}
     report.samples = {"ttft_s": found.firsts, "tokens_per_s": found.rates, "second_engine": found.seconds}
     if found.firsts:
-        tell_starts(report, found.firsts)
+        tell_starts(report, name, found.firsts)
     if found.rates:
         tell_rates(report, found.rates, found.seconds)
     report.save(options.json)
 
 
-def tell_starts(report: Report, firsts: dict[str, list[float]]) -> None:
+def tell_starts(report: Report, name: str, firsts: dict[str, list[float]]) -> None:
     serve, native = median(firsts["vllm serve, eager"]), median(firsts["native, spare"])
     rows = [["from zero to the first token, s", "median (quartiles)", "of `vllm serve --enforce-eager`", "of native"]]
     for side, values in firsts.items():
         rows.append([side, spread(values), f"1/{fine(serve / median(values))}", f"{fine(median(values) / native)} ×"])
-    report.tell("First token of SmolLM2-135M, fp32", rows)
+    report.tell(f"First token of {name}, fp32", rows)
 
 
 def tell_rates(report: Report, rates: dict[str, list[float]], seconds: list[dict[str, Any]]) -> None:
