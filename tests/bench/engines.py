@@ -54,10 +54,16 @@ MESSAGES = [{"role": "user", "content": "Why is the sky blue? Answer in one sent
 CALL: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0, "stream": True}
 HANDLER = """from fleetstart.runtime import LLM, Scale
 
-settings = {{"weights": {weights!r}, "dtype": "fp32", "memory": "{memory}", "scale": Scale(keep_alive_s={keep_s})}}
-native = LLM(engine="native", **settings)
-vllm = LLM(engine="vllm", **settings)
-two = LLM(engine="vllm", first="native", **settings)
+native = LLM(weights={weights!r}, engine="native", dtype="fp32", memory="{memory}", scale=Scale(keep_alive_s={keep_s}))
+vllm = LLM(weights={weights!r}, engine="vllm", dtype="fp32", memory="{memory}", scale=Scale(keep_alive_s={keep_s}))
+two = LLM(
+    weights={weights!r},
+    engine="vllm",
+    first="native",
+    dtype="fp32",
+    memory="{memory}",
+    scale=Scale(keep_alive_s={keep_s}),
+)
 """
 PREPARED_S = 300.0
 KEEP_S = 1
