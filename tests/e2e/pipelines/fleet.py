@@ -97,7 +97,7 @@ class Call:
     """A streamed answer, read by a thread of its own."""
 
     def __init__(
-        self, bed: Testbed, name: str, tokens: int, prompt: str = PROMPT, deadline_s: float = 30.0, **settings: Any
+        self, bed: Testbed, name: str, tokens: int, prompt: str = PROMPT, deadline_s: float = 60.0, **settings: Any
     ) -> None:
         self.id = ""
         self.status = 0
@@ -217,7 +217,7 @@ class Fleet:
             wait_until(lambda: not self.bed.workers(), SETTLED_S, what="end of the workers that a test left")
 
     def call(
-        self, function: Function, tokens: int, prompt: str = PROMPT, deadline_s: float = 30.0, **settings: Any
+        self, function: Function, tokens: int, prompt: str = PROMPT, deadline_s: float = 60.0, **settings: Any
     ) -> Call:
         return Call(self.bed, function.name, tokens, prompt, deadline_s, **settings)
 
