@@ -57,15 +57,18 @@ class KeepAliveWindow:
 QUIET_SHARE = 0.05
 """Time without a new call after which a burst is over, relative to the time in which weights come: the wait costs a
 start little, and one decision about all that is wanted is worth much more."""
-QUIET_MOST_S = 0.1
-"""Maximum of that time: calls of one burst are nearer to each other."""
+QUIET_S, QUIET_SLOW_SHARE = 0.1, 0.01
+"""Calls of one burst are nearer to each other than `QUIET_S`, but for a busy client, for which weights that take long
+leave the time: that share of theirs more."""
+QUIET_MOST_S = 1.0
 GATHERED_MOST = 4
 """Maximum wait of a scale-up whose calls keep rising, in such times."""
 
 
 def quiet_ns(size_bytes: int, bytes_per_s: float) -> int:
     """The time without a new call after which a scale-up is decided, for weights of that size over such links."""
-    return round(min(QUIET_MOST_S, QUIET_SHARE * size_bytes / bytes_per_s) * 1e9)
+    weights_s = size_bytes / bytes_per_s
+    return round(min(QUIET_SHARE * weights_s, QUIET_S + QUIET_SLOW_SHARE * weights_s, QUIET_MOST_S) * 1e9)
 
 
 class ScaleUpWindow:
