@@ -131,7 +131,7 @@ def again_errors(refused: Sequence[Sent], again: Sequence[Sent]) -> list[float]:
 
 def main() -> None:
     options = parse_options(__doc__, rounds=3, quick_rounds=1)
-    seconds = 2.0 if options.quick else 10.0
+    seconds = 1.0 if options.quick else 10.0
     report = Report("at four times its capacity a function keeps its goodput, and refuses in milliseconds, truly")
     rounds: list[dict[str, Any]] = []
     with deployed() as (_, client):

@@ -122,7 +122,7 @@ def tell(report: Report, found: dict[str, list[Sample]], size_bytes: int) -> Non
 
 def main() -> None:
     options = parse_options(__doc__, rounds=9, quick_rounds=2, more=add_options)
-    mib = options.extra["mib"] or (64 if options.quick else 1024)
+    mib = options.extra["mib"] or (16 if options.quick else 1024)
     size_bytes = -(-mib * MIB // CHUNK_BYTES) * CHUNK_BYTES
     report = Report("a pull over TCP moves as many bytes for a CPU second as plain sockets, and verifies them")
     report.setup["size_bytes"] = size_bytes

@@ -39,7 +39,7 @@ from tests.bench.weights.loaders import Sample
 from tests.prefetcher.nodes import Store
 
 AIM = 0.9
-MEMORY_BYTES, QUICK_BYTES = 512 << 20, 128 << 20
+MEMORY_BYTES, QUICK_BYTES = 512 << 20, 32 << 20
 CACHED_TURNS = 16
 Checksum = Callable[[Any], object]
 
