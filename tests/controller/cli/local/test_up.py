@@ -32,6 +32,18 @@ def system(tmp_path: Path) -> Iterator[System]:
     system.assert_gone()
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system whose parts are killed by several tests, and come back."""
+    system = System(tmp_path_factory.mktemp("running") / "home")
+    system.up()
+    try:
+        yield system
+    finally:
+        system.down()
+    system.assert_gone()
+
+
 def healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(url + "/healthz", timeout=5) as response:
@@ -57,17 +69,8 @@ def test_up_is_idempotent_and_down_leaves_nothing(system: System) -> None:
     assert "nothing runs" in system.fs("down").stderr
 
 
-@pytest.mark.parametrize("service", [CONTROLLER, NODE, REDIS])
-def test_what_is_killed_is_started_again(system: System, service: str) -> None:
-    system.up()
-    record = system.kill(service)
-    assert record.deaths == 1
-    wait_until(lambda: '"redis": "ok"' in system.fs("status", "--json").stdout, 20, what="status")
-    wait_until(lambda: "isolation" in system.fs("status").stdout, 20, what="node")
-
-
-def test_no_connection_is_refused_while_the_controller_is_replaced(system: System) -> None:
-    url = system.up()
+def test_no_connection_is_refused_while_the_controller_is_replaced(running: System) -> None:
+    url = running.url
     address = ("127.0.0.1", int(url.rpartition(":")[2]))
     refused: list[OSError] = []
     stop = threading.Event()
@@ -84,12 +87,21 @@ def test_no_connection_is_refused_while_the_controller_is_replaced(system: Syste
     thread.start()
     try:
         for _ in range(2):
-            system.kill(CONTROLLER)
+            running.kill(CONTROLLER)
             wait_until(lambda: healthy(url), what="health")
     finally:
         stop.set()
         thread.join()
     assert refused == []
+
+
+@pytest.mark.parametrize("service", [CONTROLLER, NODE, REDIS])
+def test_what_is_killed_is_started_again(running: System, service: str) -> None:
+    before = running.services()[service].deaths
+    record = running.kill(service)
+    assert record.deaths == before + 1
+    wait_until(lambda: '"redis": "ok"' in running.fs("status", "--json").stdout, 20, what="status")
+    wait_until(lambda: "isolation" in running.fs("status").stdout, 20, what="node")
 
 
 def test_a_killed_supervisor_takes_everything_with_it_and_up_works_again(system: System) -> None:
@@ -193,42 +205,40 @@ def test_a_home_too_deep_for_a_socket_gets_a_short_one(tmp_path: Path) -> None:
 
 
 def test_a_call_under_way_is_answered_and_billed_once_though_the_controller_is_killed(
-    system: System, tmp_path: Path
+    running: System, tmp_path: Path
 ) -> None:
-    system.up()
     began = tmp_path / "handler.py"
     began.write_text(
         "import time\nfrom fleetstart.runtime import function\n"
         "@function(concurrency=2)\ndef slow():\n    print('begun', flush=True)\n    time.sleep(2)\n    return 'done'\n"
     )
-    system.fs("deploy", began)
+    running.fs("deploy", began)
     results: list[str] = []
-    thread = threading.Thread(target=lambda: results.append(system.fs("invoke", "slow", "{}").stdout))
+    thread = threading.Thread(target=lambda: results.append(running.fs("invoke", "slow", "{}").stdout))
     thread.start()
     try:
-        wait_until(lambda: "begun" in system.fs("logs", "slow").stdout, 20, what="the call has begun")
-        system.kill(CONTROLLER)
+        wait_until(lambda: "begun" in running.fs("logs", "slow").stdout, 20, what="the call has begun")
+        running.kill(CONTROLLER)
     finally:
         thread.join()
     assert results == ['"done"']
-    lines = json.loads(system.fs("usage", "slow", "--json").stdout)["lines"]
+    lines = json.loads(running.fs("usage", "slow", "--json").stdout)["lines"]
     assert [line["rows"] for line in lines if line["kind"] == "invocation"] == [1]
 
 
-def test_logs_are_followed_over_a_restart_of_the_controller(system: System, tmp_path: Path) -> None:
-    system.up()
+def test_logs_are_followed_over_a_restart_of_the_controller(running: System, tmp_path: Path) -> None:
     handler = tmp_path / "handler.py"
     handler.write_text("from fleetstart.runtime import function\n@function\ndef say(text: str):\n    print(text)\n")
-    system.fs("deploy", handler)
-    system.fs("invoke", "say", '{"text": "first"}')
+    running.fs("deploy", handler)
+    running.fs("invoke", "say", '{"text": "first"}')
     shown = tmp_path / "shown"
     with shown.open("wb") as out:
-        env = {**os.environ, "FS_HOME": str(system.home)}
+        env = {**os.environ, "FS_HOME": str(running.home)}
         follower = spawn([FS, "logs", "say", "--follow"], stdout=out, stderr=out, env=env)
     try:
         wait_until(lambda: "first" in shown.read_text(), 20, what="the first line")
-        system.kill(CONTROLLER)
-        system.fs("invoke", "say", '{"text": "second"}')
+        running.kill(CONTROLLER)
+        running.fs("invoke", "say", '{"text": "second"}')
         wait_until(lambda: "second" in shown.read_text(), 20, what="the second line")
         assert shown.read_text().count("first") == 1
         follower.send_signal(signal.SIGINT)
