@@ -9,11 +9,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import HELLO, Node, Store, call, spec_of
 from tests.prefetcher.worker_nodes import wait_for_spare, workers_of
 from tests.servers import RedisServer, wait_until
+
+
+@pytest.fixture
+def store(kept_store: Store) -> Store:
+    return kept_store
+
+
+@pytest.fixture
+def node(settled_node: Node) -> Node:
+    return settled_node
 
 
 def test_a_killed_worker_is_reported_with_its_signal(node: Node, store: Store) -> None:
@@ -180,12 +191,12 @@ def hello():
 
 
 def test_what_a_function_says_in_its_workers_name_changes_nothing(node: Node, store: Store) -> None:
-    worker = node.order(spec_of(store.put_bundle({"handler.py": FORGES})))
+    worker = node.order(spec_of(store.put_bundle({"handler.py": FORGES}), name=FunctionName("forges")))
     status = node.wait_for(worker, "ready")
     for _ in range(2):
         assert call(status)[0] == 200
     node.drain(worker)
     assert node.wait_for(worker, "gone").timeline == status.timeline
     node.stop()
-    (line,) = node.log_lines("hello")
+    (line,) = node.log_lines("forges")
     assert "worker ready" in line.text

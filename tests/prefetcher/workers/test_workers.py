@@ -8,15 +8,26 @@ import signal
 import threading
 from collections import Counter
 
-import msgspec
 import psutil
+import pytest
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
 from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, S3Server, Store, call, groups_of, spec_of
-from tests.prefetcher.worker_nodes import SPARE, wait_for_spare, workers_of
+from tests.prefetcher.worker_nodes import newest_spare, wait_for_spare, workers_of
 from tests.servers import wait_until
+
+
+@pytest.fixture
+def store(kept_store: Store) -> Store:
+    return kept_store
+
+
+@pytest.fixture
+def node(settled_node: Node) -> Node:
+    return settled_node
+
 
 # ── a worker's life ────────────────────────────────────────────────────────────────────────────────
 
@@ -67,8 +78,8 @@ def wait_for_next_spare(node: Node, *, before: int) -> int:
     """The pid of a preforked worker other than the one before."""
 
     def newest() -> int:
-        spares = [msgspec.json.decode("{" + line.split("{", 1)[1]) for line in node.log().splitlines() if SPARE in line]
-        return 0 if not spares or spares[-1]["pid"] == before else int(spares[-1]["pid"])
+        spare = newest_spare(node)
+        return 0 if spare == before else spare
 
     return wait_until(newest, 20, what="another spare")
 
@@ -214,7 +225,7 @@ def test_a_worker_without_its_weights_fails_and_says_why(node: Node, store: Stor
 
 def test_the_ledger_has_each_phase_of_each_worker_once(node: Node, store: Store) -> None:
     good = node.order(
-        spec_of(store.put_bundle({"handler.py": HELLO}), weights=store.put_checkpoint(bytes(CHUNK_BYTES)))
+        spec_of(store.put_bundle({"handler.py": HELLO}), weights=store.put_checkpoint(os.urandom(CHUNK_BYTES)))
     )
     status = node.wait_for(good, "ready")
     call(status)
