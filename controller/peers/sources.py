@@ -84,8 +84,13 @@ def peer_node(report: NodeReport) -> PeerNode | None:
 
 def peer_bytes_per_s(report: NodeReport) -> float:
     """The rate of the node's link, by what it has measured."""
+    return measured_bytes_per_s(report) or DEFAULT_BYTES_PER_S
+
+
+def measured_bytes_per_s(report: NodeReport) -> float:
+    """The rate that the node has measured of its link; 0 if it has not."""
     rates = (report.bytes_per_s.get("peer"), report.measured.get("store"), report.bytes_per_s.get("store"))
-    return max((rate for rate in rates if rate), default=DEFAULT_BYTES_PER_S)
+    return max((rate for rate in rates if rate), default=0.0)
 
 
 def sources_for(

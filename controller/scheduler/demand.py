@@ -7,7 +7,7 @@ import itertools
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
-from ..peers.sources import DEFAULT_BYTES_PER_S, peer_bytes_per_s
+from ..peers.sources import DEFAULT_BYTES_PER_S, measured_bytes_per_s
 from ..state.records import Failure, VersionKey
 from ..state.traffic import in_service
 from ..state.view import View
@@ -108,7 +108,7 @@ def _needed(load: FunctionLoad, spec: FunctionSpec) -> int:
 
 
 def _link_bytes_per_s(view: View) -> float:
-    """The usual rate of nodes' links, of a few of them."""
+    """The usual rate of nodes' links, of a few of them that have measured theirs."""
     reports = (seen.report for seen in itertools.islice(view.nodes.values(), LINKS_SEEN))
-    rates = sorted(peer_bytes_per_s(report) for report in reports)
+    rates = sorted(rate for report in reports if (rate := measured_bytes_per_s(report)))
     return rates[len(rates) // 2] if rates else DEFAULT_BYTES_PER_S

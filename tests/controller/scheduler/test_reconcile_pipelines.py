@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.scheduler.step import Step
+from fleetstart.controller.state.view import NodeSeen
 from fleetstart.runtime.contract.function.spec import SLO, Scale
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
@@ -109,6 +111,23 @@ def test_the_workers_of_a_burst_are_ordered_in_one_decision_once_its_calls_are_t
     assert sum(order.grow or order.stage is None for order in ordered) == missing
     cluster.clock.advance(1)
     assert not cluster.step().plans, "all that was missing was ordered at once"
+
+
+def test_a_burst_is_gathered_for_as_long_as_suits_the_links_that_were_measured() -> None:
+    """Nodes that have measured nothing yet counted as having a link of a gigabit."""
+    cluster = Cluster(nodes=8)
+    seen = cluster.view.nodes[NodeId("n3")]
+    slow = msgspec.structs.replace(seen.report, measured={"store": 5e6})
+    cluster.view.nodes[NodeId("n3")] = NodeSeen(slow)
+    pipelined(cluster, concurrency=1, scale=Scale(max=8))
+    cluster.load(1)
+    cluster.step()
+    cluster.obey()
+    helped = len(cluster.view.orders)
+    cluster.load(helped + 1)
+    for after_s, ordered in ((0.0, False), (0.5, False), (0.5, True)):
+        cluster.clock.advance(after_s)
+        assert bool(cluster.step().plans) is ordered
 
 
 def test_a_function_that_may_have_no_more_workers_does_not_wait_for_more_calls() -> None:
