@@ -78,6 +78,8 @@ def unsettled(world: Any) -> Iterator[str]:
             yield f"{one.id} reads nothing: {one.core.view.redis}"
         elif (stale := _stale(data, one)) is not None:
             yield f"{one.id} has not read what is deployed: {stale}"
+        elif dict(one.core.view.access.raw[0]) != data.get(keys.KEYS.encode(), {}):
+            yield f"{one.id} has not read all keys: where the answer to a read is lost, it is asked again after 2 s"
         if not one.core.billing.known.is_set():
             yield f"{one.id} knows no prices, without which it is not open to callers"
         if one.core.ledger.pending or one.core.ledger._written:
