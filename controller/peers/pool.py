@@ -255,7 +255,7 @@ class ParameterPool:
             copy_of(
                 order,
                 self._held(order.node, order.checkpoint),
-                living=not view.worker_lost(WorkerId(""), order.node, order.epoch, now_ns),
+                living=not view.worker_lost(WorkerId(""), order.node, order.epoch, view.synced_ns),
                 leaves=order.node in view.draining or order.checkpoint in self._progress.refused(order.node),
             )
             for order in view.copies.values()

@@ -206,7 +206,8 @@ class Reconciler:
             ordered_unix_ms=order.ordered_unix_ns // 1_000_000,
             age_ms=(now_ns - self._first_seen_ns(order, now_ns)) // 1_000_000,
             state=status.state if status else None,
-            lost=view.worker_lost(order.worker, order.node, order.epoch, now_ns),
+            # Since the last read its node may have come back.
+            lost=view.worker_lost(order.worker, order.node, order.epoch, view.synced_ns),
             served=order.worker in view.was_ready or bool(status and (status.endpoint or status.served)),
             reported_unix_ms=status.changed_unix_ns // 1_000_000 if status else 0,
             ready_unix_ms=status.changed_unix_ns // 1_000_000 if status and status.state == "ready" else 0,

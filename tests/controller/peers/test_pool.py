@@ -104,6 +104,7 @@ class World:
     def step(self, seconds: float = 0.0) -> PoolChanges:
         """A step of the pool that is carried out."""
         self.now_ns += round(seconds * 1e9)
+        self.view.synced_ns = self.now_ns  # it was read a moment ago
         changes = self.pool.step(self.now_ns, self.unix_ns())
         for order in changes.orders:
             self.view.put_order(order)

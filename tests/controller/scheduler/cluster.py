@@ -74,9 +74,11 @@ class Cluster:
         loads = {f"f@{version}": load} if queued or running else {}
         self.view.put_gateway(GatewayReport(gateway="g", loads=loads), self.clock.monotonic_ns())
 
-    def step(self, keys: list[VersionKey] | None = None) -> Step:
-        """A step over those versions, or over all, carried out."""
+    def step(self, keys: list[VersionKey] | None = None, *, read: bool = True) -> Step:
+        """A step over those versions, or over all, carried out; `read`: after a read that found what the view has."""
         now_ns, now_unix_ns = self.clock.monotonic_ns(), self.clock.unix_ns()
+        if read:
+            self.view.synced_ns = now_ns
         step = self.reconciler.step(self.view, now_ns=now_ns, now_unix_ns=now_unix_ns, keys=keys)
         for key, failure in step.failures:
             if failure is None:
