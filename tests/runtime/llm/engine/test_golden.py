@@ -19,10 +19,7 @@ BLOCKS = 128
 
 
 WHOLE, BEGINNING = 48, 20
-"""Tokens of each answer. The slow path, and one request after the other, give beginnings: two answers end within
-them, and leave the batch."""
-KINDS = {case["kind"]: case for case in CASES}
-"""A prompt of each kind."""
+"""Tokens of each answer. The slow path gives beginnings: two answers end within them, and leave the batch."""
 
 
 def request(case: dict[str, Any], tokens: int) -> Request:
@@ -44,14 +41,9 @@ def check(
         assert got[-1].finish == ("stop" if case["finished"] and whole else "length")
 
 
-def test_native_tokens_are_golden_eight_together(chat_model: Checkpoint) -> None:
-    check(chat_model, native(chat_model, blocks=BLOCKS, threads=2), 8)
-
-
-def test_native_tokens_are_golden_singly(chat_model: Checkpoint) -> None:
-    decoder = native(chat_model, blocks=BLOCKS, threads=2)
-    check(chat_model, decoder, 1, tokens=BEGINNING)
-    check(chat_model, decoder, 1, list(KINDS.values()))
+@pytest.mark.parametrize("max_batch", [1, 8])
+def test_native_tokens_are_golden(chat_model: Checkpoint, max_batch: int) -> None:
+    check(chat_model, native(chat_model, blocks=BLOCKS, threads=2), max_batch)
 
 
 @pytest.mark.timeout(600)  # of a busy machine: the reference is slow
@@ -61,9 +53,10 @@ def test_torch_tokens_are_golden_eight_together(chat_model: Checkpoint) -> None:
 
 @pytest.mark.timeout(600)  # of a busy machine: the reference is slow
 def test_torch_tokens_are_golden_singly(chat_model: Checkpoint) -> None:
-    # The reference is slow, and the batch above has every prompt, as the native decoder has alone.
-    assert len(KINDS) == 2
-    check(chat_model, plain(chat_model, blocks=BLOCKS), 1, list(KINDS.values()), tokens=BEGINNING)
+    # A prompt of each kind: the reference is slow, and the batch above has every one, as the native decoder has alone.
+    kinds = {case["kind"]: case for case in CASES}
+    assert len(kinds) == 2
+    check(chat_model, plain(chat_model, blocks=BLOCKS), 1, list(kinds.values()), tokens=BEGINNING)
 
 
 @pytest.mark.gpu

@@ -148,7 +148,7 @@ def test_forced_calls_follow_their_schemas_in_every_family(
     of_family: tuple[str, Served], choice: Any, count: int | None
 ) -> None:
     name, subject = of_family
-    for seed in range(2):
+    for seed in range(3):
         fields: dict[str, Any] = {
             "model": "chat", "messages": user("hi"), "tools": TOOLS, "tool_choice": choice, "seed": seed,
             "temperature": 1.0, "max_tokens": 900,
@@ -330,7 +330,7 @@ def test_an_answer_is_a_call_or_follows_its_format(of_family: tuple[str, Served]
         "additionalProperties": False
     }
     kinds = set()
-    for seed in range(4):
+    for seed in range(12):
         choice = subject.client.chat.completions.create(
             model="chat", messages=user("hi"), tools=TOOLS, seed=seed, temperature=1.0, max_tokens=900,
             response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
