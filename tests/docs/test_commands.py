@@ -1,5 +1,4 @@
-"""The commands of the documentation work as they are printed: those of a page in order, against a system without
-functions. All pages have one system, and each removes its functions when it ends."""
+"""The commands of the documentation work as they are printed: those of a page in order, against a system of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,41 +42,11 @@ def _is_run(line: str) -> bool:
     return line.startswith(("fs ", "curl ", "python ")) and not line.startswith(AROUND)
 
 
-def _later(page: str) -> bool:
-    """False for the page that counts versions of a function that others deploy, too: versions of a name that is taken
-    again go on where they were."""
-    return page != "docs/cli.md"
-
-
-PAGES = sorted((name for name in NAMES if _steps(name)), key=_later)
-
-
-@pytest.fixture(scope="module")
-def all_pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    system = System(tmp_path_factory.mktemp("docs") / "home", profiles="python,torch")
-    system.up(is_open=False)
-    try:
-        yield system
-    finally:
-        system.down()
-    system.assert_gone()
-
-
-@pytest.fixture
-def system(all_pages: System) -> Iterator[System]:
-    """The system of all pages, without functions before and after."""
-    assert not _functions(all_pages)
-    yield all_pages
-    for name in _functions(all_pages):
-        all_pages.fs("rm", name, "--yes")
-
-
-def _functions(system: System) -> list[str]:
-    return [one["name"] for one in json.loads(system.fs("ls", "--json").stdout)]
+PAGES = [name for name in NAMES if _steps(name)]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_command_works_as_printed(page: str, system: System, tmp_path: Path) -> None:
+def test_each_command_works_as_printed(page: str, tmp_path: Path) -> None:
     """One test a page, because a call needs the deploy that stands above it."""
     steps = _steps(page)
     for module in NEEDS.get(page, ()):
@@ -89,12 +57,19 @@ def test_each_command_works_as_printed(page: str, system: System, tmp_path: Path
         pytest.skip("no curl")
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "examples").symlink_to(ROOT / "examples")
-    for kind, text in steps:
-        if kind:
-            (tmp_path / "work" / kind).parent.mkdir(exist_ok=True)
-            (tmp_path / "work" / kind).write_text(text)
-        else:
-            _run(system, text, tmp_path / "work")
+    needs_torch = any(name in text for _, text in steps for name in ("chat", "embed", "classify"))
+    system = System(tmp_path / "home", profiles="python,torch" if needs_torch else "python")
+    system.up(is_open=False)
+    try:
+        for kind, text in steps:
+            if kind:
+                (tmp_path / "work" / kind).parent.mkdir(exist_ok=True)
+                (tmp_path / "work" / kind).write_text(text)
+            else:
+                _run(system, text, tmp_path / "work")
+    finally:
+        system.down()
+    system.assert_gone()
 
 
 def test_there_are_commands_of_both_kinds() -> None:
