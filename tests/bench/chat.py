@@ -58,13 +58,13 @@ class Ours:
         if state != "hot":
             self.pooled.append(trace["pooled"])
 
-    def round(self, warm_calls: int, hot_calls: int) -> None:
+    def round(self, hot_calls: int) -> None:
         self.system.wait_asleep("chat")
         self.system.restart_node()
         self.system.wait_asleep("chat")
         self.system.evict_store()
         self.measure("cold")
-        for _ in range(warm_calls):
+        for _ in range(2):
             self.system.wait_asleep("chat")
             self.measure("warm")
         for _ in range(hot_calls):
@@ -98,7 +98,7 @@ def main() -> None:
             progress(f"round {number + 1} of {options.rounds}")
             if peer is not None:
                 peer_round(peer, theirs, hot_calls=3)
-            ours.round(warm_calls=1 if options.quick else 2, hot_calls=3)
+            ours.round(hot_calls=3)
     report.setup = {
         "messages": MESSAGES,
         "keep_alive_s": float(KEEP_ALIVE_S),

@@ -36,7 +36,7 @@ def main() -> None:
         for handler in DEPLOYS.values():
             system.deploy(handler)
         took_ms: dict[str, list[float]] = {name: [] for name in commands}
-        for number in range(options.quick, options.rounds + 1):
+        for number in range(options.rounds + 1):
             progress(f"round {number} of {options.rounds}")
             for name, argv in commands.items():
                 began_s = time.monotonic()

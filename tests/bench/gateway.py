@@ -29,8 +29,8 @@ from tests.bench.peers.process import ray_serve, server
 BODY = {"name": "you"}
 CALLS_A_TURN = 50
 CALLERS = (1, 8)
-BURST_S, QUICK_BURST_S = 1.5, 0.1
-WARM_UP_CALLS, QUICK_WARM_UP_CALLS = 200, 10
+BURST_S, QUICK_BURST_S = 1.5, 0.5
+WARM_UP_CALLS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def warm(*, is_open: bool = False) -> Iterator[tuple[System, Target]]:
         yield system, Target(system.host, system.port, request("POST", path, "localhost", BODY, system.shown))
 
 
-def straight(system: System, name: str = "hello") -> Target:
-    endpoint, token = system.ready_worker(name)
+def straight(system: System) -> Target:
+    endpoint, token = system.ready_worker("hello")
     host, port = endpoint.rsplit(":", 1)
     return Target(host, int(port), request("POST", "/", "localhost", BODY, {"fs-worker-token": token}))
 
@@ -133,18 +133,14 @@ Bursts = dict[str, dict[str, list[dict[str, float]]]]
 def measure(targets: dict[str, Target], options: Options) -> tuple[Latencies, Bursts]:
     with contextlib.ExitStack() as stack:
         connections = {name: stack.enter_context(Connection(t.host, t.port)) for name, t in targets.items()}
-        warm_up(connections, targets, QUICK_WARM_UP_CALLS if options.quick else WARM_UP_CALLS)
         latencies = one_by_one(connections, targets, options.rounds)
     return latencies, many(targets, 1, QUICK_BURST_S) if options.quick else many(targets, 5, BURST_S)
 
 
-def warm_up(connections: dict[str, Connection], targets: dict[str, Target], calls: int) -> None:
-    for name, connection in connections.items():
-        for _ in range(calls):
-            connection.send(targets[name].raw).expect()
-
-
 def one_by_one(connections: dict[str, Connection], targets: dict[str, Target], rounds: int) -> Latencies:
+    for name, connection in connections.items():
+        for _ in range(WARM_UP_CALLS):
+            connection.send(targets[name].raw).expect()
     latencies: Latencies = {name: [] for name in targets}
     for number in range(rounds):
         if number % 10 == 0:

@@ -33,7 +33,7 @@ def answer(size: int) -> Iterator[str]:
 CALLS_A_TURN = 20
 LINKS = ("tls", "plain")
 STREAM_PARTS = 128
-DECISIONS, QUICK_DECISIONS = 100_000, 10_000
+DECISIONS = 100_000
 
 
 def main() -> None:
@@ -64,9 +64,8 @@ def main() -> None:
         bed.down()
     finally:
         bed.close()
-    decisions = QUICK_DECISIONS if options.quick else DECISIONS
-    loopback_ns = decision_ns(decisions)
-    report.setup = {"calls_a_turn": CALLS_A_TURN, "stream_bytes": STREAM_PARTS * 65536, "decisions": decisions}
+    loopback_ns = decision_ns()
+    report.setup = {"calls_a_turn": CALLS_A_TURN, "stream_bytes": STREAM_PARTS * 65536, "decisions": DECISIONS}
     report.samples = {"call_ms": calls, "stream_ms": streams, "loopback_decision_ns": loopback_ns}
     rows = [["link to the worker", "TLS", "plain", "ratio"]]
     for what, found in (("warm call", calls), ("stream of 8 MB", streams)):
@@ -87,7 +86,7 @@ def deploy(bed: Testbed, links: str) -> None:
     bed.fs("deploy", str(folder / "handler.py"), "--no-probe")
 
 
-def decision_ns(decisions: int) -> float:
+def decision_ns() -> float:
     """Time of one decision about a worker on loopback, beyond that of building its URL."""
     links = NodeLinks(View())
     status = WorkerStatus(
@@ -95,15 +94,15 @@ def decision_ns(decisions: int) -> float:
         endpoint="127.0.0.1:5000",
     )  # fmt: skip
     began_ns = time.perf_counter_ns()
-    for _ in range(decisions):
+    for _ in range(DECISIONS):
         links.target(status, "/x")
     decided_ns = time.perf_counter_ns() - began_ns
     from yarl import URL
 
     began_ns = time.perf_counter_ns()
-    for _ in range(decisions):
+    for _ in range(DECISIONS):
         URL(f"http://{status.endpoint}/x", encoded=True)
-    return (decided_ns - (time.perf_counter_ns() - began_ns)) / decisions
+    return (decided_ns - (time.perf_counter_ns() - began_ns)) / DECISIONS
 
 
 if __name__ == "__main__":

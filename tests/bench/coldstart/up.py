@@ -2,8 +2,7 @@
 needs, against as many workers that each start alone.
 
 Both sides may take a worker a host; alone they are planned by a controller in which that one decision is changed
-(`controller`). Every call has a prompt of its own, and what it is told must be the same whoever tells it. With --quick
-single starts have one host.
+(`controller`). Every call has a prompt of its own, and what it is told must be the same whoever tells it.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ def run(report: Report, options: Options, fleet: Fleet, model: Model) -> None:
             sides = list(SIDES)
             random.Random(number * 100 + burst).shuffle(sides)
             for side in sides:
-                hosts = 1 if options.quick and side == SINGLE else len(fleet.bed.nodes)
-                _sample(fleet, model, found, side, burst, tokens, hosts)
+                _sample(fleet, model, found, side, burst, tokens)
     report.samples["up"] = {"ttft_s": found.seconds, "details": found.details}
     _tell(report, found, bursts, tokens)
 
@@ -60,8 +58,8 @@ def _prompt(number: int) -> str:
     return f"Write a short story about the number {number}."
 
 
-def _sample(fleet: Fleet, model: Model, found: Found, side: str, burst: int, tokens: int, hosts: int) -> None:
-    fleet.chill(hosts, change=SIDES[side])
+def _sample(fleet: Fleet, model: Model, found: Found, side: str, burst: int, tokens: int) -> None:
+    fleet.chill(len(fleet.bed.nodes), change=SIDES[side])
     watch = Watch(fleet, model)
     with ThreadPoolExecutor(burst) as callers:
         watch.start()

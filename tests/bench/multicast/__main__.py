@@ -50,7 +50,7 @@ BLOCKS_USUAL = 32
 """Of the ways that are measured with one number of blocks."""
 CHUNK_BYTES = 64 * 1024
 """Unit of pulls and of what is passed on; in proportion to the links, as 4 MiB are to 6 Gbit/s."""
-MBIT, MIB_USUAL, QUICK_MIB = 100.0, 16, 4
+MBIT, MIB_USUAL = 100.0, 16
 """Links so slow that their bytes leave most of two cores idle at eight receivers: `cores_busy` says whether they do."""
 TICKS = os.sysconf("SC_CLK_TCK")
 KEPT = 32
@@ -188,7 +188,7 @@ def main() -> None:
         return chart.draw(together(extra["draw"]), extra["chart"])
     report = Report("the multicast that the planner takes needs at most 1.1 times the bound of all multicasts")
     counts = extra["receivers"] or (RECEIVERS[:1] if options.quick else RECEIVERS)
-    size_bytes = (QUICK_MIB if options.quick else extra["mib"]) * MIB
+    size_bytes = (8 if options.quick else extra["mib"]) * MIB
     report.setup = {
         "mbit": extra["mbit"], "size_bytes": size_bytes, "pulls_at_once": WINDOW, "blocks": BLOCKS,
         "receivers": counts, "rounds": options.rounds,

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +36,6 @@ CALLS_A_TURN = 40
 WAKES_A_TURN = 2
 HOT_A_TURN = 3
 NAMES = ("gateway", "hello", "chat")
-PROFILES = {"gateway": "python", "hello": "python", "chat": "torch"}
-"""What the fork servers of a system have imported."""
 
 
 @dataclass(slots=True)
@@ -71,12 +68,13 @@ def release(name: str) -> Release:
     return Release(f"{built.commit[:9]} {built.title}", built.fs, examples)
 
 
-def open_gateway(stack: contextlib.ExitStack, one: Release, system: System) -> None:
-    flags = ("--name", "warm", "--keep-alive", "3600", "--max", "1", "--concurrency", "16")
+def open_gateway(stack: contextlib.ExitStack, one: Release) -> None:
+    system = stack.enter_context(running("python", fs=one.fs))
+    flags = ("--keep-alive", "3600", "--max", "1", "--concurrency", "16")
     path = system.deploy(str(one.examples / "hello" / "handler.py"), *flags)
     through = stack.enter_context(system.connect())
     through.post(path, BODY).expect()
-    target = gateway.straight(system, "warm")
+    target = gateway.straight(system)
     straight = stack.enter_context(Connection(target.host, target.port))
 
     def turn() -> dict[str, list[float]]:
@@ -92,7 +90,8 @@ def open_gateway(stack: contextlib.ExitStack, one: Release, system: System) -> N
     one.turns["gateway"] = turn
 
 
-def open_hello(_: contextlib.ExitStack, one: Release, system: System) -> None:
+def open_hello(stack: contextlib.ExitStack, one: Release) -> None:
+    system = stack.enter_context(running("python", fs=one.fs, FS_POOL_SIZE="1"))
     path = system.deploy(str(one.examples / "hello" / "handler.py"), "--keep-alive", "0.2")
 
     def turn() -> dict[str, list[float]]:
@@ -126,7 +125,8 @@ def _woken(system: System, path: str) -> Answer:
     return answer
 
 
-def open_chat(_: contextlib.ExitStack, one: Release, system: System) -> None:
+def open_chat(stack: contextlib.ExitStack, one: Release) -> None:
+    system = stack.enter_context(running("torch", fs=one.fs))
     path = system.deploy(str(one.examples / "chat" / "handler.py"), "--keep-alive", chat.KEEP_ALIVE_S)
     with system.connect() as connection:
         chat.Ours(system, path, connection).call()
@@ -161,16 +161,11 @@ def main() -> None:
         return
     report = Report("what was built since a commit costs a call and a wake-up at most 5%")
     openers = {"gateway": open_gateway, "hello": open_hello, "chat": open_chat}
-    names = options.extra["only"].split(",")
-    # One pair of systems at a time: what the others do would be added. With --quick it is one pair for all.
-    for together in [names] if options.quick else [[name] for name in names]:
-        profiles = ",".join(sorted({PROFILES[name] for name in together}))
-        with contextlib.ExitStack() as stack:
+    for name in options.extra["only"].split(","):
+        with contextlib.ExitStack() as stack:  # one pair of systems at a time: what the others do would be added
             for one in releases:
-                system = stack.enter_context(running(profiles, fs=one.fs, FS_POOL_SIZE="1"))
-                for name in together:
-                    openers[name](stack, one, system)
-            for name, number in itertools.product(together, range(options.rounds)):
+                openers[name](stack, one)
+            for number in range(options.rounds):
                 progress(f"{name}: round {number + 1} of {options.rounds}")
                 for one in releases[:: 1 if number % 2 else -1]:
                     one.turn(name)

@@ -1,7 +1,6 @@
 """Benchmark of store → worker ready, against the slower of its halves: the fetch alone, the start of a worker alone.
 
-A daemon of its own for each measurement, so that nothing is cached, or with --quick one for all, with a fork server
-that has imported torch. The
+A daemon of its own for each measurement, so that nothing is cached, with a fork server that has imported torch. The
 function imports more of it, which takes a core for a second or two, then touches every page of its weights. Alone, it
 has no weights; the fetch alone is a node's that has no worker. Twice: over a link that makes the fetch twice as long as
 the start, and with a small checkpoint over a link without limit, where the start is the longer.
@@ -14,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,6 @@ class Ready:
     redis: RedisServer
     node: ours.Node
     imports: str
-    shared: contextlib.ExitStack | None
-    """With --quick: what keeps the one daemon."""
-    kept: list[Node] = field(default_factory=list)
 
     def fetch(self) -> Sample:
         self.node.forget()
@@ -74,7 +70,7 @@ class Ready:
     def _worker(self, code: dict[str, str], weights: CheckpointId | None) -> Sample:
         bundle = Store(self.files.store).put_bundle(code)
         spec = spec_of(bundle, entry="handler:Model", profile="torch", weights=weights, memory_bytes=2 * GIB)
-        with self._daemon() if self.shared is None else self._kept(self.shared) as node:
+        with self._daemon() as node:
             began_s = time.perf_counter()
             status = node.wait_for(node.order(spec), "ready", deadline_s=READY_S)
             ready_s = time.perf_counter() - began_s
@@ -82,12 +78,6 @@ class Ready:
             if code_ != 200 or (weights is not None and int(body) <= 0):
                 raise RuntimeError(f"the worker answered {code_}: {body[:200]!r}")
         return Sample(ready_s, 0.0)
-
-    @contextlib.contextmanager
-    def _kept(self, stack: contextlib.ExitStack) -> Iterator[Node]:
-        if not self.kept:
-            self.kept.append(stack.enter_context(self._daemon()))
-        yield self.kept[0]
 
     @contextlib.contextmanager
     def _daemon(self) -> Iterator[Node]:
@@ -117,7 +107,7 @@ def _over_a_link(files: Files, bytes_per_s: float, *, quick: bool = False) -> It
         redis.start()
         url = stack.enter_context(serving(files.root, bytes_per_s=bytes_per_s))
         node = stack.enter_context(ours.node(f"s3://{BUCKET}", files.size_bytes, env=credentials(url)))
-        yield Ready(files, url, redis, node, QUICK_IMPORTS if quick else IMPORTS, stack if quick else None)
+        yield Ready(files, url, redis, node, QUICK_IMPORTS if quick else IMPORTS)
 
 
 def run(report: Report, options: Options, files: Files) -> None:
