@@ -17,7 +17,6 @@ from fleetstart.runtime.contract.process.program import run_program, uncollected
 from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
 from .config import Config, read_config
-from .http.quick_import import import_aiohttp
 from .http.request_context import log_fields
 
 PR_SET_PDEATHSIG = 1
@@ -26,7 +25,6 @@ PR_SET_PDEATHSIG = 1
 async def _run(config: Config) -> None:
     leave_out_unused_modules()
     with uncollected_imports():
-        import_aiohttp()
         from .app import Controller
 
         controller = Controller(config)

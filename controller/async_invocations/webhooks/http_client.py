@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -64,7 +63,6 @@ class WebhookClient:
         self._allowed = allowed
         self._resolver = CheckedResolver(allowed, NameLookups(urls))
         self._session: aiohttp.ClientSession | None = None
-        self._tls: ssl.SSLContext | None = None
 
     async def close(self) -> None:
         if self._session is not None:
@@ -78,10 +76,7 @@ class WebhookClient:
             async with asyncio.timeout(POST_S):
                 if (address := literal(urlsplit(url).hostname or "")) is not None:  # which nobody looks up
                     await self._resolver.check(str(address), address)
-                tls = self._certificates() if urlsplit(url).scheme == "https" else True
-                async with self._open().post(
-                    url, data=body, headers=dict(headers), allow_redirects=False, ssl=tls
-                ) as response:
+                async with self._open().post(url, data=body, headers=dict(headers), allow_redirects=False) as response:
                     await response.content.read(READ_BYTES)
                     good = 200 <= response.status < 300
                     return response.status, "" if good else f"HTTP {response.status}"
@@ -92,13 +87,6 @@ class WebhookClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, FleetError) else error
             return 0, f"{type(error).__name__}: {cause}"[:300]
-
-    def _certificates(self) -> ssl.SSLContext:
-        """Those of this machine, read at the first webhook that needs them."""
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-            self._tls.set_alpn_protocols(("http/1.1",))
-        return self._tls
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
