@@ -14,6 +14,7 @@ import msgspec
 import openai
 import pytest
 
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from tests.e2e.systems import System
 from tests.late import late
 from tests.servers import wait_until
@@ -165,11 +166,16 @@ def test_a_request_chooses_an_adapter_by_its_model(system: System, made: Model, 
     assert answers["tuned"]["choices"][0]["text"] != answers["sql"]["choices"][0]["text"]
     refused = system.call("tuned", body | {"model": "gpt"}, path="/v1/completions", timeout_s=120)
     assert (refused.status_code, refused.json()["error"]["hint"]) == (404, "ask for 'tuned' or 'sql'")
-    bills = lambda: [row for row in system.invocations() if row.function == "tuned"]  # noqa: E731
-    wait_until(lambda: len(bills()) == 3, what="the bills")
-    assert all(row.cost_nusd > 0 for row in bills() if row.status == 200)
-    assert len({row.worker for row in bills()}) == 1
+    wait_until(lambda: len(bills(system, "tuned")) == 3, what="the bills")
+    rows = bills(system, "tuned")
+    assert sorted(row.status for row in rows) == [200, 200, 404]
+    assert all(row.cost_nusd > 0 for row in rows if row.status == 200)
+    assert len({row.worker for row in rows}) == 1
     system.fs("rm", "tuned", "--yes")
+
+
+def bills(system: System, function: str) -> list[InvocationRow]:
+    return [row for row in system.invocations() if row.function == function]
 
 
 def test_two_engines_need_a_model_that_the_native_one_runs(system: System, made: Model) -> None:
