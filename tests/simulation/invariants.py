@@ -25,7 +25,7 @@ BROKEN_S = 100.0
 """More where starts have failed: a version that is given up is tried again after a minute."""
 TRY_S = 1.0
 CUT_OFF_NS = SILENT_NS - round(RENEW_S * 1e9)
-"""Who is cut off for so long may be silent for as long as is stated: the renewal before may be that old."""
+"""Time for which a gateway that is cut off may be silent as long as is stated: its renewal before may be that old."""
 
 
 class _Function(msgspec.Struct):
@@ -67,7 +67,7 @@ async def _settle(world: Any, ends_s: float) -> None:
 
 
 def unsettled(world: Any) -> Iterator[str]:
-    """What is not as it must be in the end: while that lasts, the first of it says enough."""
+    """Open ends: what is not as it must be in the end. While there are some, the first says enough."""
     data = world.server.data.values
     controllers = [one for one in world.controllers.values() if one is not None]
     leaders = [one.id for one in controllers if one.core.scheduler.fence]

@@ -61,7 +61,7 @@ class Handle:
 
 
 Entry = Handle | tuple[Context, Callable[..., object], tuple[Any, ...]]
-"""What is ready or will be: a callback, with a handle where someone may cancel it."""
+"""A callback that is ready or will be, with a handle where someone may cancel it."""
 Timer = tuple[int, float, Entry, Process]
 """When, and a draw that decides among those of one time; two equal draws of one time are not to be expected."""
 
@@ -192,7 +192,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         now_ns = -1
         while timers and (now_ns < 0 or timers[0][0] <= now_ns):
             when_ns, _, entry, process = heappop(timers)
-            if not process.alive or (type(entry) is not tuple and entry.cancelled_):  # type: ignore[union-attr]
+            if not process.alive or (isinstance(entry, Handle) and entry.cancelled_):
                 continue
             if now_ns < 0:
                 self.now_ns = now_ns = when_ns

@@ -146,7 +146,7 @@ def test_the_store_takes_over_from_a_peer_from_which_nothing_comes() -> None:
 
 
 def test_the_order_of_a_plan_stays_when_its_source_is_told_again_what_it_has() -> None:
-    """As each change of a worker's order tells it. All chunks were taken at once, by their numbers."""
+    """Each change of a worker's order tells it; all chunks were then taken at once, by their numbers."""
     reading = peer("reading", {0, 1, 2, 3}, None)
     progress = FetchProgress([reading], COUNT, plan=PullPlan([(0, [3]), (0, [2]), (0, [1]), (0, [0])]), clock=Clock())
     progress.want(range(4))

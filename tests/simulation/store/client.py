@@ -273,10 +273,11 @@ class Client(Commands):
                 lost = ConnectionError("Connection reset by peer")
                 loop.arrive(error, self.process, self._here, _fail, answered, lost)
             timer: Handle | None = None
-            if back is None or reaches + back >= self._timeout_s or self._server.process.stopped:  # type: ignore[operator]
-                timer = self._timer(answered, self._timeout_s)
-            else:
+            in_time = reaches is not None and back is not None and reaches + back < self._timeout_s
+            if in_time and not self._server.process.stopped:
                 self._server.unanswered[answered] = partial(self._late, answered, loop.now_ns)
+            else:
+                timer = self._timer(answered, self._timeout_s)
             try:
                 return await answered
             except (ConnectionError, TimeoutError):

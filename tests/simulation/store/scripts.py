@@ -164,7 +164,7 @@ def _number(number: int | float) -> bytes:
 
 
 def _reply(value: Any, more: Iterator[Any]) -> Any:
-    """What Redis answers for a value of Lua, which begins with this one."""
+    """The answer of Redis for a value of Lua, of which this is the beginning."""
     kind = type(value)
     if kind is bytes:
         return value
