@@ -26,9 +26,9 @@ from ..auth.request_context import caller_of, query_function
 from ..billing.archive_format import LedgerEntry
 from ..billing.ledger_reader import LedgerReader
 from ..http.json_api import json_response, query_flag, query_int
-from ..planner import Plan
 from ..planner.accuracy_report import ObservedStart, explain
 from ..planner.latency_model import cost_gib_s
+from ..planner.plan import Plan
 from ..schemas.functions import Prediction
 from ..schemas.planning import InvocationPlan
 from ..state.records import VersionKey

@@ -13,13 +13,15 @@ from collections import defaultdict
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
-from ..planner import CheckpointLayout, Cluster, OrderState, Plan, PlanRequest
+from ..planner.checkpoint_layout import CheckpointLayout
+from ..planner.cluster import Cluster
 from ..planner.devices import mean_speeds
 from ..planner.estimates import FleetMeasures, NodeMeasures, fleet_measures, node_prior
 from ..planner.links.contention import PendingFetch
 from ..planner.links.uplinks import PairRate, pair_rates
-from ..planner.node_state import node_state, uplink
+from ..planner.node_state import OrderState, node_state, uplink
 from ..planner.peers import uploads
+from ..planner.plan import Plan, PlanRequest
 from ..state.records import VersionKey
 from ..state.view import View
 from .start_orders import layout_in, reserve

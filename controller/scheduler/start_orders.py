@@ -15,8 +15,8 @@ from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, Wo
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
-from ..planner import CheckpointLayout, Cluster, FileTree, Plan, PlanRequest, StagePlan
-from ..planner.checkpoint_layout import checkpoint_layout
+from ..planner.checkpoint_layout import CheckpointLayout, checkpoint_layout
+from ..planner.cluster import Cluster
 from ..planner.constraints import constraints_of
 from ..planner.error_margins import margins_of
 from ..planner.estimates import (
@@ -26,6 +26,7 @@ from ..planner.estimates import (
     with_fleet_measures,
 )
 from ..planner.multicast.starts import plan_starts
+from ..planner.plan import FileTree, Plan, PlanRequest, StagePlan
 from ..state.records import VersionKey, VersionRecord
 from ..state.view import View
 from .volume_mounts import volume_trees

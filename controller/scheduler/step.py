@@ -9,7 +9,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
 from ..peers.pool import PoolChanges
-from ..planner import Plan
+from ..planner.plan import Plan
 from ..state.records import Failure, VersionKey
 from .agenda import Rest
 

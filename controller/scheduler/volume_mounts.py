@@ -9,7 +9,7 @@ from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function.volume import MountedVolume, Mounts, VolumeRef, parse_volume
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 
-from ..planner import FileTree
+from ..planner.plan import FileTree
 from ..state.access_table import AccessTable
 from ..state.view import View
 

@@ -19,20 +19,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from fleetstart.controller.planner import (
-    CheckpointLayout,
-    Cluster,
-    HeldLayers,
-    NodeState,
-    Plan,
-    PlanRequest,
-    make_plan,
-    with_stage,
-)
-from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, CheckpointLayout
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.estimates import NodeMeasures, version_prior
 from fleetstart.controller.planner.links.contention import Link
-from fleetstart.controller.planner.node_state import node_state
+from fleetstart.controller.planner.node_state import HeldLayers, NodeState, node_state, with_stage
+from fleetstart.controller.planner.plan import Plan, PlanRequest
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.node.reports import NodeReport, SegmentReport

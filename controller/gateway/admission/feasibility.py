@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, NotFound, error_from
 
-from ...planner import Cluster, NodeState, make_plan
+from ...planner.cluster import Cluster
 from ...planner.constraints import admits
 from ...planner.devices import with_bytes
+from ...planner.node_state import NodeState
+from ...planner.selection import make_plan
 from ...scheduler.live_cluster import LiveCluster
 from ...scheduler.start_orders import UNPLACED_NS, request_of
 from ...scheduler.worker_pool import broken

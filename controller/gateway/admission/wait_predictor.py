@@ -18,9 +18,9 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import SegmentReport
 from fleetstart.runtime.contract.wait_estimate import PendingStart, WaitEstimate
 
-from ...planner import CheckpointLayout, NodeState, OrderState
+from ...planner.checkpoint_layout import CheckpointLayout
 from ...planner.estimates import NodeMeasures, VersionMeasures
-from ...planner.node_state import pending_bytes
+from ...planner.node_state import NodeState, OrderState, pending_bytes
 from ...scheduler.start_orders import layout_in, measures_of, plan_start, request_of
 from ...state.records import VersionKey
 from ...state.view import View

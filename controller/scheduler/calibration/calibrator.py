@@ -22,8 +22,8 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.process.tasks import wait_at_most
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
-from ...planner import Plan
 from ...planner.estimates import NodeMeasures, VersionMeasures, node_prior, observe_device_shortage
+from ...planner.plan import Plan
 from ...state.records import StartOutcome, VersionKey, read_measures
 from ...state.redis_client import REDIS_ERRORS, Script
 from ...state.sync import StateSync

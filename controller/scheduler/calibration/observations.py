@@ -15,7 +15,6 @@ from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.node.speed import Speed
 
-from ...planner import Plan, StagePlan
 from ...planner.error_margins import Kind
 from ...planner.estimates import (
     NodeMeasures,
@@ -28,6 +27,7 @@ from ...planner.estimates import (
     observe_start_on_node,
     start_observation,
 )
+from ...planner.plan import Plan, StagePlan
 from ...state.records import StartOutcome, VersionKey, parse_version_key
 from ...state.traffic import tracked_versions
 from ...state.view import View

@@ -17,7 +17,8 @@ import msgspec
 
 from fleetstart.controller import __main__ as controller
 from fleetstart.controller.peers.pool import ParameterPool
-from fleetstart.controller.planner import Cluster, selection
+from fleetstart.controller.planner import selection
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.multicast import starts
 from fleetstart.controller.scheduler import reconcile, start_orders
 

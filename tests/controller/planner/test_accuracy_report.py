@@ -7,11 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from fleetstart.controller.planner import Cluster, make_plan
 from fleetstart.controller.planner.accuracy_report import Explanation, ObservedStart, explain, format_explanation
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.constraints import PlacementConstraints
 from fleetstart.controller.planner.devices import DeviceNeed
 from fleetstart.controller.planner.error_margins import Margins
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.node.devices import DeviceId, DeviceReport, DeviceRequest
 from tests.controller.planner.worlds import measured, node, request

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, make_plan
 from fleetstart.controller.planner.accuracy_report import ObservedStart, explain, format_explanation
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.constraints import (
     NO_CONSTRAINTS,
     PlacementConstraints,
@@ -20,6 +20,7 @@ from fleetstart.controller.planner.constraints import (
     unmet_constraint,
 )
 from fleetstart.controller.planner.node_state import NodeState
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO, Isolation
 from fleetstart.runtime.contract.node.reports import Confinement
 from tests.controller.planner.worlds import clusters, measured, names, node, request

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, HeldLayers, NodeState, Plan, PlanRequest
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.constraints import PlacementConstraints
 from fleetstart.controller.planner.devices import (
     DeviceNeed,
@@ -23,6 +23,8 @@ from fleetstart.controller.planner.devices import (
     raised_share,
 )
 from fleetstart.controller.planner.estimates import SLOWNESS_MAX, slowness
+from fleetstart.controller.planner.node_state import HeldLayers, NodeState
+from fleetstart.controller.planner.plan import Plan, PlanRequest
 from fleetstart.controller.planner.selection import WORTH, make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.node.devices import DeviceId, DeviceReport, DeviceRequest, parse_request

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, make_plan
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.error_margins import (
     ENOUGH,
     KEPT,
@@ -20,6 +20,7 @@ from fleetstart.controller.planner.error_margins import (
     pooled_margins,
     with_ratio,
 )
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import measured, node, request
 

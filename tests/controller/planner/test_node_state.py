@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.planner import CheckpointLayout, Cluster, HeldLayers, NodeState, OrderState, make_plan
-from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, layer_set
+from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.estimates import NodeMeasures
 from fleetstart.controller.planner.links.contention import NEVER
-from fleetstart.controller.planner.node_state import node_state
+from fleetstart.controller.planner.node_state import HeldLayers, NodeState, OrderState, node_state
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerState, WorkerStatus

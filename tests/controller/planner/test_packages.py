@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fleetstart.controller.planner import Cluster, make_plan
 from fleetstart.controller.planner.accuracy_report import ObservedStart, explain, format_explanation
 from fleetstart.controller.planner.checkpoint_layout import checkpoint_layout
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.node_state import FILES_BYTES_PER_S
 from fleetstart.controller.planner.plan import FileTree, PlanRequest
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.ids import LayerId, NodeId
 from tests.controller.planner.worlds import MB, measured, names, node, request, taken
 

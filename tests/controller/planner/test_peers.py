@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, HeldLayers, NodeState, Plan, make_plan
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, layer_set
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.links.contention import PendingFetch
-from fleetstart.controller.planner.node_state import uplink
-from fleetstart.controller.planner.plan import PeerShare
+from fleetstart.controller.planner.node_state import HeldLayers, NodeState, uplink
+from fleetstart.controller.planner.plan import PeerShare, Plan
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from tests.controller.planner.worlds import MB, late_ones, measured, names, node, request, taken

@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.planner import Cluster, HeldLayers, Plan, PlanRequest, make_plan
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
+from fleetstart.controller.planner.cluster import Cluster
+from fleetstart.controller.planner.node_state import HeldLayers
+from fleetstart.controller.planner.plan import Plan, PlanRequest
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.weights.stage import LayerLayout

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, HeldLayers, make_plan
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, layer_set
+from fleetstart.controller.planner.cluster import Cluster
+from fleetstart.controller.planner.node_state import HeldLayers
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import MB, measured, names, node, request
 

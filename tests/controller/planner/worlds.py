@@ -7,17 +7,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import (
-    CheckpointLayout,
-    Cluster,
-    HeldLayers,
-    NodeState,
-    Plan,
-    PlanRequest,
-)
+from fleetstart.controller.planner.checkpoint_layout import CheckpointLayout
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.error_margins import Margins
 from fleetstart.controller.planner.estimates import VersionMeasures
 from fleetstart.controller.planner.links.contention import ROUNDING, Link
+from fleetstart.controller.planner.node_state import HeldLayers, NodeState
+from fleetstart.controller.planner.plan import Plan, PlanRequest
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, WorkerId
 from fleetstart.runtime.contract.process.moving_average import MovingAverage
 from fleetstart.runtime.contract.weights.stage import LayerLayout

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from fleetstart.controller.gateway.dispatch.version_backend import VersionBackend
-from fleetstart.controller.planner import Cluster as PlannedCluster
-from fleetstart.controller.planner import Plan, PlanRequest
+from fleetstart.controller.planner.cluster import Cluster as PlannedCluster
+from fleetstart.controller.planner.plan import Plan, PlanRequest
 from fleetstart.controller.scheduler.reconcile import Reconciler
 from fleetstart.controller.scheduler.start_orders import plan_start
 from fleetstart.controller.scheduler.worker_pool import broken

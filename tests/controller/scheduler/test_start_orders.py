@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetstart.controller.planner import Plan, StagePlan
+from fleetstart.controller.planner.plan import Plan, StagePlan
 from fleetstart.controller.scheduler.start_orders import NEW_IDS, orders_of
 from fleetstart.controller.state.records import VersionRecord
 from fleetstart.runtime.contract.ids import NodeId, Version

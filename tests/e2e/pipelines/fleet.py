@@ -20,8 +20,8 @@ import msgspec
 import pytest
 from safetensors.torch import save_file
 
-from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.estimates import NodeMeasures
+from fleetstart.controller.planner.plan import Plan
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import LedgerRow, PhaseRow
 from fleetstart.runtime.contract.node.orders import WorkerOrder, WorkerStatus

@@ -9,8 +9,9 @@ import pytest
 from fleetstart.controller.api.traces import invocation_plan
 from fleetstart.controller.cli.commands.explain import render_plan
 from fleetstart.controller.cli.waterfall import trace_summary
-from fleetstart.controller.planner import Cluster, make_plan
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.plan import Plan
+from fleetstart.controller.planner.selection import make_plan
 from fleetstart.controller.schemas.functions import Prediction
 from fleetstart.controller.schemas.planning import InvocationPlan
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace

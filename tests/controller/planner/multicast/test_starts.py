@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner import Cluster, HeldLayers, NodeState, Plan, PlanRequest
 from fleetstart.controller.planner.accuracy_report import ObservedStart, explain, format_explanation
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, CheckpointLayout
+from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.links.contention import PendingFetch
 from fleetstart.controller.planner.multicast.starts import RECEIVERS_MOST, one_by_one_s, plan_starts
-from fleetstart.controller.planner.node_state import uplink
+from fleetstart.controller.planner.node_state import HeldLayers, NodeState, uplink
+from fleetstart.controller.planner.plan import Plan, PlanRequest
 from fleetstart.runtime.contract.function.spec import SLO
 from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from fleetstart.runtime.contract.weights.stage import LayerLayout
@@ -149,7 +150,7 @@ def test_two_nodes_fed_by_two_copies_are_a_multicast_that_serves_early_whatever_
 @settings(deadline=None)
 @given(st.lists(st.floats(0.98, 1.02), min_size=6, max_size=6))
 def test_that_pipelines_form_does_not_hang_on_which_of_two_ways_is_quicker_by_a_hair(factors: list[float]) -> None:
-    """Where two ways were as quick, the one without pipelines was taken half of the time."""
+    """Of two ways that are as quick, the one without pipelines was taken half of the time."""
     nodes = [
         node(f"n{number}", bytes_per_s=10.0 * MB, peer_bytes_per_s=100.0 * down * MB, up=100.0 * up * MB)
         for number, (down, up) in enumerate([factors[:2], factors[2:4]])

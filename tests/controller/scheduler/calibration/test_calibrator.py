@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.planner import Plan
 from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
+from fleetstart.controller.planner.plan import Plan
 from fleetstart.controller.scheduler.calibration.calibrator import Calibrator
 from fleetstart.controller.state.records import VersionKey, read_measures
 from fleetstart.controller.state.redis_client import connect

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetstart.controller.planner import Plan, StagePlan
 from fleetstart.controller.planner.estimates import NodeMeasures, VersionMeasures
+from fleetstart.controller.planner.plan import Plan, StagePlan
 from fleetstart.controller.scheduler.calibration.observations import (
     NOT_YET,
     SpeedTracker,
