@@ -87,8 +87,7 @@ class HostDevice:
 class MoveClock:
     """The bytes of a load, and the time with at least one move in progress: waits for chunks are left out.
 
-    Copies to a GPU are asynchronous, but a thread waits for its oldest one before it begins another: over more than a
-    few pieces its moves take as long as they do.
+    Copies to a GPU are asynchronous; a thread's wait for its last ones, when it closes its stream, is a move too.
     """
 
     def __init__(self) -> None:
@@ -175,7 +174,9 @@ class DeviceLoad:
                             self._copies.update(dict.fromkeys(piece.chunks, copy))
                         self._changed.notify_all()
             finally:
+                self.moves.begin()
                 stream.close()
+                self.moves.end(0)
         except BaseException as error:
             self._end(error)
         else:

@@ -1,16 +1,15 @@
 """Decoder in plain torch operations: the reference on the CPU, and the decoder on CUDA.
 
 Keys and values are in one tensor of blocks; a step writes its own and gathers each sequence's by its block table. Rows
-of a pure decode, one a sequence, are computed together, padded to the longest context; prompt chunks one by one.
+of a pure decode, one a sequence, are computed together, padded to the longest context, on CUDA by a graph where there
+is one (`decode_graphs`); prompt chunks one by one.
 
 Of a model that is split over devices, it computes one rank's shard; `ShardGroup` adds up what the ranks have.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Protocol
 
 import numpy as np
@@ -19,33 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...contract.weights.decoder_config import DecoderConfig
-from ...contract.weights.rope_config import Rope
 from ..engine.runner import Batch
+from .decode_graphs import DecodeGraphs
 from .layers import LayerWeights, StageWeights, capped, finished, rms_norm
 from .rope import inverse_frequencies
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Sequences whose attention is computed in one call.
-
-    Shapes:  rows [sequences * queries], of the batch; slots [sequences, context] of the cache; for each width of a
-             sliding window, and None, a mask [sequences, 1, queries, context], True where a query may look.
-    """
-
-    rows: Tensor
-    slots: Tensor
-    masks: dict[int | None, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """Inputs of every layer of one step: by rotary setting, cosines and sines [rows, 1, rotary_dim]; written slots
-    [rows]."""
-
-    turns: dict[Rope, tuple[Tensor, Tensor]]
-    written: Tensor
-    groups: list[_Group]
+from .torch_steps import Group, Step, StepInputs, decodes_only, rotated, slots_of
 
 
 class ShardGroup(Protocol):
@@ -101,14 +78,27 @@ class TorchDecoder:
             self._head = None
         else:
             self._head = self._embedding if weights.head is weights.embedding else self._move(weights.head)
-        self._frequencies = {
-            rope: inverse_frequencies(rope, config.context_tokens).to(device) for rope in set(self._ropes)
-        }
-        # Never read before written: padding points at the sequence's own first slot.
+        self._inputs = StepInputs(
+            device=device,
+            dtype=dtype,
+            block_tokens=block_tokens,
+            windows=set(self._windows),
+            frequencies={
+                rope: inverse_frequencies(rope, config.context_tokens).to(device) for rope in set(self._ropes)
+            },
+        )
+        # The factor is rounded to the dtype, as in training.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        # Never read before written: padding points at the sequence's own first slot. The last block is of no sequence:
+        # a graph's unused rows write there.
         self._cache = torch.empty(
-            (len(self._layers), 2, block_count * block_tokens, config.kv_head_count, config.head_dim),
+            (len(self._layers), 2, config.kv_head_count, (block_count + 1) * block_tokens, config.head_dim),
             dtype=dtype,
             device=device,
+        )
+        graphed = device.type == "cuda" and self._whole and group is None
+        self._graphs = (
+            DecodeGraphs(self._decode, device, block_tokens=block_tokens, spare_block=block_count) if graphed else None
         )
 
     def _move(self, tensor: Tensor) -> Tensor:
@@ -141,34 +131,43 @@ class TorchDecoder:
         """
         if (hidden is None) is not (self._embedding is not None):
             raise ValueError("the first stage takes tokens, the others hidden states")
+        if self._graphs is not None and decodes_only(batch):
+            logits = self._graphs.logits(batch)
+            if logits is not None:
+                return self._of_rows(logits, batch)
         if self._embedding is not None:
-            hidden = self._embed(batch)
+            hidden = self._embed(torch.tensor(batch.tokens, device=self.device))
         assert hidden is not None
-        hidden = self._through_layers(batch, self._move(hidden))
-        if not self._whole:
-            return hidden
-        rows = torch.tensor(batch.logits_rows, device=self.device, dtype=torch.long)
-        return self.logits(hidden[rows])
+        hidden = self._through_layers(self._inputs.of_batch(batch), self._move(hidden))
+        return self.logits(self._of_rows(hidden, batch)) if self._whole else hidden
+
+    def _of_rows(self, values: Tensor, batch: Batch) -> Tensor:
+        """Those of the rows whose logits are wanted."""
+        if len(batch.logits_rows) == len(batch.tokens):
+            return values
+        return values[torch.tensor(batch.logits_rows, device=self.device, dtype=torch.long)]
+
+    def _decode(self, tokens: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
+        """Logits [sequences, vocab_size] of one token a sequence; waits for nothing (`StepInputs.of_decodes`)."""
+        step = self._inputs.of_decodes(positions, tables)
+        return self.logits(self._through_layers(step, self._embed(tokens)))
 
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states [rows, hidden_size] after the last layer of a whole model, before the final norm."""
-        return self._through_layers(batch, self._move(self._embed(batch)))
+        hidden = self._embed(torch.tensor(batch.tokens, device=self.device))
+        return self._through_layers(self._inputs.of_batch(batch), hidden)
 
-    def _embed(self, batch: Batch) -> Tensor:
+    def _embed(self, tokens: Tensor) -> Tensor:
         assert self._embedding is not None
-        tokens = torch.tensor(batch.tokens, device=self.device)
         if self._ranks is None:
             hidden = functional.embedding(tokens, self._embedding)
         else:
             rows, elsewhere = self._ranks.own_rows(tokens, self.config.vocab_size)
             hidden = self._ranks.sum(functional.embedding(rows, self._embedding).masked_fill(elsewhere[:, None], 0.0))
-        scale = self.config.embedding_scale
-        # The factor is rounded to the dtype, as in training.
-        return hidden if scale == 1.0 else hidden * torch.tensor(scale, dtype=self.dtype, device=self.device)
+        return hidden if self._embedding_scale == 1.0 else hidden * self._embedding_scale
 
-    def _through_layers(self, batch: Batch, hidden: Tensor) -> Tensor:
-        step = self._prepare(batch)
+    def _through_layers(self, step: Step, hidden: Tensor) -> Tensor:
         for index, layer in enumerate(self._layers):
             attended = self._attention(layer, index, self._norm(hidden, layer.attention_norm), step)
             hidden = self._add(hidden, attended, layer.attention_output_norm)
@@ -228,8 +227,8 @@ class TorchDecoder:
         Shapes:  [layer][key, value][kv_head][token][head_dim] in the cache's dtype, so a layer is one piece.
         Errors:  ValueError, IndexError for tokens that the table or the pool has no room for.
         """
-        cached = self._cache[:, :, self._cached(table, begin, end)]
-        return cached.transpose(2, 3).contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+        cached = self._cache[:, :, :, self._cached(table, begin, end)]
+        return cached.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
 
     @torch.inference_mode()
     def write_kv(
@@ -252,8 +251,8 @@ class TorchDecoder:
         if not layers:
             return
         values = torch.tensor(np.frombuffer(data, np.uint8), device=self.device).view(self.dtype)
-        values = values.view(layers, 2, heads, len(slots), head_dim).transpose(2, 3)
-        self._cache[first_layer : first_layer + layers].index_copy_(2, slots, values)
+        values = values.view(layers, 2, heads, len(slots), head_dim)
+        self._cache[first_layer : first_layer + layers].index_copy_(3, slots, values)
 
     def _cached(self, table: list[int], begin: int, end: int) -> Tensor:
         """Slots of tokens `[begin, end)` of a sequence."""
@@ -263,104 +262,56 @@ class TorchDecoder:
         for block in table[begin // self.block_tokens : -(-end // self.block_tokens)]:
             if not 0 <= block < self.block_count:
                 raise IndexError(f"block {block} of a pool of {self.block_count}")
-        return self._slots(table, end)[begin:].to(self.device)
+        return slots_of(table, end, self.block_tokens)[begin:].to(self.device)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(hidden, weight, self.config.norm_eps)
 
-    def _attention(self, layer: LayerWeights, index: int, normed: Tensor, step: _Step) -> Tensor:
-        config, cache = self.config, self._cache[index]
+    def _attention(self, layer: LayerWeights, index: int, normed: Tensor, step: Step) -> Tensor:
+        config, cache = self.config, self._cache[index].flatten(0, 1)
         rows = normed.shape[0]
         query = functional.linear(normed, layer.q, layer.q_bias).view(rows, config.head_count, config.head_dim)
         key = functional.linear(normed, layer.k, layer.k_bias).view(rows, config.kv_head_count, config.head_dim)
         value = functional.linear(normed, layer.v, layer.v_bias).view(rows, config.kv_head_count, config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
-        turns = step.turns[self._ropes[index]]
-        query, key = _rotate(query, *turns), _rotate(key, *turns)
-        cache[0].index_copy_(0, step.written, key)
-        cache[1].index_copy_(0, step.written, value)
-        mixed = torch.empty_like(query)
-        for group in step.groups:
-            mixed[group.rows] = self._attend(query[group.rows], cache, group, self._windows[index])
-        return self._summed(functional.linear(mixed.view(rows, -1), layer.o, layer.o_bias))
+        turned = rotated(torch.cat((query, key), dim=1), *step.turns[self._ropes[index]])
+        query, key = turned[:, : config.head_count], turned[:, config.head_count :]
+        cache.index_copy_(1, step.written, torch.cat((key, value), dim=1).transpose(0, 1))
+        window = self._windows[index]
+        if step.groups[0].rows is None:
+            mixed = self._attend(query, cache, step.groups[0], window)
+        else:
+            mixed = torch.empty_like(query)
+            for group in step.groups:
+                mixed[group.rows] = self._attend(query[group.rows], cache, group, window)
+        return self._summed(functional.linear(mixed.reshape(rows, -1), layer.o, layer.o_bias))
 
-    def _attend(self, query: Tensor, cache: Tensor, group: _Group, window: int | None) -> Tensor:
+    def _attend(self, query: Tensor, cache: Tensor, group: Group, window: int | None) -> Tensor:
         """[sequences * queries, heads, head_dim] of queries over their sequences' gathered keys and values."""
         config = self.config
-        sequences = group.slots.shape[0]
-        query = query.view(sequences, -1, config.head_count, config.head_dim).transpose(1, 2)
-        key, value = cache[0][group.slots].transpose(1, 2), cache[1][group.slots].transpose(1, 2)
+        sequences, context = group.slots.shape
+        queries, repeats = query.shape[0] // sequences, config.head_count // config.kv_head_count
+        gathered = cache.index_select(1, group.slots.view(-1)).view(2, -1, sequences, context, config.head_dim)
+        key, value = gathered.transpose(1, 2)
         mask = group.masks[window]
-        if config.attention_softcap is None:
+        if queries == 1 and config.attention_softcap is None:
+            # Heads that share keys are queries of one attention: nothing is repeated.
+            heads = query.view(sequences, config.kv_head_count, repeats, config.head_dim)
             mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, scale=config.attention_scale, enable_gqa=True
+                heads, key, value, mask.expand(-1, config.kv_head_count, repeats, -1), scale=config.attention_scale
+            )
+            return mixed.reshape(query.shape)
+        query = query.view(sequences, queries, config.head_count, config.head_dim).transpose(1, 2)
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+        if config.attention_softcap is not None:
+            scores = capped((query @ key.transpose(2, 3)) * config.attention_scale, config.attention_softcap)
+            weights = (scores + mask).softmax(-1, dtype=torch.float32)
+            mixed = weights.to(value.dtype) @ value
+        elif queries == context and window is None:  # a prompt from its beginning: kernels without a mask are quicker
+            mixed = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=config.attention_scale
             )
         else:
-            repeats = config.head_count // config.kv_head_count
-            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-            scores = capped((query @ key.transpose(2, 3)) * config.attention_scale, config.attention_softcap)
-            weights = scores.masked_fill(~mask, -math.inf).softmax(-1, dtype=torch.float32)
-            mixed = weights.to(value.dtype) @ value
-        return mixed.transpose(1, 2).reshape(-1, config.head_count, config.head_dim)
-
-    def _prepare(self, batch: Batch) -> _Step:
-        positions = torch.tensor(batch.positions)
-        slots = [self._slots(table, batch.positions[end - 1] + 1) for table, end in self._sequences(batch)]
-        written = torch.cat([slots[s][batch.positions[start] :] for s, start in enumerate(batch.starts[:-1])])
-        return _Step(
-            turns={rope: self._turns(positions, rope) for rope in self._frequencies},
-            written=written.to(self.device),
-            groups=self._groups(batch, positions, slots),
-        )
-
-    def _turns(self, positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        angles = positions.float()[:, None].to(self.device) * self._frequencies[rope]
-        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-        factor = rope.attention_factor
-        return (angles.cos() * factor).to(self.dtype), (angles.sin() * factor).to(self.dtype)
-
-    @staticmethod
-    def _sequences(batch: Batch) -> list[tuple[list[int], int]]:
-        return list(zip(batch.tables, batch.starts[1:], strict=True))
-
-    def _slots(self, table: list[int], context: int) -> Tensor:
-        """Cache slots of positions 0 to context - 1."""
-        blocks = torch.tensor(table, dtype=torch.long)[:, None] * self.block_tokens
-        return (blocks + torch.arange(self.block_tokens)).view(-1)[:context]
-
-    def _groups(self, batch: Batch, positions: Tensor, slots: list[Tensor]) -> list[_Group]:
-        starts = batch.starts
-        counts = [end - begin for begin, end in itertools.pairwise(starts)]
-        decodes = [s for s, count in enumerate(counts) if count == 1]
-        groups = [[s] for s, count in enumerate(counts) if count > 1]
-        return [
-            self._group(
-                torch.cat([torch.arange(starts[s], starts[s + 1]) for s in members]),
-                positions,
-                [slots[s] for s in members],
-            )
-            for members in ([decodes] if decodes else []) + groups
-        ]
-
-    def _group(self, rows: Tensor, positions: Tensor, slots: list[Tensor]) -> _Group:
-        longest = max(len(one) for one in slots)
-        padded = torch.stack([functional.pad(one, (0, longest - len(one)), value=int(one[0])) for one in slots])
-        limits = positions[rows].view(len(slots), 1, -1, 1)
-        places = torch.arange(longest).view(1, 1, 1, -1)
-        before = places <= limits
-        masks = {
-            window: (before if window is None else before & (places > limits - window)).to(self.device)
-            for window in set(self._windows)
-        }
-        return _Group(rows=rows.to(self.device), slots=padded.to(self.device), masks=masks)
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the Hugging Face layout: the first half of a head's rotated numbers pairs with the second,
-    and the others stay."""
-    width = cos.shape[-1]
-    turning, rest = heads[..., :width], heads[..., width:]
-    turned = torch.cat((-turning[..., width // 2 :], turning[..., : width // 2]), dim=-1)
-    rotated = turning * cos + turned * sin
-    return torch.cat((rotated, rest), dim=-1) if width < heads.shape[-1] else rotated
+            mixed = functional.scaled_dot_product_attention(query, key, value, mask, scale=config.attention_scale)
+        return mixed.transpose(1, 2).flatten(0, 1)

@@ -16,6 +16,7 @@ from tests.bench.harness.samples import ROOT, Report, parse_options
 FILES = (
     "tests/runtime/llm/engine/test_golden.py",
     "tests/runtime/llm/model/test_adapters.py",
+    "tests/runtime/llm/model/test_decode_graphs.py",
     "tests/runtime/llm/model/test_decoders.py",
     "tests/runtime/llm/model/test_torch_devices.py",
     "tests/runtime/weights/test_device.py",

@@ -77,13 +77,16 @@ def test_two_models_on_one_device_do_not_touch_each_other(device: str) -> None:
 def test_a_release_gives_the_memory_back_and_a_regain_the_tokens(device: str) -> None:
     settings = LLMSettings(max_batch=1, max_context_tokens=64, kv_memory_bytes=4 * MIB)
     request = Request(tokens=some_tokens(12), max_new_tokens=16, sampling=SamplingParams(temperature=0))
-    before = _allocated(device)
     engine = load_model(tiny(dtype=torch.float32), settings, threads=1, device=device).engine
     wanted = tokens_of(run(engine, [request])[0])
     engine.release()
-    assert _allocated(device) == before
-    engine.regain()
-    assert tokens_of(run(engine, [request])[0]) == wanted
+    before = _allocated(device)  # what libraries took on first use
+    for _ in range(2):
+        engine.regain()
+        assert tokens_of(run(engine, [request])[0]) == wanted
+        assert device == "cpu" or _allocated(device) > before
+        engine.release()
+        assert _allocated(device) == before
 
 
 def _allocated(device: str) -> int:
