@@ -18,7 +18,7 @@ import msgspec
 from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.function_calls import COMPLETE, CallRequest
 from fleetstart.runtime.contract.ids import WorkerId
-from fleetstart.runtime.contract.worker_headers import LINK_HEADER, TOKEN_HEADER
+from fleetstart.runtime.contract.worker_headers import LINK_HEADER, LINK_LIMIT_HEADER, TOKEN_HEADER
 
 from ..gateway.dispatch.grants import Grants
 from ..gateway.dispatch.version_backend import Worker
@@ -57,7 +57,9 @@ class WorkerLinks:
         self._grants = grants
         self._session = session
         self._serve = serve
-        self._max_bytes = max_body_bytes + HEAD_BYTES
+        self._message_bytes = max_body_bytes + HEAD_BYTES
+        """Most bytes of a message. The worker is told, and refuses what is above it before a byte is sent: one that
+        sends it all the same loses the connection, and may not learn why."""
         self._spare: set[WorkerId] = set()
         """Workers with an idle link, or one that is being opened."""
         self._open: Counter[WorkerId] = Counter()
@@ -111,8 +113,12 @@ class WorkerLinks:
         url, tls = self._node_links.target(worker.status, "/")
         return self._session.ws_connect(
             url,
-            headers=[(TOKEN_HEADER, worker.status.token), (LINK_HEADER, self._gateway)],
-            max_msg_size=self._max_bytes,
+            headers=[
+                (TOKEN_HEADER, worker.status.token),
+                (LINK_HEADER, self._gateway),
+                (LINK_LIMIT_HEADER, str(self._message_bytes)),
+            ],
+            max_msg_size=self._message_bytes + 1,  # aiohttp refuses a message of this size, too
             timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             autoclose=False,
             **tls,

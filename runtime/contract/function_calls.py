@@ -6,7 +6,8 @@ gateway keeps a WebSocket open to the worker, with the worker's token and LINK_H
     worker → gateway     CallRequest (text), and the body as one binary message if there is one
     gateway → worker     AnswerHead (text), then the answer's bytes in binary messages, then a close with COMPLETE
 
-A close with another code is an answer that broke off. A worker that closes its side cancels the call.
+A close with another code is an answer that broke off. A worker that closes its side cancels the call. The gateway says
+with LINK_LIMIT_HEADER how large a message may be, and closes with TOO_BIG if a worker sends a larger one all the same.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ CALLS_MAX = 32
 DEPTH_MAX = 8
 """Functions above a call. Each holds a worker while it waits, so that a deep chain is mostly paid for waiting."""
 COMPLETE = 1000
+TOO_BIG = 1009
 BROKEN = 1011
-"""Close codes (RFC 6455) of a whole answer, and of one that broke off."""
+"""Close codes (RFC 6455) of a whole answer, of a message above the gateway's limit, and of an answer that broke off."""
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):

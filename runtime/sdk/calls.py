@@ -26,15 +26,13 @@ from ..contract.call_format import (
     raise_for,
 )
 from ..contract.errors import CallEnded, CallNotDeclared, FleetError, TooLarge, WorkerLost
-from ..contract.function_calls import COMPLETE, CallRequest, split_callee
+from ..contract.function_calls import COMPLETE, TOO_BIG, CallRequest, split_callee
 from ..contract.worker_headers import AnswerHead
 from ..worker_io.call_links import Link, LinkClosed
 from ..worker_io.callee_errors import mark_callee
 from .context import CallState, current
 
 Value = TypeVar("Value")
-TOO_BIG = 1009
-"""Close code for a message above the gateway's limit (RFC 6455)."""
 _END: Any = object()
 _URL = "/?#[]@!$&'()*+,;=:%-._~"
 """What stays as it is in a path with its query; the caller escapes these where they mean themselves."""

@@ -26,6 +26,7 @@ from ..contract.worker_headers import (
     ENTERED_HEADER,
     ERROR_HEADER,
     LINK_HEADER,
+    LINK_LIMIT_HEADER,
     REQUEST_HEADER,
     TOKEN_HEADER,
 )
@@ -43,6 +44,7 @@ _DEADLINE = DEADLINE_HEADER.encode()
 _ERROR = ERROR_HEADER.encode()
 _ENTERED = ENTERED_HEADER.encode()
 _LINK = LINK_HEADER.encode()
+_LINK_LIMIT = LINK_LIMIT_HEADER.encode()
 _ERROR_EVENT = b"event: error\n"
 
 
@@ -167,8 +169,9 @@ class CallGate:
         if not hmac.compare_digest(token, self._token):
             await respond_error(send, InvalidWorkerToken("this worker only accepts calls of its gateway"), request)
             return
-        if scope["type"] == "websocket" and self._links is not None and (gateway := _link_gateway(scope)):
-            await self._links.serve(gateway, receive, send)
+        if scope["type"] == "websocket" and self._links is not None and (gateway := _header(scope, _LINK)):
+            limit = _header(scope, _LINK_LIMIT)
+            await self._links.serve(gateway, int(limit) if limit else None, receive, send)
             return
         if scope["type"] == "websocket" and not self._sockets:
             await respond_error(send, websockets.NOT_SUPPORTED, request)
@@ -242,9 +245,8 @@ class CallGate:
         return HandlerFailed(user_errors.describe(error, self._bundle_dir), hint=hint)
 
 
-def _link_gateway(scope: Scope) -> str:
-    """The gateway that opens a link with this handshake; empty if it is a client's WebSocket."""
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == _LINK), "")
+def _header(scope: Scope, wanted: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
 
 
 def _headers(scope: Scope) -> tuple[bytes, str, bytes]:

@@ -11,7 +11,7 @@ import contextlib
 from collections import defaultdict, deque
 
 from ..contract.errors import Unavailable
-from ..contract.function_calls import BROKEN, COMPLETE
+from ..contract.function_calls import BROKEN, COMPLETE, TOO_BIG
 from .asgi import Message, Receive, Send
 
 LINK_S = 10.0
@@ -31,7 +31,8 @@ class LinkClosed(Exception):
 class Link:
     """One link. Idle until `CallLinks.take` gives it to a call, which closes it."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, limit_bytes: int | None, receive: Receive, send: Send) -> None:
+        self._limit_bytes = limit_bytes
         self._receive = receive
         self._send = send
         self._first: asyncio.Task[Message] | None = asyncio.create_task(self._next())
@@ -46,7 +47,12 @@ class Link:
         return self._taken
 
     async def send(self, data: str | bytes) -> None:
-        """Errors: LinkClosed."""
+        """Errors: LinkClosed, also for a message above the gateway's limit: it is not sent, because the gateway's close
+        could be lost with a connection that breaks while it is written to."""
+        if self._limit_bytes is not None:
+            size = len(data.encode() if isinstance(data, str) else data)
+            if size > self._limit_bytes:
+                raise LinkClosed(TOO_BIG)
         message = {"type": "websocket.send", **({"text": data} if isinstance(data, str) else {"bytes": data})}
         try:
             await self._send(message)
@@ -101,11 +107,12 @@ class CallLinks:
         self._idle: defaultdict[str, deque[Link]] = defaultdict(deque)
         self._waiting: defaultdict[str, deque[asyncio.Future[Link]]] = defaultdict(deque)
 
-    async def serve(self, gateway: str, receive: Receive, send: Send) -> None:
-        """Serves the WebSocket of a new link until a call, or the gateway, has closed it."""
+    async def serve(self, gateway: str, limit_bytes: int | None, receive: Receive, send: Send) -> None:
+        """Serves the WebSocket of a new link until a call, or the gateway, has closed it. `limit_bytes` is the most
+        bytes of a message that the gateway takes, None if it does not say: it is of an earlier release."""
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        link = Link(receive, send)
+        link = Link(limit_bytes, receive, send)
         self._offer(gateway, link)
         await link.until_closed()
 

@@ -316,7 +316,7 @@ def test_a_client_cannot_pose_as_a_gateway_or_a_grant(system: System) -> None:
 
 
 def test_an_input_above_the_gateways_limit_is_too_large(system: System) -> None:
-    for size in (MAX_BODY + 1000, 4 * MAX_BODY):  # refused by admission, and by the link itself
+    for size in (MAX_BODY + 1000, 4 * MAX_BODY):  # refused by admission, and by the worker before it sends
         assert ask(system, "large", str(size)).json() == "too_large"
     assert ask(system, "large", str(MAX_BODY // 2)).json() == MAX_BODY // 2
     assert ask(system, "path").json() == 4

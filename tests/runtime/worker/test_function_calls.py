@@ -13,7 +13,13 @@ from websockets.sync.client import ClientConnection, connect
 
 from fleetstart.runtime.contract.function_calls import BROKEN, COMPLETE, CallRequest
 from fleetstart.runtime.contract.node import exit_codes
-from fleetstart.runtime.contract.worker_headers import GRANT_HEADER, LINK_HEADER, TOKEN_HEADER, AnswerHead
+from fleetstart.runtime.contract.worker_headers import (
+    GRANT_HEADER,
+    LINK_HEADER,
+    LINK_LIMIT_HEADER,
+    TOKEN_HEADER,
+    AnswerHead,
+)
 from tests.runtime.workers import TOKEN, ForkServerProcess, Functions, Worker
 from tests.stopwatch import Stopwatch
 
@@ -31,8 +37,8 @@ DRAIN_S = 0.9
 """Shorter than the time in which a drained worker waits for slow readers of its last bytes."""
 
 
-def link(worker: Worker, *, token: str = TOKEN) -> ClientConnection:
-    headers = {TOKEN_HEADER: token, LINK_HEADER: "gw-1"}
+def link(worker: Worker, *, token: str = TOKEN, **headers: str) -> ClientConnection:
+    headers = {TOKEN_HEADER: token, LINK_HEADER: "gw-1", **headers}
     return connect(worker.url.replace("http", "ws"), additional_headers=headers, proxy=None)
 
 
@@ -85,6 +91,21 @@ def test_an_answer_that_breaks_off_is_a_lost_worker(functions: Functions) -> Non
 def test_an_answer_of_the_callees_own_above_400_is_raised(functions: Functions) -> None:
     result, _ = called(functions.ready(CALLER, **CALLS), status=418)
     assert result == ["HandlerResponse", "function embed answered HTTP 418: 4"]
+
+
+def test_an_input_above_its_gateways_limit_is_refused_before_it_is_sent(functions: Functions) -> None:
+    worker = functions.ready(CALLER, **CALLS)
+    results: list[Any] = []
+    calling = threading.Thread(
+        target=lambda: results.append(worker.post({"text": "x" * 4096}, headers={GRANT_HEADER: "gw-1:hush"}).json())
+    )
+    calling.start()
+    with link(worker, **{LINK_LIMIT_HEADER: "4096"}) as gateway:
+        assert msgspec.json.decode(gateway.recv(), type=CallRequest).has_body
+        with pytest.raises(ConnectionClosed):
+            gateway.recv()
+    calling.join()
+    assert results == [["TooLarge", "the input of function embed has more bytes than its gateway takes"]]
 
 
 def test_only_a_gateway_opens_links_and_only_to_a_function_that_calls(functions: Functions) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract.errors import HandlerFailed, NotFound
+from fleetstart.runtime.contract.function_calls import TOO_BIG
 from fleetstart.runtime.worker_io.asgi import Message
 from fleetstart.runtime.worker_io.call_links import CallLinks, Link, LinkClosed
 from fleetstart.runtime.worker_io.callee_errors import as_seen_outside, mark_callee
@@ -19,11 +20,11 @@ WAIT_S = 10.0
 class GatewaySide:
     """A link as its gateway sees it."""
 
-    def __init__(self, links: CallLinks, gateway: str = "gw-1") -> None:
+    def __init__(self, links: CallLinks, gateway: str = "gw-1", *, limit_bytes: int | None = None) -> None:
         self._to_worker: asyncio.Queue[Message] = asyncio.Queue()
         self.got: asyncio.Queue[Message] = asyncio.Queue()
         self._to_worker.put_nowait({"type": "websocket.connect"})
-        self.served = asyncio.create_task(links.serve(gateway, self._to_worker.get, self.got.put))
+        self.served = asyncio.create_task(links.serve(gateway, limit_bytes, self._to_worker.get, self.got.put))
 
     def send(self, **message: Any) -> None:
         self._to_worker.put_nowait({"type": "websocket.receive", **message})
@@ -77,6 +78,26 @@ def test_a_link_that_its_gateway_closed_is_given_to_no_call() -> None:
         assert await taken.receive() == "mine"
         taken.close()
         await live.served
+
+    run(scenario())
+
+
+def test_a_message_above_its_gateways_limit_is_not_sent() -> None:
+    """The gateway would close a connection with unread bytes: a worker that writes learns of a broken pipe, and may
+    never read the close code before it."""
+
+    async def scenario() -> None:
+        links = CallLinks()
+        side = GatewaySide(links, limit_bytes=4)
+        link = await links.take("gw-1")
+        await link.send(b"four")
+        for message in (b"five.", "über"):
+            with pytest.raises(LinkClosed) as closed:
+                await link.send(message)
+            assert closed.value.code == TOO_BIG
+        link.close()
+        await side.served
+        assert [await side.next() for _ in range(3)] == ["websocket.accept", "websocket.send", "websocket.close"]
 
     run(scenario())
 
