@@ -5,8 +5,8 @@
 
 *At the fork* (`fork_into_namespaces`, `enter_namespaces`): a pid namespace in which the worker is process 1,
 mount, ipc and uts namespaces, and, unless the function asked for the network, a net namespace with a
-loopback of its own; the built root in place of the node's, a fresh /proc without what tells of the machine, a private
-/run.
+loopback of its own; the built root in place of the node's, a fresh /proc without what tells of the machine, in which
+only the folders of processes can be written, a private /run.
 
 *At the assignment* (`confine`, `drop_privileges`), before the first line of user code: a private /tmp and /dev/shm; no
 device files of GPUs that are others' (`gpu_files`); the function's bundle, read-only, at /tmp/function, the layer with
@@ -122,7 +122,7 @@ def enter_namespaces(plan: root.Root, at: str, shared: Iterable[str], *, network
     Path("/run/resolv.conf").write_text(resolver)
     linux.mount("proc", "/proc", "proc", _PRIVATE | linux.MS_NOEXEC)
     _mask_proc()
-    linux.set_mount_attributes("/proc", linux.MOUNT_ATTR_RDONLY, recursive=True)
+    _protect_proc()
     # Unmounting waits for all processors: here, ahead of a call, and not when the worker is assigned.
     linux.detach(NODE_DIR)
     linux.mount("tmpfs", NODE_DIR, "tmpfs", _PRIVATE, "size=64k,mode=700")
@@ -146,6 +146,19 @@ def _mask_proc() -> None:
         with contextlib.suppress(FileNotFoundError):
             folder = stat.S_ISDIR(os.stat(path).st_mode)
             root.attach(linux.open_tree(LAYER_DIR if folder else "/dev/null"), path, folder=folder)
+
+
+def _protect_proc() -> None:
+    """Makes all of /proc read-only but the folders of processes, which give a process nothing that is not its own. CUDA
+    does not start where it cannot name its threads there."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() or entry.is_symlink():
+            continue
+        folder = entry.is_dir()
+        if folder or entry.stat().st_mode & 0o222:
+            tree = linux.open_tree(entry.path)
+            linux.set_mount_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)
+            root.attach(tree, entry.path, folder=folder)
 
 
 def confine(

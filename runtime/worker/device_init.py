@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from ..contract.errors import StartFailed
 from ..contract.timeline import Timeline
 
 
@@ -24,7 +25,7 @@ class DeviceInit:
         """Starts the initialisation; on a CPU it is done when this returns."""
         import torch
 
-        if torch.version.cuda is None:
+        if torch.version.cuda is None and not self._fractions:
             with self._timeline.span("device"):
                 torch.set_num_threads(self._threads)
             return
@@ -37,9 +38,12 @@ class DeviceInit:
         try:
             with self._timeline.span("device"):
                 torch.set_num_threads(self._threads)
-                if torch.cuda.is_available():
-                    for index, fraction in enumerate(self._fractions):
-                        torch.cuda.set_per_process_memory_fraction(fraction, index)
+                seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+                if seen < len(self._fractions):
+                    raise _unseen(seen, len(self._fractions), torch.__version__, torch.version.cuda)
+                for index, fraction in enumerate(self._fractions):
+                    torch.cuda.set_per_process_memory_fraction(fraction, index)
+                if seen:
                     torch.zeros(1, device="cuda")
         except Exception as error:
             self._error = error
@@ -50,3 +54,12 @@ class DeviceInit:
             self._thread.join()
         if self._error is not None:
             raise self._error
+
+
+def _unseen(seen: int, given: int, version: str, cuda: str | None) -> StartFailed:
+    """The error of a worker that would compute on the CPU what its caller pays a GPU for."""
+    built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
+    return StartFailed(
+        f"the worker was given {given} of the node's GPUs and sees {seen}: torch {version} is {built}",
+        hint="on the node, `nvidia-smi` and python -c 'import torch; torch.zeros(1).cuda()' say more",
+    )

@@ -47,12 +47,22 @@ class _Graph:
 class DecodeGraphs:
     """Graphs of one decoder, by shape. Not thread-safe."""
 
-    def __init__(self, compute: Compute, device: torch.device, *, block_tokens: int, spare_block: int) -> None:
-        """`compute` makes the same calls for the same shapes, and waits for nothing. No sequence has `spare_block`."""
+    def __init__(
+        self,
+        compute: Compute,
+        device: torch.device,
+        *,
+        block_tokens: int,
+        spare_block: int,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`compute` waits for nothing, and makes the same calls for the same shapes once it is `ready`. No sequence has
+        `spare_block`."""
         self._compute = compute
         self._device = device
         self._block_tokens = block_tokens
         self._spare_block = spare_block
+        self._ready = ready
         self._used: Counter[Shape] = Counter()
         self._graphs: dict[Shape, _Graph] = {}
         self._stream = _capture_stream(device)
@@ -74,7 +84,8 @@ class DecodeGraphs:
 
     def _captured(self, shape: Shape) -> _Graph | None:
         self._used[shape] += 1
-        if not self._works or self._used[shape] <= USED_BEFORE or len(self._graphs) >= MOST_GRAPHS:
+        wanted = self._used[shape] > USED_BEFORE and len(self._graphs) < MOST_GRAPHS
+        if not (wanted and self._works and self._ready()):
             return None
         try:
             self._graphs[shape] = self._capture(shape)

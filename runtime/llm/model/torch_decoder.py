@@ -9,6 +9,7 @@ Of a model that is split over devices, it computes one rank's shard; `ShardGroup
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import fields
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from torch.nn import functional
 from ...contract.weights.decoder_config import DecoderConfig
 from ..engine.runner import Batch
 from .decode_graphs import DecodeGraphs
+from .decode_kernels import DecodeKernels, kernels_for, shape_for
 from .layers import LayerWeights, StageWeights, capped, finished, rms_norm
 from .rope import inverse_frequencies
 from .torch_steps import Group, Step, StepInputs, decodes_only, rotated, slots_of
@@ -96,10 +98,26 @@ class TorchDecoder:
             dtype=dtype,
             device=device,
         )
-        graphed = device.type == "cuda" and self._whole and group is None
-        self._graphs = (
-            DecodeGraphs(self._decode, device, block_tokens=block_tokens, spare_block=block_count) if graphed else None
-        )
+        self._compiling: Future[DecodeKernels | None] | None = None
+        self._graphs: DecodeGraphs | None = None
+        if device.type == "cuda":
+            # Its plans are compiled for each new length of a prompt, which takes tenths of a second.
+            torch.backends.cuda.enable_cudnn_sdp(False)
+            if (shape := shape_for(config, dtype, block_tokens)) is not None:
+                index = torch.cuda.current_device() if device.index is None else device.index
+                self._compiling = kernels_for(torch.device("cuda", index), shape)
+            if self._whole and group is None:
+                self._graphs = DecodeGraphs(
+                    self._decode, device, block_tokens=block_tokens, spare_block=block_count, ready=self._settled
+                )
+
+    @property
+    def _kernels(self) -> DecodeKernels | None:
+        """Kernels of decode steps; None where there are none, and as long as they are not compiled."""
+        return self._compiling.result() if self._compiling is not None and self._compiling.done() else None
+
+    def _settled(self) -> bool:
+        return self._compiling is None or self._compiling.done()
 
     def _move(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda" and tensor.device.type == "cpu":
@@ -138,7 +156,7 @@ class TorchDecoder:
         if self._embedding is not None:
             hidden = self._embed(torch.tensor(batch.tokens, device=self.device))
         assert hidden is not None
-        hidden = self._through_layers(self._inputs.of_batch(batch), self._move(hidden))
+        hidden = self._through_layers(self._inputs.of_batch(batch, self._kernels), self._move(hidden))
         return self.logits(self._of_rows(hidden, batch)) if self._whole else hidden
 
     def _of_rows(self, values: Tensor, batch: Batch) -> Tensor:
@@ -149,14 +167,14 @@ class TorchDecoder:
 
     def _decode(self, tokens: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
         """Logits [sequences, vocab_size] of one token a sequence; waits for nothing (`StepInputs.of_decodes`)."""
-        step = self._inputs.of_decodes(positions, tables)
+        step = self._inputs.of_decodes(positions, tables, self._kernels)
         return self.logits(self._through_layers(step, self._embed(tokens)))
 
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states [rows, hidden_size] after the last layer of a whole model, before the final norm."""
         hidden = self._embed(torch.tensor(batch.tokens, device=self.device))
-        return self._through_layers(self._inputs.of_batch(batch), hidden)
+        return self._through_layers(self._inputs.of_batch(batch, self._kernels), hidden)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         assert self._embedding is not None
@@ -265,6 +283,8 @@ class TorchDecoder:
         return slots_of(table, end, self.block_tokens)[begin:].to(self.device)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        if (kernels := self._kernels) is not None and kernels.normalises(hidden, weight):
+            return kernels.normalise(hidden, weight, self.config.norm_eps)
         return rms_norm(hidden, weight, self.config.norm_eps)
 
     def _attention(self, layer: LayerWeights, index: int, normed: Tensor, step: Step) -> Tensor:
@@ -275,17 +295,28 @@ class TorchDecoder:
         value = functional.linear(normed, layer.v, layer.v_bias).view(rows, config.kv_head_count, config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
-        turned = rotated(torch.cat((query, key), dim=1), *step.turns[self._ropes[index]])
-        query, key = turned[:, : config.head_count], turned[:, config.head_count :]
-        cache.index_copy_(1, step.written, torch.cat((key, value), dim=1).transpose(0, 1))
-        window = self._windows[index]
-        if step.groups[0].rows is None:
-            mixed = self._attend(query, cache, step.groups[0], window)
+        turns, window = step.turns[self._ropes[index]], self._windows[index]
+        if step.decodes is not None:
+            kernels = step.decodes.kernels
+            query = kernels.rotate_and_store(query, key, value, turns, step.written, cache)
+            mixed = kernels.attend(
+                query, cache, step.decodes.positions, step.decodes.tables,
+                window=window, scale=config.attention_scale, softcap=config.attention_softcap,
+            )  # fmt: skip
         else:
-            mixed = torch.empty_like(query)
-            for group in step.groups:
-                mixed[group.rows] = self._attend(query[group.rows], cache, group, window)
+            turned = rotated(torch.cat((query, key), dim=1), *turns)
+            query, key = turned[:, : config.head_count], turned[:, config.head_count :]
+            cache.index_copy_(1, step.written, torch.cat((key, value), dim=1).transpose(0, 1))
+            mixed = self._attend_in_groups(query, cache, step.groups, window)
         return self._summed(functional.linear(mixed.reshape(rows, -1), layer.o, layer.o_bias))
+
+    def _attend_in_groups(self, query: Tensor, cache: Tensor, groups: list[Group], window: int | None) -> Tensor:
+        if groups[0].rows is None:
+            return self._attend(query, cache, groups[0], window)
+        mixed = torch.empty_like(query)
+        for group in groups:
+            mixed[group.rows] = self._attend(query[group.rows], cache, group, window)
+        return mixed
 
     def _attend(self, query: Tensor, cache: Tensor, group: Group, window: int | None) -> Tensor:
         """[sequences * queries, heads, head_dim] of queries over their sequences' gathered keys and values."""

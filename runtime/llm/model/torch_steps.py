@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...contract.weights.rope_config import Rope
 from ..engine.runner import Batch
+from .decode_kernels import DecodeKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +35,26 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decodes:
+    """One token of each sequence, whose attention is computed by kernels of our own.
+
+    Shapes:  positions [sequences]; tables [sequences, blocks].
+    """
+
+    kernels: DecodeKernels
+    positions: Tensor
+    tables: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """Inputs of every layer of one step: by rotary setting, cosines and signed sines [rows, 1, rotary_dim]; written
-    slots [rows]."""
+    slots [rows]; and either groups, or decodes for kernels."""
 
     turns: dict[Rope, tuple[Tensor, Tensor]]
     written: Tensor
     groups: list[Group]
+    decodes: Decodes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +67,9 @@ class StepInputs:
     windows: Collection[int | None]
     frequencies: dict[Rope, Tensor]
 
-    def of_batch(self, batch: Batch) -> Step:
+    def of_batch(self, batch: Batch, kernels: DecodeKernels | None) -> Step:
         if decodes_only(batch):
-            return self.of_decodes(*self.decode_tensors(batch))
+            return self.of_decodes(*self.decode_tensors(batch), kernels)
         positions = torch.tensor(batch.positions)
         slots = [
             slots_of(table, batch.positions[end - 1] + 1, self.block_tokens)
@@ -76,21 +90,24 @@ class StepInputs:
             tables[row, :count] = torch.tensor(table[:count])
         return torch.tensor(batch.positions, device=self.device), tables.to(self.device)
 
-    def of_decodes(self, positions: Tensor, tables: Tensor) -> Step:
+    def of_decodes(self, positions: Tensor, tables: Tensor, kernels: DecodeKernels | None) -> Step:
         """The step of one token a sequence; computed on the device, without waiting for it.
 
         Shapes:  positions [sequences] of the tokens; tables [sequences, blocks], whatever stands behind a sequence's
                  own blocks.
         """
-        context = tables.shape[1] * self.block_tokens
+        blocks = tables.gather(1, positions.div(self.block_tokens, rounding_mode="floor")[:, None])[:, 0]
+        written, turns = blocks * self.block_tokens + positions % self.block_tokens, self._turns(positions)
+        if kernels is not None:
+            decodes = Decodes(kernels=kernels, positions=positions, tables=tables)
+            return Step(turns=turns, written=written, groups=[], decodes=decodes)
         slots = tables[:, :, None] * self.block_tokens + torch.arange(self.block_tokens, device=self.device)
-        slots = slots.view(-1, context)
-        written = slots.gather(1, positions[:, None])[:, 0]
-        places = torch.arange(context, device=self.device)
+        slots = slots.flatten(1)
+        places = torch.arange(slots.shape[1], device=self.device)
         # What is not written yet may be NaN, and no mask hides it: padding reads the sequence's own first slot.
         slots = torch.where(places <= positions[:, None], slots, slots[:, :1])
         masks = self._masks(places, positions[:, None, None, None])
-        return Step(turns=self._turns(positions), written=written, groups=[Group(rows=None, slots=slots, masks=masks)])
+        return Step(turns=turns, written=written, groups=[Group(rows=None, slots=slots, masks=masks)])
 
     def _turns(self, positions: Tensor) -> dict[Rope, tuple[Tensor, Tensor]]:
         turns = {}

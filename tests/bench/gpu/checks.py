@@ -17,9 +17,11 @@ FILES = (
     "tests/runtime/llm/engine/test_golden.py",
     "tests/runtime/llm/model/test_adapters.py",
     "tests/runtime/llm/model/test_decode_graphs.py",
+    "tests/runtime/llm/model/test_decode_kernels.py",
     "tests/runtime/llm/model/test_decoders.py",
     "tests/runtime/llm/model/test_torch_devices.py",
     "tests/runtime/weights/test_device.py",
+    "tests/runtime/worker/test_device_init.py",
 )
 """Files with such tests: collecting all files would take longer than the tests."""
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"

@@ -40,6 +40,28 @@ INSPECT = """
     def children(): return os.waitstatus_to_exitcode(os.system("true"))
     def python(): import json.tool, email.mime.text, sqlite3; return True
 
+    # As CUDA names its threads: in each process by its own file.
+    def thread_names():
+        own = os.path.join("/proc/self/task", str(os.getpid()), "comm")
+        Path(own).write_text("mine")
+        return [Path(own).read_text(), os.waitstatus_to_exitcode(os.system("echo theirs > /proc/self/task/$$/comm"))]
+
+    # Entries of /proc beside those of processes that open for writing.
+    def open_in_proc():
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() or os.path.islink(os.path.join("/proc", name)):
+                continue
+            top = os.path.join("/proc", name)
+            for path in [top] if os.path.isfile(top) else [os.path.join(f, n) for f, _, ns in os.walk(top) for n in ns]:
+                try:
+                    os.close(os.open(path, os.O_WRONLY))
+                    found.append(path)
+                except OSError as error:
+                    if error.errno not in (errno.EROFS, errno.EACCES, errno.EIO, errno.EINVAL, errno.EPERM):
+                        found.append(f"{path}: {error}")
+        return found
+
     def loopback():
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname()).close()
@@ -94,6 +116,10 @@ class TestConfined:
         assert facts["descriptors"][0] == "/dev/null"
         assert facts["children"] == 0
         assert os.readlink(f"/proc/{worker.pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+
+    def test_of_proc_it_may_write_what_is_of_its_processes_alone(self, functions: Functions) -> None:
+        facts = functions.ready(INSPECT).post(["thread_names", "open_in_proc"]).json()
+        assert facts == {"thread_names": ["mine\n", 0], "open_in_proc": []}
 
     def test_it_has_a_loopback_and_no_other_network(self, functions: Functions) -> None:
         facts = functions.ready(INSPECT).post(["interfaces", "loopback"]).json()
