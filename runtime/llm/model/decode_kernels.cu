@@ -42,6 +42,7 @@ constexpr int kLanes = kHeadDim / kPer;      // lanes that hold a head
 constexpr int kKeys = 32 / kLanes;           // keys that a warp reads together
 constexpr int kUnroll = 4;                   // reads in flight
 constexpr int kWarps = 4;
+constexpr int kBlocks = kGroup <= 4 ? 4 : 1;  // of a multiprocessor, at least: more would spill registers
 constexpr int kParts = kWarps * kKeys;       // softmaxes that a thread block merges
 constexpr float kNone = -1e30f;              // below every score, and finite: differences of two are no NaN
 
@@ -80,7 +81,7 @@ extern "C" __global__ void rotate_and_store(const Stored* query, const Stored* k
 // Shapes: query [rows, heads, head_dim]; positions [rows] and tables [rows, blocks], each with its stride; partial
 // [rows, heads / kGroup, splits, kGroup, head_dim + 2]: weighted values, largest score, sum of weights.
 // Grid: (splits, heads / kGroup, rows), 128 threads.  window 0: every key; cap 0: scores as they are.
-extern "C" __global__ void attend(const Stored* query, const Stored* cache, const long long* positions,
+extern "C" __global__ void __launch_bounds__(128, kBlocks) attend(const Stored* query, const Stored* cache, const long long* positions,
                                   const long long* tables, float* partial, Stored* mixed, long long slots,
                                   int position_stride, int table_stride, int kv_heads, int window, float scale, float cap) {
   const int split = blockIdx.x, splits = gridDim.x, group = blockIdx.y, row = blockIdx.z;

@@ -14,11 +14,13 @@ from pathlib import Path
 from tests.bench.harness.samples import ROOT, Report, parse_options
 
 FILES = (
+    "tests/e2e/calls/test_gpus.py",
     "tests/runtime/llm/engine/test_golden.py",
     "tests/runtime/llm/model/test_adapters.py",
     "tests/runtime/llm/model/test_decode_graphs.py",
     "tests/runtime/llm/model/test_decode_kernels.py",
     "tests/runtime/llm/model/test_decoders.py",
+    "tests/runtime/llm/model/test_families.py",
     "tests/runtime/llm/model/test_torch_devices.py",
     "tests/runtime/weights/test_device.py",
     "tests/runtime/worker/test_device_init.py",

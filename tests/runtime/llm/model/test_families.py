@@ -121,6 +121,16 @@ def test_the_transformers_engine_gives_the_same_tokens(case: str) -> None:
     check(model.theirs, [tokens_of(deltas) for deltas in run(loaded, requests())])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", FAMILIES)
+def test_tokens_on_cuda_are_those_of_transformers(case: str) -> None:
+    model = family_model(case)
+    settings = LLMSettings(max_batch=4, max_context_tokens=128, kv_memory_bytes=4 * MIB)
+    engine = load_model(model.weights, settings, threads=1, device="cuda").engine
+    check(model.theirs, [tokens_of(deltas) for deltas in run(engine, requests())])
+
+
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")  # its modules warn of one another
 @pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make vllm-test")
