@@ -38,6 +38,7 @@ DEFAULTS = {
     "task": "required",
     "engine": '`"auto"`',
     "dtype": '`"fp32"`, other engines: `"auto"`',
+    "kv_memory": '`256MiB`, with `gpu`: `"auto"`',
     "max_tokens": "the model's",
     "pooling": '`"mean"`',
     "normalize": "`true`",

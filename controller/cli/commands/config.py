@@ -135,6 +135,8 @@ def _default(name: str, spec: FunctionSpec) -> Any:
         return "auto"
     if name == "max_body" and not value:
         return None  # as large as the gateway takes
+    if name == "kv_memory" and not value:
+        return "auto"
     if name in _SIZES and isinstance(value, int):
         return output.format_size(value).replace(" ", "").replace(".0", "")
     return msgspec.to_builtins(value)

@@ -186,10 +186,12 @@ def _named_engine(declaration: Declaration) -> EngineName:
 
 def _llm_settings(settings: Mapping[str, Any], engine: EngineName) -> LLMSettings:
     """Settings of a language model. Another engine than ours computes in the dtype of the weights unless told, since
-    it would have to copy them."""
+    it would have to copy them. On a GPU keys and values have what the weights leave, unless told."""
     fields = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
-    if "kv_memory" in settings:
+    if settings.get("kv_memory", "auto") != "auto":
         fields["kv_memory_bytes"] = parse_size(settings["kv_memory"])
+    elif "kv_memory" in settings or "gpu" in settings:
+        fields["kv_memory_bytes"] = 0
     if engine != "native":
         fields.setdefault("dtype", "auto")
     return _checked({**fields, "engine": engine}, LLMSettings)

@@ -77,6 +77,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InvalidSpec(f"limits: concurrent must be 0 (no limit) to 1000000 calls, got {self.concurrent}")
 
 
+DEFAULT_KV_BYTES = 256 * MIB
 EngineName = Literal["native", "transformers", "vllm"]
 
 
@@ -91,7 +92,8 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
     max_batch: int = 8
     max_context_tokens: int = 2048
-    kv_memory_bytes: int = 256 * MIB
+    kv_memory_bytes: int = DEFAULT_KV_BYTES
+    """Memory for keys and values; 0: on a GPU what the weights leave of the worker's share, elsewhere the default."""
     threads: int = 0
     """Number of threads; 0: one for each core that the worker may use."""
     tensor_parallel_size: int = 1
@@ -116,7 +118,7 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InvalidSpec(f"llm: max_batch must be 1 to 256, got {self.max_batch}")
         if self.max_context_tokens < 16:
             raise InvalidSpec(f"llm: max_context_tokens must be at least 16, got {self.max_context_tokens}")
-        if self.kv_memory_bytes < MIB:
+        if self.kv_memory_bytes and self.kv_memory_bytes < MIB:
             raise InvalidSpec(f"llm: kv_memory must be at least 1 MiB, got {self.kv_memory_bytes} bytes")
 
 

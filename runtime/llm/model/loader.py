@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...contract.errors import InvalidSpec
-from ...contract.function.spec import LLMSettings
+from ...contract.function.spec import DEFAULT_KV_BYTES, LLMSettings
 from ...contract.weights.decoder_config import DecoderConfig, read_config
 from ...weights.tensor_mapping import TensorMapping
 from ..engine.block_pool import BlockPool
@@ -163,11 +163,11 @@ def _block_count(config: DecoderConfig, settings: LLMSettings, dtype: str) -> in
     width_bytes = DTYPES[dtype].itemsize
     block_bytes = 2 * config.layer_count * config.kv_width * width_bytes * BLOCK_TOKENS
     useful = settings.max_batch * -(-config.context_tokens // BLOCK_TOKENS)
-    count = min(settings.kv_memory_bytes // block_bytes, useful)
+    kv_bytes = settings.kv_memory_bytes or DEFAULT_KV_BYTES  # stages and ranks do not know what their devices have left
+    count = min(kv_bytes // block_bytes, useful)
     if count < 2:
         raise InvalidSpec(
-            f"llm: kv_memory of {settings.kv_memory_bytes} bytes holds {count} blocks of {block_bytes} bytes, "
-            "at least 2 are needed",
+            f"llm: kv_memory of {kv_bytes} bytes holds {count} blocks of {block_bytes} bytes, at least 2 are needed",
             hint="give the function more kv_memory",
         )
     return count

@@ -19,6 +19,7 @@ from ..engine.inference_engine import InferenceEngine
 from ..engine.two_engines import TwoEngines
 from ..model.loaded_model import LoadedModel
 from ..model.weights import ModelWeights
+from .kv_memory import with_kv_memory
 
 if TYPE_CHECKING:
     from ..tensor_parallel.rank_process import RankProcesses
@@ -57,6 +58,7 @@ def load_engine(
         from ..tensor_parallel.loader import load_model  # late: few models need torch.distributed
 
         return load_model(weights, settings, ranks, threads=threads)
+    settings = with_kv_memory(settings, weights)
     if settings.first:
         return _load_two(weights, settings, threads=threads, adapters=adapters)
     try:

@@ -22,6 +22,7 @@ FILES = (
     "tests/runtime/llm/model/test_decoders.py",
     "tests/runtime/llm/model/test_families.py",
     "tests/runtime/llm/model/test_torch_devices.py",
+    "tests/runtime/llm/server/test_kv_memory.py",
     "tests/runtime/weights/test_device.py",
     "tests/runtime/worker/test_device_init.py",
 )

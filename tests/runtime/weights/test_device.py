@@ -291,8 +291,7 @@ def test_on_cuda_there_is_one_allocation_of_the_chunks_that_move(segment: Segmen
 @pytest.mark.gpu
 @NO_CUDA
 def test_on_cuda_many_pieces_pass_through_few_buffers() -> None:
-    shapes = {f"t{number}": ("F32", (1 << 20,)) for number in range(64)}
-    segment = filled(Segment(shapes, chunk_bytes=1 << 20))
+    segment = filled(Segment({f"t{number}": ("F32", (1 << 20,)) for number in range(64)}, chunk_bytes=1 << 20))
     moved = segment.attach().to("cuda")
     side = torch.cuda.Stream()
     for number, (name, tensor) in enumerate(moved.items()):

@@ -67,6 +67,16 @@ def test_defaults_of_an_llm_follow_its_batch() -> None:
     assert (spec.llm.max_batch, spec.llm.max_context_tokens, spec.llm.kv_memory_bytes) == (4, 512, 64 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("settings", "kv_bytes"),
+    [({}, 256 * MIB), ({"gpu": 1}, 0), ({"gpu": 1, "kv_memory": "1GiB"}, GIB), ({"kv_memory": "auto"}, 0)],
+)
+def test_keys_and_values_have_what_the_weights_leave_of_a_gpu(settings: dict[str, Any], kv_bytes: int) -> None:
+    spec = spec_of(declared("llm", weights="w", **settings))
+    assert spec.llm is not None
+    assert spec.llm.kv_memory_bytes == kv_bytes
+
+
 def test_a_model_that_is_split_asks_for_as_many_devices() -> None:
     spec = spec_of(declared("llm", weights="w", tensor_parallel_size=2))
     assert spec.llm is not None
