@@ -335,7 +335,9 @@ class Engine:
                 deltas.append(self._fail(active))
             elif active is not None:
                 reused = active.sequence.take_reused()
-                delta = self._accept(active, token, _logprob(active.request, logits[row], token))
+                wanted = active.request.logprobs
+                logprob = None if wanted is None else token_logprob(logits[row], token, wanted)
+                delta = self._accept(active, token, logprob)
                 deltas.append(replace(delta, cached_tokens=reused) if reused else delta)
             else:
                 self._forward_token(self._migrated_in[id], token)
@@ -382,7 +384,3 @@ class Engine:
 
 def _movable(request: Request) -> bool:
     return request.logprobs is None and request.constraint is None
-
-
-def _logprob(request: Request, logits: Tensor, token: int) -> TokenLogprob | None:
-    return None if request.logprobs is None else token_logprob(logits, token, request.logprobs)

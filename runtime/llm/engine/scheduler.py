@@ -135,19 +135,24 @@ class Scheduler:
         Empty only if idle, or if steps in flight must end first.
         """
         chunks: dict[int, PlannedChunk] = {}
-        budget = self.token_budget
+        budget, preempted = self.token_budget, self.preemptions
         most = -(-min(len(self.running) + len(self.waiting), self.max_batch) // share)
         # Two passes in order of arrival. A decode is one row that a user waits for, so it goes first.
         for decoding in (True, False):
             for sequence in list(self.running):
-                if sequence not in self.running or budget == 0 or len(chunks) >= most:
+                if budget == 0 or len(chunks) >= most:
+                    break
+                if self.preemptions > preempted and sequence not in self.running:
                     continue  # just preempted for an older one
                 pending = len(sequence.tokens) - sequence.submitted
                 if pending == 0 or (pending == 1) is not decoding:
                     continue
                 count = min(pending, budget)
+                before = len(chunks)
                 if self._allocate(sequence, count, chunks):
                     chunks[sequence.id] = _chunk(sequence, count)
+                    budget -= count
+                if len(chunks) <= before:  # others were preempted, and give their tokens back
                     budget = self.token_budget - sum(chunk.end - chunk.begin for chunk in chunks.values())
         while self.waiting and budget > 0 and len(self.running) < self.max_batch and len(chunks) < most:
             sequence = self.waiting[0]
@@ -169,10 +174,10 @@ class Scheduler:
     def advance(self, chunk: PlannedChunk) -> None:
         """Marks a chunk as computed."""
         sequence = chunk.sequence
-        if self.share_prefixes:
-            full = chunk.end // self.pool.block_tokens
+        first, full = sequence.computed // self.pool.block_tokens, chunk.end // self.pool.block_tokens
+        if self.share_prefixes and full > first:
             keys = self._keys(sequence, full)
-            for index in range(sequence.computed // self.pool.block_tokens, full):
+            for index in range(first, full):
                 self.pool.keep(sequence.table[index], keys[index])
         sequence.computed = chunk.end
 

@@ -19,6 +19,8 @@ class StopMatcher:
         """Adds text; returns the part that can be shown, never the stop string or text after it."""
         if self.stopped:
             return ""
+        if not self._stops:
+            return text
         self._held += text
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
