@@ -214,9 +214,9 @@ class LLM:
                 `"transformers"`, `"vllm"` or `"auto"`, the default: native if that can run the model, else
                 transformers. `first="native"`: the native engine answers until the named one is up. `dtype`:
                 arithmetic, `"fp32"`, `"bf16"`, `"fp16"` or `"auto"`, that of the weights; default: `"fp32"` for the
-                native engine, else `"auto"`. `max_batch`: sequences a step, 1 to 256, default 8. `max_context`: tokens
-                of prompt and answer, default 2048. `kv_memory`: memory of the KV cache, or `"auto"`: what
-                the weights leave of its share of a GPU; default: `"auto"` with `gpu`, else `"256MiB"`.
+                native engine without `gpu`, else `"auto"`. `max_batch`: sequences a step, 1 to 256, default 8.
+                `max_context`: tokens of prompt and answer, default 2048. `kv_memory`: memory of the KV cache, or
+                `"auto"`: what the weights leave of its share of a GPU; default: `"auto"` with `gpu`, else `"256MiB"`.
                 `threads`: CPU threads, default all of the worker's cores. `tensor_parallel_size`: devices of one node
                 that each layer is split over, default 1. `adapters`: folders or URLs of LoRA adapters by name, for
                 example `{"sql": "./sql"}`: a request chooses one as its `model`.

@@ -37,7 +37,7 @@ DEFAULTS = {
     "project": "that of the key, or `default`",
     "task": "required",
     "engine": '`"auto"`',
-    "dtype": '`"fp32"`, other engines: `"auto"`',
+    "dtype": '`"fp32"`, other engines, and with `gpu`: `"auto"`',
     "kv_memory": '`256MiB`, with `gpu`: `"auto"`',
     "max_tokens": "the model's",
     "pooling": '`"mean"`',

@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.function.spec import EngineName, FunctionSpec, LLMSettings, Scale
 from fleetstart.runtime.contract.function.tasks import check_task
 from fleetstart.runtime.contract.ids import BundleId, CheckpointId, FunctionName, LayerId
-from fleetstart.runtime.contract.node.devices import REQUEST_MAX, DeviceRequest, parse_request
+from fleetstart.runtime.contract.node.devices import CPU_TYPE, REQUEST_MAX, DeviceRequest, parse_request
 from fleetstart.runtime.contract.sizes import GIB, parse_size
 from fleetstart.runtime.contract.weights.engine_choice import EngineSetting, engine_setting
 
@@ -185,14 +185,15 @@ def _named_engine(declaration: Declaration) -> EngineName:
 
 
 def _llm_settings(settings: Mapping[str, Any], engine: EngineName) -> LLMSettings:
-    """Settings of a language model. Another engine than ours computes in the dtype of the weights unless told, since
-    it would have to copy them. On a GPU keys and values have what the weights leave, unless told."""
+    """Settings of a language model. Another engine than ours, and a GPU, compute in the dtype of the weights unless
+    told, since they would have to copy them. On a GPU keys and values have what the weights leave, unless told."""
     fields = {field: settings[key] for key, field in _ENGINE.items() if key in settings}
+    on_gpu = "gpu" in settings and parse_request(settings["gpu"]).type != CPU_TYPE
     if settings.get("kv_memory", "auto") != "auto":
         fields["kv_memory_bytes"] = parse_size(settings["kv_memory"])
-    elif "kv_memory" in settings or "gpu" in settings:
+    elif "kv_memory" in settings or on_gpu:
         fields["kv_memory_bytes"] = 0
-    if engine != "native":
+    if engine != "native" or on_gpu:
         fields.setdefault("dtype", "auto")
     return _checked({**fields, "engine": engine}, LLMSettings)
 

@@ -68,13 +68,21 @@ def test_defaults_of_an_llm_follow_its_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "kv_bytes"),
-    [({}, 256 * MIB), ({"gpu": 1}, 0), ({"gpu": 1, "kv_memory": "1GiB"}, GIB), ({"kv_memory": "auto"}, 0)],
+    ("settings", "kv_bytes", "dtype"),
+    [
+        ({}, 256 * MIB, "fp32"),
+        ({"gpu": 1}, 0, "auto"),
+        ({"gpu": "cpu:1GiB"}, 256 * MIB, "fp32"),
+        ({"gpu": "24GiB", "kv_memory": "1GiB", "dtype": "bf16"}, GIB, "bf16"),
+        ({"kv_memory": "auto"}, 0, "fp32"),
+    ],
 )
-def test_keys_and_values_have_what_the_weights_leave_of_a_gpu(settings: dict[str, Any], kv_bytes: int) -> None:
+def test_on_a_gpu_weights_stay_as_they_are_and_the_cache_has_what_they_leave(
+    settings: dict[str, Any], kv_bytes: int, dtype: str
+) -> None:
     spec = spec_of(declared("llm", weights="w", **settings))
     assert spec.llm is not None
-    assert spec.llm.kv_memory_bytes == kv_bytes
+    assert (spec.llm.kv_memory_bytes, spec.llm.dtype) == (kv_bytes, dtype)
 
 
 def test_a_model_that_is_split_asks_for_as_many_devices() -> None:
