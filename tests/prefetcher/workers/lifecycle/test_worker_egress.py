@@ -31,16 +31,6 @@ def hello(port: int, what: str):
 
 
 @pytest.fixture
-def store(kept_store: Store) -> Store:
-    return kept_store
-
-
-@pytest.fixture
-def node(settled_node: Node) -> Node:
-    return settled_node
-
-
-@pytest.fixture
 def abroad() -> Iterator[Peer]:
     """An address of this machine that a worker's clients do not take for the worker's own loopback."""
     peer = Peer("127.0.0.2")

@@ -1,4 +1,4 @@
-"""A node that the tests of several files share: it is started once, and between two tests it has its spare alone."""
+"""The node that these tests share: it is started once, and between two tests it has its spare alone."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ENDS_S = 30
 
 
 @pytest.fixture(scope="package")
-def kept_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(tmp_path_factory.mktemp("kept") / "buckets" / "weights")
 
 
 @pytest.fixture(scope="package")
-def kept_node(kept_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def kept_node(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     server = RedisServer(tmp_path_factory.mktemp("kept") / "redis")
     try:
         server.start()
-        node = Node(server, str(kept_store.folder), tmp_path_factory.mktemp("kept") / "home")
+        node = Node(server, str(store.folder), tmp_path_factory.mktemp("kept") / "home")
         try:
             yield node
         finally:
@@ -35,9 +35,9 @@ def kept_node(kept_store: Store, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
-def settled_node(kept_node: Node) -> Iterator[Node]:
-    """The node with a spare and without workers, logs and rows. One that a test stopped, or did not get rid of its
-    workers, is started anew."""
+def node(kept_node: Node) -> Iterator[Node]:
+    """The shared node, with a spare and without workers, logs and rows. One that a test stopped, or did not get rid of
+    its workers, is started anew."""
     if kept_node.process is None or kept_node.process.poll() is not None:
         kept_node.start()
         wait_until(lambda: has_a_spare_alone(kept_node), ENDS_S, what="the spare alone")

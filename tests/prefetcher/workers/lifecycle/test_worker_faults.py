@@ -17,16 +17,6 @@ from tests.prefetcher.worker_nodes import wait_for_spare, workers_of
 from tests.servers import RedisServer, wait_until
 
 
-@pytest.fixture
-def store(kept_store: Store) -> Store:
-    return kept_store
-
-
-@pytest.fixture
-def node(settled_node: Node) -> Node:
-    return settled_node
-
-
 def test_a_killed_worker_is_reported_with_its_signal(node: Node, store: Store) -> None:
     wait_for_spare(node)
     worker = node.order(spec_of(store.put_bundle({"handler.py": HELLO})))

@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 
 import psutil
-import pytest
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName
@@ -17,17 +16,6 @@ from fleetstart.runtime.contract.sizes import MIB
 from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, S3Server, Store, call, groups_of, spec_of
 from tests.prefetcher.worker_nodes import newest_spare, wait_for_spare, workers_of
 from tests.servers import wait_until
-
-
-@pytest.fixture
-def store(kept_store: Store) -> Store:
-    return kept_store
-
-
-@pytest.fixture
-def node(settled_node: Node) -> Node:
-    return settled_node
-
 
 # ── a worker's life ────────────────────────────────────────────────────────────────────────────────
 
