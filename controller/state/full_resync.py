@@ -125,7 +125,7 @@ class FullResync:
             await self._read_functions(again=history != self._history)
             self._history = history
             failures = self._wanted_failures(failing)  # also of versions that were read just now
-            _, raw_failures = await self._read_nodes([], failures)
+            _, raw_failures = await self._read_some([], failures)
         elif history != self._history:
             raise AnotherHistory("another Redis answers, or it was started again: it is read as a whole")
         view.node_names = frozenset(nodes)
@@ -157,26 +157,28 @@ class FullResync:
     async def _read_nodes(
         self, nodes: list[NodeId], failures: list[VersionKey]
     ) -> tuple[dict[NodeId, _NodeRecords], list[Raw]]:
-        """Lease, orders, statuses and copies of each node, and with the first ones these versions' failed starts: a
-        round trip of their own would cost what they do. Nodes are decoded some at a time; what they change in the view
-        is then done at once."""
-        found: dict[NodeId, _NodeRecords] = {}
-        raw_failures: list[Raw] = []
-        for begin in range(0, max(len(nodes), 1), NODES_AT_ONCE):
-            some = nodes[begin : begin + NODES_AT_ONCE]
-            names = [key(node) for node in some for key in (keys.node, keys.desired, keys.observed, keys.copies)]
-            async with self._client.pipeline(transaction=False) as pipe:
-                if some:
-                    # The text each time, not its digest: a few hundred bytes, and nothing to load after a restart.
-                    pipe.eval(READ_NODES, len(names), *names)
-                for key in failures if not begin else ():
-                    pipe.hgetall(keys.failures(key.name, key.version))
-                answers = await pipe.execute()
-            if not begin:
-                raw_failures = answers[bool(some) :]
-            for i, node in enumerate(some):
-                found[node] = self._decoded(node, *answers[0][4 * i : 4 * i + 4])
-            await asyncio.sleep(0)
+        """What Redis has of each node, and these versions' failed starts, which are read with the first nodes: a round
+        trip of their own would cost what they do. Nodes are decoded some at a time; what they change in the view is
+        then done at once."""
+        found, raw_failures = await self._read_some(nodes[:NODES_AT_ONCE], failures)
+        for begin in range(NODES_AT_ONCE, len(nodes), NODES_AT_ONCE):
+            others, _ = await self._read_some(nodes[begin : begin + NODES_AT_ONCE], [])
+            found |= others
+        return found, raw_failures
+
+    async def _read_some(
+        self, nodes: list[NodeId], failures: list[VersionKey]
+    ) -> tuple[dict[NodeId, _NodeRecords], list[Raw]]:
+        """One round trip: lease, orders, statuses and copies of these nodes, and failed starts of these versions."""
+        names = [key(node) for node in nodes for key in (keys.node, keys.desired, keys.observed, keys.copies)]
+        async with self._client.pipeline(transaction=False) as pipe:
+            # The text each time, not its digest: a few hundred bytes, and nothing to load after a restart.
+            pipe.eval(READ_NODES, len(names), *names)
+            for key in failures:
+                pipe.hgetall(keys.failures(key.name, key.version))
+            raw, *raw_failures = await pipe.execute()
+        found = {node: self._decoded(node, *raw[4 * i : 4 * i + 4]) for i, node in enumerate(nodes)}
+        await asyncio.sleep(0)
         return found, raw_failures
 
     def _decoded(
