@@ -89,7 +89,6 @@ def build_management(
     volumes = Volumes(core.state, store)
     archive = LedgerArchive(store)
     reader = LedgerReader(core.client, archive)
-    compactor = Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows)
     rollouts = RolloutController(core.state, registry, core.scheduler, core.links)
     history = History(core.client, reader)
     history_writer = HistoryWriter(core.client, core.gateway_id)
@@ -97,22 +96,11 @@ def build_management(
     billing = BillingApi(core.client, reader, core.billing, core.view)
     calls, lag = CallMetrics(), LoopLag()
     webhook_secrets = WebhookSecrets(core.client, cipher)
-    invocations = build_async_invocations(
-        config, core.gateway_id, core.client, core.followers, core.view, store, core.gateway, history, stopping,
-        webhook_secrets, fence=core.fence,
-    )  # fmt: skip
+    invocations = build_async_invocations(config, core, store, history, stopping, webhook_secrets)
     shells = ShellService(core.state, core.links, SecretSealer(core.view, cipher))
-    functions = FunctionsApi(
-        url=config.url,
-        view=core.view,
-        registry=registry,
-        client=core.client,
-        followers=core.followers,
-        stopping=stopping,
-    )
-    system = _system_api(config, core, store, functions, audit, billing, stopping)
+    functions = _functions_api(config, core, registry, stopping)
     apis = (
-        system,
+        _system_api(config, core, store, functions, audit, billing, stopping),
         functions,
         VersionsApi(core.view, registry),
         shells,
@@ -140,7 +128,7 @@ def build_management(
             checkpoints,
             volumes,
             LayerCollector(core.client, store, registry),
-            compactor,
+            Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows),
             lag,
             audit,
             history_writer,
@@ -149,6 +137,17 @@ def build_management(
             *([LinkProbe(store)] if is_s3(config.store) else []),
             *invocations.parts,
         ),
+    )
+
+
+def _functions_api(config: Config, core: Core, registry: Registry, stopping: asyncio.Event) -> FunctionsApi:
+    return FunctionsApi(
+        url=config.url,
+        view=core.view,
+        registry=registry,
+        client=core.client,
+        followers=core.followers,
+        stopping=stopping,
     )
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import redis.asyncio as redis
 
 from .api.invocations import InvocationsApi
 from .api.traces import History
@@ -28,9 +25,7 @@ from .async_invocations.webhooks.http_client import WebhookClient
 from .async_invocations.webhooks.secrets import WebhookSecrets
 from .background import BackgroundTask
 from .config import Config
-from .gateway.app import Gateway
-from .state.redis_server.stream_followers import StreamFollowers
-from .state.view import View
+from .core_wiring import Core
 from .storage.object_store import ObjectStore
 
 
@@ -55,18 +50,13 @@ class AsyncInvocations:
 
 def build_async_invocations(
     config: Config,
-    gateway_id: str,
-    client: redis.Redis,
-    followers: StreamFollowers,
-    view: View,
+    core: Core,
     store: ObjectStore,
-    gateway: Gateway,
     history: History,
     stopping: asyncio.Event,
     webhook_secrets: WebhookSecrets,
-    *,
-    fence: Callable[[], int],
 ) -> AsyncInvocations:
+    client, view, gateway = core.client, core.view, core.gateway
     invocations, payloads, claims = InvocationStore(client), PayloadStore(store), IdempotencyKeys(client, store)
     submitter = AsyncSubmitter(invocations, payloads, gateway.check, RedisClock(client))
     presenter = InvocationPresenter(config.url, payloads, history.trace)
@@ -78,14 +68,14 @@ def build_async_invocations(
         RedisClock(client),
     )
     runner = InvocationRunner(
-        gateway_id, client, view, invocations, payloads, webhook_delivery, gateway, trace=history.trace
+        core.gateway_id, client, view, invocations, payloads, webhook_delivery, gateway, trace=history.trace
     )
     replay_recorder = ReplayRecorder(gateway, view, invocations, payloads)
-    schedules = CronScheduler(client, view, submitter, fence)
+    schedules = CronScheduler(client, view, submitter, core.fence)
     layer = AsyncMiddleware(
         gateway,
         submitter,
-        IdempotentCall(gateway_id, gateway, claims, CallPlaces(client)),
+        IdempotentCall(core.gateway_id, gateway, claims, CallPlaces(client)),
         replay_recorder,
         invocations,
         payloads,
@@ -96,14 +86,14 @@ def build_async_invocations(
         max_body_bytes=config.max_body_bytes,
         stopping=stopping,
     )
-    event_stream = EventStream(client, followers, invocations, presenter, stopping)
+    event_stream = EventStream(client, core.followers, invocations, presenter, stopping)
     api = InvocationsApi(
         invocations, payloads, presenter, submitter, webhook_secrets, schedules, event_stream, view, stopping
     )
     return AsyncInvocations(
         layer=layer,
         api=api,
-        parts=(invocations, runner, schedules, RetentionSweeper(client, invocations, payloads, claims, fence)),
+        parts=(invocations, runner, schedules, RetentionSweeper(client, invocations, payloads, claims, core.fence)),
         runner=runner,
         replay_recorder=replay_recorder,
         webhook_delivery=webhook_delivery,

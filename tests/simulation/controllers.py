@@ -47,16 +47,11 @@ class SimulatedController:
         self.stopping = asyncio.Event()
         self.invocations = build_async_invocations(
             config,
-            gateway_id,
-            client,
-            core.followers,
-            core.view,
+            core,
             world.store.of(process),
-            core.gateway,
             History(client, cast(Any, None)),
             self.stopping,
             cast(Any, None),
-            fence=core.fence,
         )
         audit = SimpleNamespace(record_rejection=lambda *_: None, record_use=lambda *_: None)
         rules = SimpleNamespace(is_open=lambda path: False, before_sync=frozenset())
