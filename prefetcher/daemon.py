@@ -36,12 +36,12 @@ from .control.status_publisher import StatusPublisher
 from .daemon_parts import (
     descriptor_limit,
     fork_servers,
-    function_uids,
-    open_disk_cache,
     open_egress,
     open_layers,
     open_node_certificate,
     open_node_cgroups,
+    open_prefork_pool,
+    open_segments,
     open_volumes,
 )
 from .devices.allocation import open_devices
@@ -53,11 +53,8 @@ from .node_report import report_of
 from .peers.node_peers import NodePeers
 from .processes.cgroups import Cgroups
 from .processes.epoch import new_epoch
-from .processes.prefork_pool import PreforkPool
 from .processes.worker_logs import LogBuffer
-from .processes.worker_uids import WorkerUids
 from .segments.local_readers import LocalReaders
-from .segments.store import SegmentStore
 from .sources.base import Source
 from .stage_links.relay import open_relays
 from .volumes.session import VolumeNode
@@ -102,13 +99,7 @@ class Daemon:
         self._outbox = Outbox(self._state, self._logs, self._ledger)
         self._statuses = StatusPublisher(self._outbox)
         self._fork_servers = fork_servers(config, self._cgroups is not None, self._on_server_changed)
-        self._prefork_pool = PreforkPool(
-            servers=self._fork_servers,
-            cgroups=self._cgroups,
-            uids=WorkerUids(function_uids(config)),
-            size=config.pool_size,
-            starts_under_way=self._starts_under_way,
-        )
+        self._prefork_pool = open_prefork_pool(config, self._fork_servers, self._cgroups, self._starts_under_way)
         self._layers = open_layers(config, source, lambda: self._layer_spares.give_up(), self._lease.changed)
         self._volumes = open_volumes(config, source, self._lease.changed)
         self._bundles = BundleCache(folder=config.state_dir / "bundles", source=source, in_use=self._bundles_in_use)
@@ -123,15 +114,11 @@ class Daemon:
         self._devices = open_devices(config.devices, config.worker_env, gpus=config.find_gpus)
         self._metering = Metering(self._state, self._workers.values, self._devices.used_by_process)
         self._peers = NodePeers(node=config.node, epoch=self.epoch, read_key=self._read_peer_key, rdma=config.rdma)
-        self._segments = SegmentStore(
-            source=source,
-            memory_bytes=config.memory_bytes,
+        self._segments = open_segments(
+            config,
+            source,
             workers_bytes=self._committed_bytes,
             reclaim=self._reclaim,
-            threads=config.fetch_threads,
-            keep_bytes=config.keep_bytes,
-            keep_idle=config.keep_idle,
-            disk=open_disk_cache(config),
             changed=self._lease.changed,
             reject=self._reject,
             open_peer=self._peers.chunks,
@@ -143,16 +130,17 @@ class Daemon:
         self._tls_ingress: TlsIngress | None = None
         self._egress = open_egress(config, self._io_thread)
         self._copies = CopyKeeper(state=self._state, epoch=self.epoch, segments=self._segments)
+        self._services = self._node_services()
         self._orders = OrderReconciler(
             state=self._state,
             epoch=self.epoch,
-            services=self._services(),
+            services=self._services,
             workers=self._workers,
             statuses=self._statuses,
             changed=self._lease.changed,
         )
 
-    def _services(self) -> NodeServices:
+    def _node_services(self) -> NodeServices:
         """What workers use of the node."""
         config = self._config
         return NodeServices(
@@ -246,20 +234,13 @@ class Daemon:
         return report_of(
             self._config,
             self.epoch,
+            self._services,
             workers_bytes=self._workers_bytes(),
             preloaded_bytes=self._preloaded_bytes(),
-            segments=self._segments,
-            layers=self._layers,
-            volumes=self._volumes,
             servers=self._fork_servers,
             cgroups=self._cgroups,
-            latencies=self._latencies,
-            ledger=self._ledger,
-            public_key=self._decryptor.public_key,
-            egress=self._egress.traffic,
             measured=self._measured,
             peers=self._peers,
-            devices=self._devices,
         )
 
     def _on_server_changed(self) -> None:

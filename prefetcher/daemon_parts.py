@@ -1,4 +1,5 @@
-"""Parts of the daemon that its configuration and this machine decide: caches, control groups, egress, fork servers."""
+"""Parts of the daemon that its configuration and this machine decide: caches, control groups, egress, fork servers
+and their pool."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ import importlib.util
 import logging
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.identity import FILE
+from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.store_url import parse_store
@@ -27,8 +30,12 @@ from .processes.cgroup_setup import open_cgroups, read_hierarchies
 from .processes.cgroups import Cgroups
 from .processes.forkserver_client import END_TIMEOUT_S, ForkServer
 from .processes.prefork_policy import is_unsandboxed
+from .processes.prefork_pool import PreforkPool
 from .processes.read_budget import ReadBudget
+from .processes.worker_uids import WorkerUids
 from .segments.disk_cache import DiskCache
+from .segments.feeds import OpenPeer
+from .segments.store import SegmentStore
 from .sources.base import Source
 
 log = logging.getLogger(__name__)
@@ -60,7 +67,33 @@ async def open_node_certificate(config: Config, stop: asyncio.Event) -> NodeCert
     return certificate
 
 
-def open_disk_cache(config: Config) -> DiskCache | None:
+def open_segments(
+    config: Config,
+    source: Source,
+    *,
+    workers_bytes: Callable[[], int],
+    reclaim: Callable[[int], None],
+    changed: Callable[[], None],
+    reject: Callable[[Collection[WorkerId], FleetError], None],
+    open_peer: OpenPeer,
+) -> SegmentStore:
+    """Weights in the node's memory, and its disk cache of them."""
+    return SegmentStore(
+        source=source,
+        memory_bytes=config.memory_bytes,
+        workers_bytes=workers_bytes,
+        reclaim=reclaim,
+        threads=config.fetch_threads,
+        keep_bytes=config.keep_bytes,
+        keep_idle=config.keep_idle,
+        disk=_open_disk_cache(config),
+        changed=changed,
+        reject=reject,
+        open_peer=open_peer,
+    )
+
+
+def _open_disk_cache(config: Config) -> DiskCache | None:
     if config.disk_cache_bytes == 0:
         return None
     try:
@@ -158,6 +191,19 @@ def fork_servers(config: Config, groups: bool, changed: Callable[[], None]) -> d
             launcher = server(sandbox, "--state", str(config.state_dir / sandbox), *options)
             servers |= dict.fromkeys(pools, launcher)
     return servers
+
+
+def open_prefork_pool(
+    config: Config, servers: dict[str, ForkServer], cgroups: Cgroups | None, starts_under_way: Callable[[], int]
+) -> PreforkPool:
+    """Processes forked ahead of workers' starts."""
+    return PreforkPool(
+        servers=servers,
+        cgroups=cgroups,
+        uids=WorkerUids(function_uids(config)),
+        size=config.pool_size,
+        starts_under_way=starts_under_way,
+    )
 
 
 def function_uids(config: Config) -> range:

@@ -9,40 +9,29 @@ from fleetstart.runtime.contract.function.layer import own_platform, own_python
 from fleetstart.runtime.contract.node.reports import Confinement, NodeReport
 
 from .config import Config
-from .devices.allocation import DeviceAllocator
-from .layers.cache import LayerCache
-from .network.egress_proxy import EgressTraffic
 from .peers.node_peers import NodePeers
 from .processes.cgroups import Cgroups
 from .processes.epoch import machine_id
 from .processes.forked_process import has_own_network
 from .processes.forkserver_client import ForkServer
 from .processes.prefork_policy import is_preloaded, is_unsandboxed
-from .segments.store import SegmentStore
-from .workers.call_latency import CallLatencies
-from .workers.meter import LedgerBuffer
+from .workers.node_services import NodeServices
 
 
 def report_of(
     config: Config,
     epoch: str,
+    services: NodeServices,
     *,
     workers_bytes: int,
     preloaded_bytes: int,
-    segments: SegmentStore,
-    layers: LayerCache,
-    volumes: LayerCache,
     servers: Mapping[str, ForkServer],
     cgroups: Cgroups | None,
-    latencies: CallLatencies,
-    ledger: LedgerBuffer,
-    public_key: str,
-    egress: EgressTraffic,
     measured: Mapping[str, float],
     peers: NodePeers,
-    devices: DeviceAllocator,
 ) -> NodeReport:
     """Builds the report: capacity, usage, segments, isolation, measured bandwidths and call latencies."""
+    segments, layers, egress = services.segments, services.layers, services.egress.traffic
     warm = {name: server.warm for name, server in servers.items() if server.warm is not None}
     confines, refused = confinement(servers)
     return NodeReport(
@@ -62,10 +51,10 @@ def report_of(
         profiles=sorted(pool for pool in warm if not is_preloaded(pool)),
         pools=sorted(config.profiles),
         gpus=config.gpus,
-        devices=devices.reports(),
+        devices=services.devices.reports(),
         isolations=sorted({pool.partition("+")[2] for pool, server in servers.items() if not server.refused} - {""}),
         pid=os.getpid(),
-        public_key=public_key,
+        public_key=services.decryptor.public_key,
         region=config.region,
         leaf=config.leaf,
         egress_bytes={"in": egress.received_bytes, "out": egress.sent_bytes},
@@ -78,15 +67,15 @@ def report_of(
         bytes_per_s={**segments.bandwidths.bytes_per_s(), **layers.bandwidths.bytes_per_s()},
         measured=dict(measured),
         fetched_bytes=segments.fetched_bytes,
-        waived_ms=ledger.waived_ms,
-        kept_nusd=ledger.kept_nusd,
+        waived_ms=services.ledger.waived_ms,
+        kept_nusd=services.ledger.kept_nusd,
         disk_bytes=segments.disk_bytes,
         disk=segments.disk_ranges(),
         layers=layers.held(),
-        volumes=volumes.held(),
+        volumes=services.volumes.cache.held(),
         python=own_python(),
         platform=own_platform(),
-        speeds=latencies.report(),
+        speeds=services.latencies.report(),
     )
 
 
