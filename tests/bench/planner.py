@@ -143,20 +143,17 @@ def timed_us(step: Callable[[int], object], times: int) -> float:
     return (time.process_time() - begun_s) / times * 1e6
 
 
-def main() -> None:
-    options = parse_options(__doc__, rounds=10, quick_rounds=2)
-    decisions = 200 if options.quick else 2_000
-    world = World(seed=4)
+def measured(world: World, without_peers: World, *, rounds: int, decisions: int) -> dict[str, list[float]]:
+    """Means of each round in µs, and the 99th percentile of its decisions."""
     nodes = reports(world)
     layouts = {one.checkpoint: one.layout for one in world.functions if one.checkpoint is not None}
-    without_peers = World(seed=4, peers=False)
     for one in (world, without_peers):
         for _ in range(decisions // 4):
             one.start()
     alone_us: list[float] = []
     planned_us, compared_us, placed_us, refreshed_us, slowest_us = [], [], [], [], []
-    for number in range(options.rounds):
-        progress(f"round {number + 1} of {options.rounds}")
+    for number in range(rounds):
+        progress(f"round {number + 1} of {rounds}")
         gc.collect()
         if number % 2:
             alone_us.append(mean_us(without_peers, decisions))
@@ -177,6 +174,46 @@ def main() -> None:
         refreshed_us.append(timed_us(refresh, NODES))
         world.begin_again()
         without_peers.begin_again()
+    return {
+        "plan_us": planned_us, "without_peers_us": alone_us,
+        "compared_us": compared_us, "plan_p99_us": slowest_us, "place_us": placed_us,
+        "node_us": refreshed_us,
+    }  # fmt: skip
+
+
+def tell(report: Report, sizes: Counter[int]) -> None:
+    """Prints the report's samples, and the group sizes that were chosen."""
+    samples = report.samples
+    placed_us = median(samples["place_us"])
+
+    def row(name: str, each_us: list[float]) -> list[str]:
+        each = median(each_us)
+        return [name, f"{1e6 / each:,.0f}", spread(each_us), f"{placed_us / each:.2f}×"]
+
+    report.tell("Decisions with 1,000 nodes and 10,000 functions", [
+        ["", "decisions a second", "µs each", "against one worker, all nodes"],
+        row("`make_plan`, carried out", samples["plan_us"]),
+        row("the same where no node serves chunks", samples["without_peers_us"]),
+        row("of it those that compared groups", samples["compared_us"]),
+        ["99th percentile", "–", spread(samples["plan_p99_us"]), "–"],
+        row("one worker, all nodes gone through", samples["place_us"]),
+        ["a node's state from its report", "–", spread(samples["node_us"]), "–"],
+    ])  # fmt: skip
+    ratios = [peers / alone for peers, alone in zip(samples["plan_us"], samples["without_peers_us"], strict=True)]
+    report.tell("Cost of peers", [["", "times as long"], ["a decision where nodes serve chunks", spread(ratios)]])
+    whole = sum(sizes.values())
+    shares = {size: f"{fine(count / whole * 100)}%" for size, count in sorted(sizes.items())}
+    report.tell("What was decided", [
+        ["stages", "share of starts"],
+        *([str(size) if size else "no room", share] for size, share in shares.items()),
+    ])  # fmt: skip
+
+
+def main() -> None:
+    options = parse_options(__doc__, rounds=10, quick_rounds=2)
+    decisions = 200 if options.quick else 2_000
+    world, without_peers = World(seed=4), World(seed=4, peers=False)
+    samples = measured(world, without_peers, rounds=options.rounds, decisions=decisions)
     report = Report("the planner makes thousands of decisions a second for 1,000 nodes and 10,000 functions")
     report.setup = {
         "nodes": NODES,
@@ -184,31 +221,8 @@ def main() -> None:
         "decisions": decisions * options.rounds,
         "clock": "CPU time",
     }
-    report.samples = {
-        "plan_us": planned_us, "without_peers_us": alone_us,
-        "compared_us": compared_us, "plan_p99_us": slowest_us, "place_us": placed_us,
-        "node_us": refreshed_us,
-    }  # fmt: skip
-    report.tell("Decisions with 1,000 nodes and 10,000 functions", [
-        ["", "decisions a second", "µs each", "against one worker, all nodes"],
-        ["`make_plan`, carried out", f"{1e6 / median(planned_us):,.0f}", spread(planned_us),
-         f"{median(placed_us) / median(planned_us):.2f}×"],
-        ["the same where no node serves chunks", f"{1e6 / median(alone_us):,.0f}", spread(alone_us),
-         f"{median(placed_us) / median(alone_us):.2f}×"],
-        ["of it those that compared groups", f"{1e6 / median(compared_us):,.0f}", spread(compared_us),
-         f"{median(placed_us) / median(compared_us):.2f}×"],
-        ["99th percentile", "–", spread(slowest_us), "–"],
-        ["one worker, all nodes gone through", f"{1e6 / median(placed_us):,.0f}", spread(placed_us), "1.00×"],
-        ["a node's state from its report", "–", spread(refreshed_us), "–"],
-    ])  # fmt: skip
-    ratios = [peers / alone for peers, alone in zip(planned_us, alone_us, strict=True)]
-    report.tell("Cost of peers", [["", "times as long"], ["a decision where nodes serve chunks", spread(ratios)]])
-    whole = sum(world.sizes.values())
-    shares = {size: f"{fine(count / whole * 100)}%" for size, count in sorted(world.sizes.items())}
-    report.tell("What was decided", [
-        ["stages", "share of starts"],
-        *([str(size) if size else "no room", share] for size, share in shares.items()),
-    ])  # fmt: skip
+    report.samples = samples
+    tell(report, world.sizes)
     report.save(options.json)
 
 
