@@ -254,94 +254,94 @@ def test_pages_cannot_be_kept_in_a_pipe_or_a_socket(functions: Functions) -> Non
     assert said == {"splice": "ENOSYS", "sendfile": "ENOSYS", "zerocopy": "EPERM", "abstract": "EPERM"}
 
 
+ORDINARY = """
+import asyncio, concurrent.futures, ctypes, errno, fcntl, mmap, multiprocessing, os, select, shutil, signal
+import socket, sqlite3, subprocess, sys, tempfile, threading, time
+from multiprocessing import shared_memory
+
+def f():
+    return {name: action() for name, action in ACTIONS.items()}
+
+def threads():
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return sum(pool.map(int, "1234"))
+
+def processes():
+    out = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)
+    piped = subprocess.run("ls / | cat", shell=True, capture_output=True).stdout
+    return int(out.stdout) + len(piped.split()[:1])
+
+def forks():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(abs, [-1, -2])
+
+def managed():
+    with multiprocessing.Manager() as manager:
+        return manager.list([1, 2])[1]
+
+def loop():
+    async def main():
+        child = await asyncio.create_subprocess_exec("true")
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            return [await child.wait(), await reader.read(), await asyncio.to_thread(lambda: 3)]
+    return [str(part) for part in asyncio.run(main())]
+
+def database():
+    with sqlite3.connect("/tmp/a.db") as db:
+        db.execute("pragma journal_mode=wal")
+        db.execute("create table t (x)")
+        db.execute("insert into t values (1)")
+        return db.execute("select sum(x) from t").fetchone()[0]
+
+def shared():
+    block = shared_memory.SharedMemory(create=True, size=64)
+    block.buf[0] = 7
+    block.close()
+    block.unlink()
+    return 7
+
+def memory():
+    fd = os.memfd_create("x")
+    os.ftruncate(fd, 4096)
+    with mmap.mmap(fd, 4096) as mapped:
+        mapped[:3] = b"abc"
+        return mapped[:3].decode()
+
+def events():
+    fd = os.eventfd(1)
+    poll = select.epoll()
+    poll.register(fd, select.EPOLLIN)
+    return [os.eventfd_read(fd), len(poll.poll(0))]
+
+def signals():
+    child = subprocess.Popen(["sleep", "1000"])
+    child.terminate()
+    return child.wait()
+
+def copies():
+    with open("/tmp/one", "w") as file:
+        file.write("text")
+    shutil.copyfile("/tmp/one", "/tmp/two")
+    shutil.copytree("/tmp/function", "/tmp/copied")
+    os.mkfifo("/tmp/fifo")
+    os.chmod("/tmp/two", 0o600)
+    os.link("/tmp/two", "/tmp/three")
+    return open("/tmp/three").read()
+
+def names():
+    return [socket.getaddrinfo("localhost", 80)[0][4][0], [name for _, name in socket.if_nameindex()]]
+
+ACTIONS = {action.__name__: action for action in (
+    threads, processes, forks, managed, loop, database, shared, memory, events, signals, copies, names)}
+"""
+
+
 @pytest.mark.usefixtures("needs_namespaces")
 def test_what_functions_do_is_allowed(functions: Functions) -> None:
     """Processes, threads, loops, files and memory, as the standard library and its kin use them."""
-    worker = functions.ready(
-        """
-        import asyncio, concurrent.futures, ctypes, errno, fcntl, mmap, multiprocessing, os, select, shutil, signal
-        import socket, sqlite3, subprocess, sys, tempfile, threading, time
-        from multiprocessing import shared_memory
-
-        def f():
-            return {name: action() for name, action in ACTIONS.items()}
-
-        def threads():
-            with concurrent.futures.ThreadPoolExecutor(4) as pool:
-                return sum(pool.map(int, "1234"))
-
-        def processes():
-            out = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)
-            piped = subprocess.run("ls / | cat", shell=True, capture_output=True).stdout
-            return int(out.stdout) + len(piped.split()[:1])
-
-        def forks():
-            with multiprocessing.get_context("fork").Pool(2) as pool:
-                return pool.map(abs, [-1, -2])
-
-        def managed():
-            with multiprocessing.Manager() as manager:
-                return manager.list([1, 2])[1]
-
-        def loop():
-            async def main():
-                child = await asyncio.create_subprocess_exec("true")
-                server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-                async with server:
-                    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-                    return [await child.wait(), await reader.read(), await asyncio.to_thread(lambda: 3)]
-            return [str(part) for part in asyncio.run(main())]
-
-        def database():
-            with sqlite3.connect("/tmp/a.db") as db:
-                db.execute("pragma journal_mode=wal")
-                db.execute("create table t (x)")
-                db.execute("insert into t values (1)")
-                return db.execute("select sum(x) from t").fetchone()[0]
-
-        def shared():
-            block = shared_memory.SharedMemory(create=True, size=64)
-            block.buf[0] = 7
-            block.close()
-            block.unlink()
-            return 7
-
-        def memory():
-            fd = os.memfd_create("x")
-            os.ftruncate(fd, 4096)
-            with mmap.mmap(fd, 4096) as mapped:
-                mapped[:3] = b"abc"
-                return mapped[:3].decode()
-
-        def events():
-            fd = os.eventfd(1)
-            poll = select.epoll()
-            poll.register(fd, select.EPOLLIN)
-            return [os.eventfd_read(fd), len(poll.poll(0))]
-
-        def signals():
-            child = subprocess.Popen(["sleep", "1000"])
-            child.terminate()
-            return child.wait()
-
-        def copies():
-            with open("/tmp/one", "w") as file:
-                file.write("text")
-            shutil.copyfile("/tmp/one", "/tmp/two")
-            shutil.copytree("/tmp/function", "/tmp/copied")
-            os.mkfifo("/tmp/fifo")
-            os.chmod("/tmp/two", 0o600)
-            os.link("/tmp/two", "/tmp/three")
-            return open("/tmp/three").read()
-
-        def names():
-            return [socket.getaddrinfo("localhost", 80)[0][4][0], [name for _, name in socket.if_nameindex()]]
-
-        ACTIONS = {action.__name__: action for action in (
-            threads, processes, forks, managed, loop, database, shared, memory, events, signals, copies, names)}
-        """,
-        memory_bytes=256 << 20,
-    )
+    worker = functions.ready(ORDINARY, memory_bytes=256 << 20)
     assert worker.post().json() == {
         "threads": 10,
         "processes": 43,
