@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from fleetstart.runtime.contract.billing.ledger import append_script
 from tests.servers import RedisServer
 from tests.simulation.processes import Process
-from tests.simulation.store.client import Commands, Convert, encoded
+from tests.simulation.store.commands import Commands, Convert, encoded
 from tests.simulation.store.server import Server
 
 Operation = tuple[str, tuple[Any, ...], dict[str, Any]]

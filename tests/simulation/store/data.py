@@ -14,43 +14,14 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from tests.simulation.store.values import OrderedMembers, SortedSet, Stream, stream_id
+
 Reply = Any
 Args = Sequence[bytes]
 
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 DROPPED_AT_MOST = 100
 """Entries that an approximate MAXLEN may leave, as a real Redis trims whole nodes of a stream only."""
-
-
-class Stream:
-    """Entries in the order of their ids."""
-
-    def __init__(self) -> None:
-        self.ids: list[tuple[int, int]] = []
-        self.entries: list[list[bytes]] = []
-        self.last = (0, 0)
-
-    def append(self, now_ms: int, fields: list[bytes]) -> bytes:
-        self.last = (now_ms, 0) if now_ms > self.last[0] else (self.last[0], self.last[1] + 1)
-        self.ids.append(self.last)
-        self.entries.append(fields)
-        return stream_id(self.last)
-
-    def cut(self, begin: int) -> int:
-        del self.ids[:begin]
-        del self.entries[:begin]
-        return begin
-
-
-def stream_id(one: tuple[int, int]) -> bytes:
-    return b"%d-%d" % one
-
-
-class SortedSet(dict[bytes, float]):
-    """Scores by member."""
-
-    def ordered(self) -> list[tuple[float, bytes]]:
-        return sorted((score, member) for member, score in self.items())
 
 
 class Data:
@@ -378,10 +349,6 @@ class Data:
                 del stream.ids[at], stream.entries[at]
                 gone += 1
         return gone
-
-
-class OrderedMembers(dict[bytes, None]):
-    """A set that keeps its order, so that a run can be repeated."""
 
 
 WRITES = frozenset(
