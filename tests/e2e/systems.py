@@ -6,8 +6,6 @@ leaves behind can be told from what others on the machine do at the same time.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 import shutil
 import signal
@@ -17,7 +15,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, LogLine, PhaseRow
 from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
+from tests.e2e.processes import Process, control_groups, listener_inode, processes_of, socket_inodes, stat_of
 from tests.forked_main import ForkedMain
 from tests.servers import plain_environment, shared_memory, wait_until
 
@@ -38,33 +37,8 @@ FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")
 FORKED = frozenset(VERBS) - {"up", "down", "dev", "shell", "doctor", "node", "dashboard"}
 """Verbs that need no process of their own making: they start none, and have no terminal."""
 CLI_TIMEOUT_S = 150
-CGROUPS = Path("/sys/fs/cgroup")
-KINDS = {
-    "fleetstart.controller.cli.local.supervisor": "supervisor",
-    "fleetstart.controller": "controller",
-    "fleetstart.prefetcher": "node",
-    "fleetstart.runtime.launch.forkserver": "forkserver",
-}
-"""Module that a Python process of ours runs → what it is. A worker shows its fork server's command line."""
-
 # Brings the system down when whoever started it is gone, however that ended: it holds the other end of stdin.
 _GUARD = "import subprocess, sys; sys.stdin.buffer.read(); subprocess.run(sys.argv[1:], timeout=90)"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Process:
-    """One process for good: the number alone may be given to another."""
-
-    pid: int
-    ticks: int
-    kind: str = field(compare=False)
-    parent: int = field(compare=False)
-    profile: str = field(compare=False, default="")
-
-    @property
-    def alive(self) -> bool:
-        stat = _stat(self.pid)
-        return stat is not None and stat[1] == self.ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +265,7 @@ class System:
     def processes(self) -> list[Process]:
         """Processes that name this system in their environment or command line: also those that lost their parent."""
         guard = self._guard.pid if self._guard is not None else 0
-        mine = [process for process in _all_processes(str(self.home)) if process.pid not in (os.getpid(), guard)]
-        found = _generations(mine)
+        found = [process for process in processes_of(str(self.home)) if process.pid not in (os.getpid(), guard)]
         # Control groups are named after the daemon's process: they are looked for when it has gone.
         self._daemons |= {process.pid for process in found if process.kind == "node"}
         return found
@@ -316,8 +289,8 @@ class System:
         if driver is not None:
             return self._sandboxed(name)
         endpoints = [worker.endpoint for worker in self.info(name).workers if worker.state == "ready"]
-        inodes = {_listener(int(endpoint.rpartition(":")[2])) for endpoint in endpoints}
-        return [process for process in self.of_kind("worker") if _sockets(process.pid) & inodes]
+        inodes = {listener_inode(int(endpoint.rpartition(":")[2])) for endpoint in endpoints}
+        return [process for process in self.of_kind("worker") if socket_inodes(process.pid) & inodes]
 
     def _sandboxed(self, name: str) -> list[Process]:
         ready = {worker.worker for worker in self.info(name).workers if worker.state == "ready"}
@@ -325,7 +298,7 @@ class System:
         for line in (self.home / "logs" / "node.log").read_text().splitlines():
             _, said, fields = line.partition(": worker ready ")
             known = msgspec.json.decode(fields) if said else {}
-            if known.get("worker") in ready and (stat := _stat(known["pid"])) is not None:
+            if known.get("worker") in ready and (stat := stat_of(known["pid"])) is not None:
                 found.append(Process(known["pid"], stat[1], "worker", stat[0]))
         return found
 
@@ -341,7 +314,7 @@ class System:
         found += [f"/dev/shm/{name}" for name in sorted(shared_memory() - self._shm_before)]
         found += [f"temporary file {path}" for path in sorted(self.tmp.iterdir())]
         found += [f"in FS_HOME: {path}" for path in self.home.glob("run/**/*")]
-        found += [str(path) for pid in self._daemons for path in _control_groups(pid)]
+        found += [str(path) for pid in self._daemons for path in control_groups(pid)]
         return found
 
 
@@ -364,87 +337,3 @@ def running(*, env: Mapping[str, str] | None = None) -> Iterator[System]:
         raise
     finally:
         system.close()
-
-
-def _generations(processes: list[Process]) -> list[Process]:
-    """All that were forked by a fork server show its command line: its children are workers, theirs are `child`."""
-    forked = {process.pid: process.parent for process in processes if process.kind == "forkserver"}
-
-    def kind(process: Process) -> str:
-        if process.pid not in forked:
-            return process.kind
-        if process.parent not in forked:
-            return "child" if _is_ending(process.parent) else process.kind
-        return "child" if forked[process.parent] in forked else "worker"
-
-    return [dataclasses.replace(process, kind=kind(process)) for process in processes]
-
-
-def _is_ending(pid: int) -> bool:
-    """A worker that was killed and is first in a namespace has no memory any more, and waits there for its children."""
-    try:
-        return not Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _all_processes(home: str) -> Iterator[Process]:
-    wanted = f"FS_HOME={home}".encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal():
-            continue
-        try:
-            arguments = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-            environ = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if wanted not in environ and not any(home.encode() in argument for argument in arguments):
-            continue
-        stat = _stat(int(entry))
-        if stat is not None:
-            words = [argument.decode(errors="replace") for argument in arguments]
-            profile = words[words.index("--profile") + 1] if "--profile" in words else ""
-            yield Process(int(entry), stat[1], _kind(words), stat[0], profile)
-
-
-def _kind(arguments: list[str]) -> str:
-    # The server writes its title over its command line.
-    if Path(arguments[0].partition(" ")[0]).name in ("valkey-server", "redis-server"):
-        return "redis"
-    return next((KINDS[word] for word in arguments if word in KINDS), " ".join(arguments))
-
-
-def _stat(pid: int) -> tuple[int, int] | None:
-    """(parent, start time in ticks); None if there is no such process, or only its corpse."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
-
-
-def _listener(port: int) -> str:
-    """Inode of the socket that listens on the port, in this network namespace: the daemon opened it."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A" and int(words[1].partition(":")[2], 16) == port:
-            return words[9]
-    raise AssertionError(f"nobody listens on port {port}")
-
-
-def _sockets(pid: int) -> set[str]:
-    found = set()
-    with contextlib.suppress(OSError):
-        for entry in os.listdir(f"/proc/{pid}/fd"):
-            target = os.readlink(f"/proc/{pid}/fd/{entry}")
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
-    return found
-
-
-def _control_groups(pid: int) -> list[Path]:
-    """Groups of the daemon that had this number, wherever this machine lets daemons make them."""
-    # os.walk, unlike rglob, does not mind that others' groups vanish meanwhile.
-    prefix = f"fleetstart-{pid}."
-    return [Path(at, name) for at, names, _ in os.walk(CGROUPS) for name in names if name.startswith(prefix)]

@@ -13,7 +13,8 @@ from typing import Any
 import redis
 
 from fleetstart.runtime.contract import redis_keys
-from tests.e2e.systems import Process, System
+from tests.e2e.processes import Process
+from tests.e2e.systems import System
 
 ROW = re.compile(r"^\| (fs:\S+) \|", re.MULTILINE)
 """A key's row in the table of `redis_keys`."""

@@ -15,7 +15,8 @@ import pytest
 
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from tests.e2e.load import Answer, loaded
-from tests.e2e.systems import Process, System, error_in, isolation, running
+from tests.e2e.processes import Process
+from tests.e2e.systems import System, error_in, isolation, running
 from tests.servers import wait_until
 from tests.stopwatch import Stopwatch
 
