@@ -14,7 +14,7 @@ from typing import Literal
 from fleetstart.runtime.contract.identity import is_loopback
 from fleetstart.runtime.contract.ids import CheckpointId, LayerId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.devices import DeviceId, DeviceReport, host_bytes
-from fleetstart.runtime.contract.node.orders import FINAL, WorkerOrder, WorkerStatus
+from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import Confinement, NodeReport, SegmentReport
 
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, layer_set
@@ -22,6 +22,7 @@ from .devices import with_bytes, with_reserved
 from .estimates import NodeMeasures
 from .links.contention import NEVER, Link, PendingFetch
 from .links.uplinks import PairRate, uplink_bytes_per_s
+from .order_state import OrderState, link_factor, pending_bytes
 from .plan import FileTree, StagePlan
 
 FILES_BYTES_PER_S = 150e6
@@ -100,40 +101,6 @@ class NodeState:
         if self.peer_bytes_per_s is None:
             return store_bytes + peer_bytes
         return store_bytes + peer_bytes * self.link.bytes_per_s / max(self.link.bytes_per_s, self.peer_bytes_per_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderState:
-    """An order on the node, with its worker's status and its checkpoint's layout."""
-
-    order: WorkerOrder
-    status: WorkerStatus | None
-    layout: CheckpointLayout
-
-    @property
-    def layers(self) -> int:
-        stage = self.order.stage
-        return EVERY_LAYER if stage is None else self.layout.stage(stage.first, stage.end).layers
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the weights that it needs before it is ready."""
-        stage = self.order.stage
-        return self.layout.total_bytes if stage is None else self.layout.stage(stage.first, stage.end).size_bytes
-
-    @property
-    def starting(self) -> bool:
-        return self.order.wanted == "run" and (self.status is None or self.status.state == "starting")
-
-    @property
-    def wakes(self) -> bool:
-        """Checks whether it was ordered out of a standby, and its node has not answered."""
-        return self.order.wanted == "run" and self.status is not None and self.status.memory_bytes > 0
-
-    @property
-    def stands_by(self) -> bool:
-        """Checks whether it has no part of a device."""
-        return self.order.wanted != "run" and self.status is not None and self.status.memory_bytes > 0
 
 
 def node_state(
@@ -349,33 +316,6 @@ def _fetches(
         for checkpoint, fetch in fetches.items()
     ]
     return tuple(fetch for fetch in left if fetch.pending_bytes > 0)
-
-
-def peer_layers(ordered: OrderState) -> int:
-    """Its layers that the peers which its order names have, or receive."""
-    layers = 0
-    for source in ordered.order.sources:
-        layers |= ordered.layout.layers_in(source.ranges)
-    return layers & ordered.layers
-
-
-def link_factor(ordered: OrderState, peer_share: float) -> float:
-    """Bytes on the link, in those from the store, for each byte that it fetches."""
-    if not ordered.order.sources or peer_share == 1.0:
-        return 1.0
-    from_peers = ordered.layout.size_bytes(peer_layers(ordered)) / max(1, ordered.size_bytes)
-    return 1.0 - from_peers * (1.0 - peer_share)
-
-
-def pending_bytes(ordered: OrderState, segment: SegmentReport | None) -> int:
-    """Bytes still to be fetched before the worker is ready, by the node's last count."""
-    if segment is None:
-        return ordered.size_bytes
-    if segment.state == "ready":
-        return 0
-    if ordered.order.stage is None or not segment.ranges:
-        return max(0, ordered.size_bytes - segment.ready_bytes)
-    return ordered.layout.size_bytes(ordered.layers & ~ordered.layout.layers_in(segment.ranges))
 
 
 def _held(

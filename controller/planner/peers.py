@@ -17,7 +17,8 @@ from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 from .checkpoint_layout import EVERY_LAYER, CheckpointLayout
 from .links.contention import NEVER, Link, PendingFetch
 from .links.division import FetchSource, divide
-from .node_state import HeldLayers, NodeState, OrderState, link_factor, peer_layers
+from .node_state import HeldLayers, NodeState
+from .order_state import OrderState, link_factor, peer_layers
 from .plan import PeerShare
 
 PEERS_MOST = 4

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from fleetstart.runtime.contract.errors import Unavailable
 from fleetstart.runtime.contract.sizes import MIB
 
-from .candidates import Candidate, TooFewNodes
 from .cluster import Cluster
 from .constraints import admits, unmet_constraint
 from .devices import choose_devices, free_in_words, wanted_in_words
 from .links.contention import NEVER
 from .node_state import NodeState
 from .plan import CandidateReport, Plan, PlanRequest, StagePlan
+from .search.candidates import Candidate, TooFewNodes
 
 
 class Choice(NamedTuple):

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from .candidates import Candidate, Search, TooFewNodes
 from .cluster import Cluster
 from .links.contention import NEVER, Link
-from .node_filter import find_candidate_nodes
 from .plan import CandidateReport, Plan, PlanRequest
 from .result import Choice, no_plan, plan_of, postponed
+from .search.candidates import Candidate, Search, TooFewNodes
+from .search.node_filter import find_candidate_nodes
 
 SIZE_USUAL = 4
 """Usual maximum group size: above it a group gains little and takes many devices (HydraServe section 4.1)."""

@@ -19,7 +19,8 @@ from ..planner.devices import mean_speeds
 from ..planner.estimates import FleetMeasures, NodeMeasures, fleet_measures, node_prior
 from ..planner.links.contention import PendingFetch
 from ..planner.links.uplinks import PairRate, pair_rates
-from ..planner.node_state import OrderState, node_state, uplink
+from ..planner.node_state import node_state, uplink
+from ..planner.order_state import OrderState
 from ..planner.peers import uploads
 from ..planner.plan import Plan, PlanRequest
 from ..state.records import VersionKey

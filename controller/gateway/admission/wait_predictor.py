@@ -20,7 +20,8 @@ from fleetstart.runtime.contract.wait_estimate import PendingStart, WaitEstimate
 
 from ...planner.checkpoint_layout import CheckpointLayout
 from ...planner.estimates import NodeMeasures, VersionMeasures
-from ...planner.node_state import NodeState, OrderState, pending_bytes
+from ...planner.node_state import NodeState
+from ...planner.order_state import OrderState, pending_bytes
 from ...scheduler.start_orders import layout_in, measures_of, plan_start, request_of
 from ...state.records import VersionKey
 from ...state.view import View

@@ -30,10 +30,10 @@ from ..latency_model import (
     work,
 )
 from ..links.contention import NEVER
-from ..node_filter import CandidateNode, NodeNeed, quickest_nodes
 from ..node_state import NodeState
 from ..peers import PEERS_MOST, PeerSource
 from ..plan import CandidateReport, PeerShare, Plan, PlanRequest, StagePlan
+from ..search.node_filter import CandidateNode, NodeNeed, quickest_nodes
 from ..selection import SIZE_USUAL, WORTH, make_plan
 from .layer_pipelines import LayerPipeline, layer_pipelines
 from .plan import MulticastPlan, ReceiverPlan

@@ -11,7 +11,8 @@ from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, Checkpo
 from fleetstart.controller.planner.cluster import Cluster
 from fleetstart.controller.planner.estimates import NodeMeasures
 from fleetstart.controller.planner.links.contention import NEVER
-from fleetstart.controller.planner.node_state import HeldLayers, NodeState, OrderState, node_state
+from fleetstart.controller.planner.node_state import HeldLayers, NodeState, node_state
+from fleetstart.controller.planner.order_state import OrderState
 from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO, LLMSettings
 from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, PipelineId, Version, WorkerId

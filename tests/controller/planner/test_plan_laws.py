@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.planner.candidates import Candidate, Search
 from fleetstart.controller.planner.cluster import Cluster, NodeSnapshot
-from fleetstart.controller.planner.node_filter import CandidateNode, find_candidate_nodes
 from fleetstart.controller.planner.plan import PlanRequest
+from fleetstart.controller.planner.search.candidates import Candidate, Search
+from fleetstart.controller.planner.search.node_filter import CandidateNode, find_candidate_nodes
 from fleetstart.controller.planner.selection import make_plan
 from fleetstart.runtime.contract.function.spec import SLO
 from tests.controller.planner.worlds import CHAT, MB, clusters, late_ones, names, request, taken

@@ -9,14 +9,13 @@ there is a choice: on free devices only, and on any. Never two stages on one nod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.devices import DeviceShare, host_bytes
 
-from .checkpoint_layout import Cut
-from .latency_model import (
+from ..checkpoint_layout import Cut
+from ..latency_model import (
     StageTimes,
     StageWork,
     cost_gib_s,
@@ -26,9 +25,10 @@ from .latency_model import (
     ttft_s,
     work,
 )
+from ..peers import Fetch, PeerSource
+from ..plan import PlanRequest
+from .fetches import FetchPredictor
 from .node_filter import CandidateNode, missing_bytes
-from .peers import NOBODY, STORE_WORTH, Fetch, PeerPool, PeerSource
-from .plan import PlanRequest
 
 WARM_MOST = 8
 """Maximum number of stages of a group that is cut where nodes' layers end: that of the largest groups."""
@@ -88,12 +88,10 @@ class Search:
     ) -> None:
         """`peers`: what nodes have of the checkpoint for others."""
         self._request = request
-        self._peers = PeerPool(peers, request.layout, now_s)
+        self._fetches = FetchPredictor(request, peers, now_s)
         self._any_peer = bool(peers)
         self._own_bytes: dict[int, int] = {}
         """Cached memory of stages on nodes without a GPU, by their layers."""
-        self._shared_fetches: dict[tuple[int, ...], list[Fetch] | None] = {}
-        """Cached fetches of groups that use peers, by their size and their nodes."""
         self._now_s = now_s
         self._has_weights = request.segment_bytes > 0
         free = [node for node in nodes if not node.shared]
@@ -196,7 +194,7 @@ class Search:
             for index, node in enumerate(nodes):
                 if (
                     index not in used
-                    and self._link_accepts(cut, node)
+                    and self._fetches.link_accepts(cut, node)
                     and (node.fits_whole or self._fits(cut, node, stage < full))
                 ):
                     assigned[stage] = node
@@ -236,126 +234,26 @@ class Search:
         stages_suited: Counter[int] = Counter()
         for stage, cut in enumerate(cuts):
             quickest = next(
-                (node for node in nodes if self._link_accepts(cut, node) and self._fits(cut, node, False)), None
+                (node for node in nodes if self._fetches.link_accepts(cut, node) and self._fits(cut, node, False)), None
             )
             elsewhere_s = float("inf")
             if quickest is not None:
                 fetch_s = quickest.link.fetch_s(cut.size_bytes, self._now_s)
                 if self._any_peer and quickest.held is None:
-                    fetch_s = self._fetch(cut, quickest).seconds
+                    fetch_s = self._fetches.of_stage(cut, quickest).seconds
                 elsewhere_s = max(fetch_s, quickest.files_s)
             for index, node in enumerate(nodes):
                 if node.held is None:
                     continue
-                fetch = self._fetch(cut, node)
-                if max(fetch.seconds, node.files_s) < elsewhere_s and self._link_accepts(cut, node):
+                fetch = self._fetches.of_stage(cut, node)
+                if max(fetch.seconds, node.files_s) < elsewhere_s and self._fetches.link_accepts(cut, node):
                     useful.append((fetch.seconds, stage, index))
                     stages_suited[index] += 1
         return sorted(HolderPlacement(seconds, stages_suited[index], stage, index) for seconds, stage, index in useful)
 
-    def _fetch(self, cut: Cut, node: CandidateNode) -> Fetch:
-        cached = node.fetches.get(cut)
-        if cached is None:
-            cached = node.fetches[cut] = self._predict_fetch(cut, node)
-        return cached
-
-    def _predict_fetch(self, cut: Cut, node: CandidateNode, refused: Set[NodeId] = NOBODY) -> Fetch:
-        """Predicts the fetch of a stage on a node, without peers or with those that do not refuse it. Where these are
-        about as quick as the store, the store is left alone; beside the disk they must be quicker."""
-        alone = self._fetch_alone(cut, node)
-        if not self._any_peer or not alone.seconds:
-            return alone
-        node.alone[cut] = alone
-        held = node.held
-        missing = cut.layers if held is None else cut.layers & ~(held.host | held.coming)
-        helped = self._peers.fetch(missing, alone.missing_bytes, node, refused)
-        if helped is None:
-            return alone
-        if held is not None and cut.layers & held.coming & ~held.host:
-            helped = helped._replace(seconds=max(helped.seconds, node.coming_s))
-        if alone.store_bytes:
-            return alone if alone.seconds < STORE_WORTH * helped.seconds else helped
-        return helped if helped.seconds < STORE_WORTH * alone.seconds else alone
-
-    def _fetch_alone(self, cut: Cut, node: CandidateNode) -> Fetch:
-        """Predicts a fetch without peers. Host memory is free, disk and store are read in parallel at their own
-        rates."""
-        held, size_bytes = node.held, cut.size_bytes
-        if not self._has_weights:
-            return Fetch(0, 0, 0.0)
-        if held is None:
-            return Fetch(size_bytes, size_bytes, self._from_store_s(size_bytes + node.files_bytes, node))
-        missing = cut.layers & ~(held.host | held.coming)
-        store_bytes = self._request.layout.size_bytes(missing & ~held.disk)
-        fetch_bytes = self._request.layout.size_bytes(missing)
-        on_link_bytes = store_bytes + node.files_bytes if store_bytes else 0
-        seconds = max(
-            self._from_store_s(on_link_bytes, node), (fetch_bytes - store_bytes) / node.state.disk_bytes_per_s
-        )
-        if cut.layers & held.coming & ~held.host:
-            seconds = max(seconds, node.coming_s)
-        return Fetch(fetch_bytes, store_bytes, seconds)
-
-    def _from_store_s(self, size_bytes: int, node: CandidateNode) -> float:
-        return node.link.fetch_s(size_bytes, self._now_s) if node.link.fetches else size_bytes / node.bytes_per_s
-
-    def _link_accepts(self, cut: Cut, node: CandidateNode) -> bool:
-        """True if the node's link accepts the stage's fetch without breaking the deadlines of others."""
-        return not node.link.fetches or self._accepts(self._fetch(cut, node), node)
-
-    def _accepts(self, fetch: Fetch, node: CandidateNode) -> bool:
-        return node.link.accepts(node.state.link_bytes(fetch.store_bytes, fetch.peer_bytes), self._now_s)
-
-    def _fetches(self, cuts: tuple[Cut, ...], nodes: list[CandidateNode]) -> list[Fetch] | None:
-        """The fetches of a group, which share the uplinks of their peers: no uplink's promises to others are broken.
-        None if the links to the store cannot take what these refuse."""
-        fetches = [self._fetch(cut, node) for cut, node in zip(cuts, nodes, strict=True)]
-        if not self._any_peer or not any([fetch.peers for fetch in fetches]):
-            return fetches
-        if len(fetches) == 1 and not any([self._peers.ups[peer].fetches for peer, _ in fetches[0].peers]):
-            return fetches
-        key = (len(cuts), *map(id, nodes))
-        if key not in self._shared_fetches:
-            self._shared_fetches[key] = self._share_uplinks(cuts, nodes, fetches)
-        return self._shared_fetches[key]
-
-    def _share_uplinks(
-        self, cuts: tuple[Cut, ...], nodes: list[CandidateNode], fetches: list[Fetch]
-    ) -> list[Fetch] | None:
-        ups, now_s = self._peers.ups, self._now_s
-        fetches, refused, reverted = list(fetches), set[NodeId](), False
-        while True:
-            taken_bytes: dict[NodeId, int] = {}
-            for fetch in fetches:
-                for peer, size_bytes in fetch.peers:
-                    taken_bytes[peer] = taken_bytes.get(peer, 0) + size_bytes
-            refusing = [
-                peer for peer, size in taken_bytes.items() if ups[peer].fetches and not ups[peer].accepts(size, now_s)
-            ]
-            if refusing:
-                refused.update(refusing)
-                fetches = [
-                    self._predict_fetch(cut, node, refused) if fetch.peers else fetch
-                    for cut, node, fetch in zip(cuts, nodes, fetches, strict=True)
-                ]
-                continue
-            up_s = {peer: ups[peer].fetch_s(size, now_s) for peer, size in taken_bytes.items()}
-            shared_s = [max([fetch.seconds, *[up_s[peer] for peer, _ in fetch.peers]]) for fetch in fetches]
-            # One by one, stages leave uplinks that they share for too long: the store gives them theirs sooner.
-            stage = max(range(len(cuts)), key=lambda index: shared_s[index] if fetches[index].peers else 0.0)
-            alone = nodes[stage].alone.get(cuts[stage]) or self._fetch_alone(cuts[stage], nodes[stage])
-            if not fetches[stage].peers or alone.seconds >= STORE_WORTH * shared_s[stage]:
-                break
-            fetches[stage], reverted = alone, True
-        if (refused or reverted) and not all(
-            self._accepts(fetch, node) for fetch, node in zip(fetches, nodes, strict=True)
-        ):
-            return None
-        return [fetch._replace(seconds=seconds) for fetch, seconds in zip(fetches, shared_s, strict=True)]
-
     def _predict(self, cuts: tuple[Cut, ...], full: int, nodes: list[CandidateNode]) -> Candidate | TooFewNodes:
         """Predicts times and cost of the group on these nodes."""
-        fetches = self._fetches(cuts, nodes)
+        fetches = self._fetches.of_group(cuts, nodes)
         if fetches is None:
             return TooFewNodes(len(cuts), full, 0)
         request, measures, stages = self._request, self._request.measures, len(cuts)

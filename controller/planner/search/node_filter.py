@@ -11,13 +11,13 @@ from msgspec import structs
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.devices import DeviceShare, host_bytes
 
-from .checkpoint_layout import EVERY_LAYER, CheckpointLayout, Cut
-from .cluster import Cluster, NodeSnapshot
-from .devices import DeviceNeed, choose_devices, decode_bytes_per_s, kinds_of, load_bytes_per_s
-from .estimates import slowness
-from .node_state import HeldLayers, NodeState
-from .peers import Fetch
-from .plan import PlanRequest
+from ..checkpoint_layout import EVERY_LAYER, CheckpointLayout, Cut
+from ..cluster import Cluster, NodeSnapshot
+from ..devices import DeviceNeed, choose_devices, decode_bytes_per_s, kinds_of, load_bytes_per_s
+from ..estimates import slowness
+from ..node_state import HeldLayers, NodeState
+from ..peers import Fetch
+from ..plan import PlanRequest
 
 
 class CandidateNode:
