@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import FleetError, WorkerLost
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId, Version, WorkerId
 from fleetstart.runtime.contract.process.tasks import end_tasks
 
@@ -31,6 +31,7 @@ from ...state.redis_client import REDIS_ERRORS
 from ..store.event_log import EventsGone
 from .numbered_events import AfterEvent, NumberedEvents, events_after, is_event_stream
 from .response_recorder import ANSWER_BYTES, ResponseRecorder, replay_receive, send_answer
+from .settlement import ClaimSettlement
 from .silence import KEPT_SILENT_MS, KEPT_WATCHED_S, RENEW_S, SILENT_MS, SilenceWatch
 from .store import (
     KEPT_S,
@@ -45,7 +46,6 @@ from .store import (
     KeyMismatch,
     digest_of,
     new_claim,
-    worth_keeping,
 )
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,6 @@ WAIT_S = 30.0
 """How long a call waits for an earlier one with the same key."""
 LOOK_S = (0.02, 0.05, 0.1, 0.25)
 """Polling intervals of the earlier call's claim; the last one repeats."""
-
-SETTLE_S = 60.0
-"""How long a response that was sent is tried to be stored: longer than Redis takes to come back."""
-SETTLE_EVERY_S = 0.5
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -73,8 +69,7 @@ class IdempotentCall:
         self._gateway_id = gateway_id
         self._gateway = gateway
         self._claims = claims
-        self._unsettled: set[asyncio.Task[None]] = set()
-        """Responses that were sent and are not stored yet."""
+        self._settlement = ClaimSettlement(claims, places)
         self._places = places
 
     async def run(
@@ -252,7 +247,7 @@ class IdempotentCall:
 
         async def on_end() -> None:
             await end_tasks([keeper])  # before the key is free: a renewal under way would make the claim again
-            await self._settle(recorder, digest, claim, raw)
+            await self._settlement.settle(recorder, digest, claim, raw)
 
         runs_again = claim.retaken and place is None and lost is None
         client = AfterEvent(_telling(send) if runs_again else send, last)
@@ -328,43 +323,6 @@ class IdempotentCall:
             return True
         await self._places.mark(digest, claim.invocation, given_up=False)
         return False
-
-    async def _settle(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
-        """Stores the response. If store or Redis fail, it is stored after it was sent, and the key is held until
-        then: a later call would run again, and get another answer."""
-        try:
-            await self._store(recorder, digest, claim, raw)
-        except (*REDIS_ERRORS, FleetError) as error:
-            log.warning("an answer is kept later", extra={"invocation": claim.invocation, "error": str(error)})
-            task = asyncio.get_running_loop().create_task(self._settle_later(recorder, digest, claim, raw))
-            self._unsettled.add(task)
-            task.add_done_callback(self._unsettled.discard)
-
-    async def _store(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
-        """Errors: REDIS_ERRORS, StoreFailed."""
-        if not worth_keeping(recorder.status, ran=recorder.ran):
-            if recorder.ran or recorder.status == WorkerLost.status:  # else it may run at a worker
-                await self._places.remove(digest)
-            await self._claims.free(digest, raw)
-        elif recorder.too_large:
-            await self._claims.settle(digest, raw, msgspec.structs.replace(claim, state="unkept"), b"")
-        else:
-            done = msgspec.structs.replace(claim, state="done", answer=recorder.answer())
-            await self._claims.settle(digest, raw, done, bytes(recorder.body))
-
-    async def _settle_later(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
-        """Tries again until the response is stored, another call has the key, or `SETTLE_S` are over."""
-        ends_s = time.monotonic() + SETTLE_S
-        while time.monotonic() < ends_s:
-            await asyncio.sleep(SETTLE_EVERY_S)
-            try:
-                if await self._claims.renew(digest, raw) is not None:
-                    return  # stored by an attempt that seemed to fail, or taken by another call
-                await self._store(recorder, digest, claim, raw)
-                return
-            except (*REDIS_ERRORS, FleetError):
-                continue
-        log.warning("an answer could not be kept", extra={"invocation": claim.invocation})
 
 
 def _mismatch() -> KeyMismatch:
