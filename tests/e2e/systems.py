@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +94,19 @@ def with_driver(*arguments: str) -> tuple[str, ...]:
     return (*arguments, "--isolation", driver.isolation)
 
 
+def run_fs(
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, code: int | None, through: Sequence[str] = ()
+) -> Ran:
+    """Runs a command of `fs` to its end, by the command `through` if there is one. Errors: AssertionError if it exits
+    with another code, unless that is None."""
+    done = subprocess.run(
+        [*through, *FS, *arguments], env=env, capture_output=True, text=True, timeout=CLI_TIMEOUT_S, cwd=cwd
+    )
+    if code is not None:
+        assert done.returncode == code, f"fs {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
 class System:
     def __init__(self, *, env: Mapping[str, str] | None = None) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="fs-e2e-"))
@@ -119,17 +132,7 @@ class System:
         arguments = with_driver(*arguments)
         if not self.through and arguments and arguments[0] in FORKED:
             return self._forked_fs(*arguments, code=code, cwd=cwd)
-        done = subprocess.run(
-            [*self.through, *FS, *arguments],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=CLI_TIMEOUT_S,
-            cwd=cwd or self.root,
-        )
-        if code is not None:
-            assert done.returncode == code, f"fs {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return run_fs(arguments, env=self.env, cwd=cwd or self.root, code=code, through=self.through)
 
     def _forked_fs(self, *arguments: str, code: int | None, cwd: Path | None) -> Ran:
         with tempfile.TemporaryDirectory(prefix="fs-said-") as folder:

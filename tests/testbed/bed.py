@@ -24,7 +24,7 @@ from fleetstart.runtime.contract.identity import FILE, Identity, write_identity
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 from tests.bench.harness.range_server import credentials
-from tests.e2e.systems import CLI_TIMEOUT_S, FS, Ran, driver_settings, with_driver
+from tests.e2e.systems import Ran, driver_settings, run_fs, with_driver
 from tests.servers import listening_socket, shared_memory, valkey_binary, wait_until
 from tests.testbed import guard
 from tests.testbed.network import Network
@@ -230,17 +230,7 @@ class Testbed:
     def fs(self, *arguments: str, code: int | None = 0, cwd: Path | None = None) -> Ran:
         """Runs the command line against this bed, as a user of this machine."""
         env = {**os.environ, "FS_URL": self.url, "FS_HOME": str(self.folder / "user")}
-        done = subprocess.run(
-            [*FS, *with_driver(*arguments)],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=CLI_TIMEOUT_S,
-            cwd=cwd or self.folder,
-        )
-        if code is not None:
-            assert done.returncode == code, f"fs {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return run_fs(with_driver(*arguments), env=env, cwd=cwd or self.folder, code=code)
 
     def redis(self) -> redis.Redis:
         """Redis past the network: reachable also when links are cut."""
