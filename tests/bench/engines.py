@@ -255,10 +255,14 @@ def main() -> None:
 
 
 def tell_starts(report: Report, name: str, firsts: dict[str, list[float]]) -> None:
-    serve, native = median(firsts["vllm serve, eager"]), median(firsts["native, spare"])
+    serve, native = (
+        median(firsts[side]) if side in firsts else None for side in ("vllm serve, eager", "native, spare")
+    )
     rows = [["from zero to the first token, s", "median (quartiles)", "of `vllm serve --enforce-eager`", "of native"]]
     for side, values in firsts.items():
-        rows.append([side, spread(values), f"1/{fine(serve / median(values))}", f"{fine(median(values) / native)} ×"])
+        of_serve = f"1/{fine(serve / median(values))}" if serve else "–"
+        of_native = f"{fine(median(values) / native)} ×" if native else "–"
+        rows.append([side, spread(values), of_serve, of_native])
     report.tell(f"First token of {name}, fp32", rows)
 
 
