@@ -27,8 +27,9 @@ from .admission.feasibility import FeasibilityCheck
 from .admission.wait_predictor import WaitPredictor
 from .dispatch.version_backend import VersionBackend
 
-FINAL_STATUS_TIMEOUT_S = 1.0
-"""Timeout for a dead worker's final status, with its cause, from the node."""
+FINAL_STATUS_TIMEOUT_S = 3.0
+"""Timeout for a dead worker's final status, with its cause, from the node. gVisor on a busy machine takes more than a
+second to end; without the status, a call that never ran is not run again."""
 
 
 class Router:
