@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from fleetstart.runtime.contract.function.spec import DEFAULT_KV_BYTES, FunctionSpec
+from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId, PipelineId, WorkerId, new_pipeline_id, new_worker_id
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
@@ -79,7 +79,7 @@ def request_of(
         memory_bytes=spec.memory_bytes,
         checkpoint=spec.weights,
         trees=_trees(view, record),
-        kv_bytes=(spec.llm.kv_memory_bytes or DEFAULT_KV_BYTES) if spec.llm is not None else 0,
+        kv_bytes=spec.llm.least_kv_bytes if spec.llm is not None else 0,
         measures=measures,
         speeds=others.speeds,
         margins=margins_of(measures.ttft_ratios, others.margins),

@@ -172,11 +172,13 @@ class FullResync:
         """One round trip: lease, orders, statuses and copies of these nodes, and failed starts of these versions."""
         names = [key(node) for node in nodes for key in (keys.node, keys.desired, keys.observed, keys.copies)]
         async with self._client.pipeline(transaction=False) as pipe:
-            # The text each time, not its digest: a few hundred bytes, and nothing to load after a restart.
-            pipe.eval(READ_NODES, len(names), *names)
+            if nodes:  # an empty pipeline asks Redis nothing
+                # The text each time, not its digest: a few hundred bytes, and nothing to load after a restart.
+                pipe.eval(READ_NODES, len(names), *names)
             for key in failures:
                 pipe.hgetall(keys.failures(key.name, key.version))
-            raw, *raw_failures = await pipe.execute()
+            answers = await pipe.execute()
+        raw, raw_failures = answers[0] if nodes else [], answers[bool(nodes) :]
         found = {node: self._decoded(node, *raw[4 * i : 4 * i + 4]) for i, node in enumerate(nodes)}
         await asyncio.sleep(0)
         return found, raw_failures

@@ -154,11 +154,10 @@ def _protect_proc() -> None:
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() or entry.is_symlink():
             continue
-        folder = entry.is_dir()
-        if folder or entry.stat().st_mode & 0o222:
-            tree = linux.open_tree(entry.path)
-            linux.set_mount_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)
-            root.attach(tree, entry.path, folder=folder)
+        # Also what has no write bits: its owner, who is root, may set them, for all of the machine.
+        tree = linux.open_tree(entry.path)
+        linux.set_mount_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)
+        root.attach(tree, entry.path, folder=entry.is_dir())
 
 
 def confine(

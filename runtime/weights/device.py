@@ -175,8 +175,10 @@ class DeviceLoad:
                         self._changed.notify_all()
             finally:
                 self.moves.begin()
-                stream.close()
-                self.moves.end(0)
+                try:
+                    stream.close()
+                finally:
+                    self.moves.end(0)
         except BaseException as error:
             self._end(error)
         else:

@@ -121,6 +121,11 @@ class LLMSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.kv_memory_bytes and self.kv_memory_bytes < MIB:
             raise InvalidSpec(f"llm: kv_memory must be at least 1 MiB, got {self.kv_memory_bytes} bytes")
 
+    @property
+    def least_kv_bytes(self) -> int:
+        """Memory for keys and values, as far as it is known before a worker has its device."""
+        return self.kv_memory_bytes or DEFAULT_KV_BYTES
+
 
 Keep = Literal["", "host"]
 Isolation = Literal["namespaces", "gvisor", "container"]

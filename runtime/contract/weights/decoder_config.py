@@ -8,6 +8,7 @@ nothing is uploaded that no worker could run.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,6 +98,11 @@ class DecoderConfig:
         return self.rope if self.local_rope is None or self.windows[layer] is None else self.local_rope
 
 
+def stored_dtype(fields: Mapping[str, Any]) -> str:
+    """The weights' dtype by the fields of config.json: "fp32", "bf16" or "fp16"; fp32 if they are silent."""
+    return _DTYPES.get(str(fields.get("dtype") or fields.get("torch_dtype")), "fp32")
+
+
 def read_config(config: bytes, generation: bytes | None = None) -> DecoderConfig:
     """Reads a configuration. Errors: CheckpointInvalid, naming the field."""
     given = _json_object(config, "config.json")
@@ -130,7 +136,7 @@ def read_config(config: bytes, generation: bytes | None = None) -> DecoderConfig
         norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
         tied_embeddings=bool(fields.get("tie_word_embeddings", False)),
         eos_ids=_eos_ids(fields, _json_object(generation, "generation_config.json") if generation else {}),
-        stored_dtype=_DTYPES.get(str(fields.get("dtype") or fields.get("torch_dtype")), "fp32"),
+        stored_dtype=stored_dtype(fields),
         activation=_ACTIVATIONS[_activation_field(fields, family)],
         rope=rope,
         local_rope=local_rope,

@@ -8,6 +8,7 @@ as long as some ten steps, and would delay a first token.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections import Counter
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..engine.capture_lock import CAPTURES
 from ..engine.runner import Batch
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 USED_BEFORE = 4
 """Steps of a shape before it is captured."""
 LEAST_BLOCKS = 16
+_PRIORITY = -2
 MOST_GRAPHS = 64
 """Shapes that are kept; steps of others are computed without a graph."""
 
@@ -65,6 +68,8 @@ class DecodeGraphs:
         self._ready = ready
         self._used: Counter[Shape] = Counter()
         self._graphs: dict[Shape, _Graph] = {}
+        self._outputs: dict[int, Tensor] = {}
+        """Logits of each number of rows, which all graphs of that many rows write."""
         self._stream = _capture_stream(device)
         self._memory = torch.cuda.graph_pool_handle()
         self._works = True
@@ -85,13 +90,16 @@ class DecodeGraphs:
     def _captured(self, shape: Shape) -> _Graph | None:
         self._used[shape] += 1
         wanted = self._used[shape] > USED_BEFORE and len(self._graphs) < MOST_GRAPHS
-        if not (wanted and self._works and self._ready()):
+        if not (wanted and self._works and self._ready() and CAPTURES.acquire(blocking=False)):
             return None
         try:
             self._graphs[shape] = self._capture(shape)
         except RuntimeError as error:  # out of memory, or an operation that cannot be captured
             self._works = False
+            self._end_allocations()
             logger.warning("decode steps go on without CUDA graphs", extra={"shape": shape, "error": str(error)})
+        finally:
+            CAPTURES.release()
         return self._graphs.get(shape)
 
     def _capture(self, shape: Shape) -> _Graph:
@@ -99,23 +107,36 @@ class DecodeGraphs:
         inputs = host.to(self._device)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            self._compute(*split(inputs))  # libraries choose kernels and take workspace on first use
-            # Other threads load weights and move keys and values meanwhile.
-            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-            try:
-                logits = self._compute(*split(inputs))
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                warm = self._compute(*split(inputs))  # libraries choose kernels and take workspace on first use
+                if shape[0] not in self._outputs:
+                    self._outputs[shape[0]] = torch.empty_like(warm)
+                logits = self._outputs[shape[0]]
+                # Other threads load weights and move keys and values meanwhile.
+                graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+                try:
+                    logits.copy_(self._compute(*split(inputs)))
+                finally:
+                    graph.capture_end()
+        finally:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
         read = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return _Graph(graph, host, inputs, logits, read)
+
+    def _end_allocations(self) -> None:
+        """After a capture that failed: torch leaves its allocator in it, and no cached block would be freed again."""
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if end is not None:
+            with contextlib.suppress(RuntimeError):  # it was ended
+                end(torch.cuda.current_device(), self._memory)
 
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all decoders: libraries keep a workspace for each stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """One for all decoders: libraries keep a workspace for each stream. torch hands out streams of a priority in turn,
+    and no load of weights, whose copies would be captured, has this one."""
+    return torch.cuda.Stream(device, priority=_PRIORITY)  # type: ignore[no-untyped-call]
 
 
 def shape_of(batch: Batch, block_tokens: int) -> Shape:

@@ -4,6 +4,7 @@
 //   FS_HEAD_DIM                   numbers of a head, of which 4, 8, 16 or 32 lanes hold all, 16 bytes each
 //   FS_GROUP                      query heads that one thread block computes, which share a key-value head
 //   FS_BLOCK_TOKENS               tokens of a block of the cache
+//   FS_THREADS, FS_NORM_THREADS   threads of a block of `attend` and of `normalise`
 //
 // The cache of a layer is [2, kv_heads, slots, head_dim]: keys, then values. No headers: a machine that runs models
 // need not have them.
@@ -41,7 +42,7 @@ constexpr int kPer = 16 / sizeof(Stored);    // numbers a lane holds of a head
 constexpr int kLanes = kHeadDim / kPer;      // lanes that hold a head
 constexpr int kKeys = 32 / kLanes;           // keys that a warp reads together
 constexpr int kUnroll = 4;                   // reads in flight
-constexpr int kWarps = 4;
+constexpr int kWarps = FS_THREADS / 32;
 constexpr int kBlocks = kGroup <= 4 ? 4 : 1;  // of a multiprocessor, at least: more would spill registers
 constexpr int kParts = kWarps * kKeys;       // softmaxes that a thread block merges
 constexpr float kNone = -1e30f;              // below every score, and finite: differences of two are no NaN
@@ -61,9 +62,10 @@ extern "C" __global__ void rotate_and_store(const Stored* query, const Stored* k
                                             int heads, int kv_heads, int rotary) {
   const int row = blockIdx.y, at = threadIdx.x;
   const int head = blockIdx.x, kv = head - heads;
+  const long long of_kv = static_cast<long long>(row) * kv_heads + kv;
   const Stored* source = kv < 0          ? query + (static_cast<long long>(row) * heads + head) * kHeadDim
-                         : kv < kv_heads ? key + (static_cast<long long>(row) * kv_heads + kv) * kHeadDim
-                                         : value + (static_cast<long long>(row) * kv_heads + kv - kv_heads) * kHeadDim;
+                         : kv < kv_heads ? key + of_kv * kHeadDim
+                                         : value + (of_kv - kv_heads) * kHeadDim;
   float number = loaded(source[at]);
   if (kv < kv_heads && at < rotary) {
     const int half = rotary / 2;
@@ -80,10 +82,11 @@ extern "C" __global__ void rotate_and_store(const Stored* query, const Stored* k
 // at a time, and lanes hold the same numbers of query, keys, values and result.
 // Shapes: query [rows, heads, head_dim]; positions [rows] and tables [rows, blocks], each with its stride; partial
 // [rows, heads / kGroup, splits, kGroup, head_dim + 2]: weighted values, largest score, sum of weights.
-// Grid: (splits, heads / kGroup, rows), 128 threads.  window 0: every key; cap 0: scores as they are.
-extern "C" __global__ void __launch_bounds__(128, kBlocks) attend(const Stored* query, const Stored* cache, const long long* positions,
-                                  const long long* tables, float* partial, Stored* mixed, long long slots,
-                                  int position_stride, int table_stride, int kv_heads, int window, float scale, float cap) {
+// Grid: (splits, heads / kGroup, rows), FS_THREADS threads.  window 0: every key; cap 0: scores as they are.
+extern "C" __global__ void __launch_bounds__(FS_THREADS, kBlocks)
+    attend(const Stored* query, const Stored* cache, const long long* positions, const long long* tables,
+           float* partial, Stored* mixed, long long slots, int position_stride, int table_stride, int kv_heads,
+           int window, float scale, float cap) {
   const int split = blockIdx.x, splits = gridDim.x, group = blockIdx.y, row = blockIdx.z;
   const int heads = gridDim.y * kGroup, kv = group * kGroup / (heads / kv_heads);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = lane % kLanes, within = lane / kLanes;
@@ -195,7 +198,8 @@ extern "C" __global__ void combine(const float* partial, Stored* mixed, int spli
   mixed[(static_cast<long long>(row) * gridDim.x + head) * kHeadDim + at] = stored(whole / total);
 }
 
-// RMSNorm.  Shapes: hidden and normed [rows, width], weight [width]; width a multiple of kPer.  Grid: rows, 256 threads.
+// RMSNorm.  Shapes: hidden and normed [rows, width], weight [width]; width a multiple of kPer.  Grid: rows,
+// FS_NORM_THREADS threads.
 extern "C" __global__ void normalise(const Stored* hidden, const Stored* weight, Stored* normed, int width, float eps) {
   const long long begin = static_cast<long long>(blockIdx.x) * width;
   float squares = 0.0f;
@@ -204,11 +208,11 @@ extern "C" __global__ void normalise(const Stored* hidden, const Stored* weight,
     for (int i = 0; i < kPer; ++i) squares += loaded(pack.at[i]) * loaded(pack.at[i]);
   }
   for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, other);
-  __shared__ float of_warps[8];
+  __shared__ float of_warps[FS_NORM_THREADS / 32];
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = squares;
   __syncthreads();
   float total = 0.0f;
-  for (int w = 0; w < 8; ++w) total += of_warps[w];
+  for (int w = 0; w < FS_NORM_THREADS / 32; ++w) total += of_warps[w];
   const float scale = rsqrtf(total / width + eps);
   for (int at = threadIdx.x * kPer; at < width; at += blockDim.x * kPer) {
     const Pack pack = pack_at(hidden + begin + at), factors = pack_at(weight + at);

@@ -2,8 +2,8 @@
 
 Attention reads keys and values where they lie, by block tables, as PagedAttention does (Kwon et al., SOSP 2023):
 nothing is gathered or padded. Each sequence's keys are divided among several thread blocks where there are few
-sequences (Flash-Decoding). cuda-python, which comes with torch's CUDA builds, compiles and launches; without it, or for
-shapes that the kernels are not made for, steps are computed by torch's operations.
+sequences (Flash-Decoding). cuda-python, which torch's CUDA builds need from 2.10 on, compiles and launches; without it,
+or for shapes that the kernels are not made for, steps are computed by torch's operations.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Module:
     def __init__(self, shape: KernelShape, device: torch.device) -> None:
         from cuda.bindings import driver  # type: ignore[import-not-found, unused-ignore]
 
-        self._driver = driver
+        self._driver, self._device = driver, device
         self._binary = _compiled(shape, device)
         self._loaded = _checked(driver.cuModuleLoadData(self._binary))
         self._functions = {
@@ -178,7 +178,7 @@ class _Module:
         """Launches on the current stream. Tensors are given by their addresses, numbers as int or float."""
         values = tuple(one.data_ptr() if isinstance(one, Tensor) else one for one in arguments)
         types = tuple(_c_type(one) for one in arguments)
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch.cuda.current_stream(self._device).cuda_stream
         _checked(self._driver.cuLaunchKernel(
             self._functions[name], *grid, threads, 1, 1, 0, stream, (values, types), 0
         ))  # fmt: skip
@@ -199,7 +199,8 @@ def _compiled(shape: KernelShape, device: torch.device) -> bytes:
     major, minor = torch.cuda.get_device_capability(device)
     options = [
         f"--gpu-architecture=sm_{major}{minor}", f"-D{DTYPES[shape.dtype]}", f"-DFS_HEAD_DIM={shape.head_dim}",
-        f"-DFS_GROUP={shape.grouped}", f"-DFS_BLOCK_TOKENS={shape.block_tokens}",
+        f"-DFS_GROUP={shape.grouped}", f"-DFS_BLOCK_TOKENS={shape.block_tokens}", f"-DFS_THREADS={THREADS}",
+        f"-DFS_NORM_THREADS={NORM_THREADS}",
     ]  # fmt: skip
     program = _checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, None, None))
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...contract.errors import InvalidSpec
-from ...contract.function.spec import DEFAULT_KV_BYTES, LLMSettings
+from ...contract.function.spec import LLMSettings
 from ...contract.weights.decoder_config import DecoderConfig, read_config
 from ...weights.tensor_mapping import TensorMapping
 from ..engine.block_pool import BlockPool
@@ -163,7 +163,7 @@ def _block_count(config: DecoderConfig, settings: LLMSettings, dtype: str) -> in
     width_bytes = DTYPES[dtype].itemsize
     block_bytes = 2 * config.layer_count * config.kv_width * width_bytes * BLOCK_TOKENS
     useful = settings.max_batch * -(-config.context_tokens // BLOCK_TOKENS)
-    kv_bytes = settings.kv_memory_bytes or DEFAULT_KV_BYTES  # stages and ranks do not know what their devices have left
+    kv_bytes = settings.least_kv_bytes
     count = min(kv_bytes // block_bytes, useful)
     if count < 2:
         raise InvalidSpec(

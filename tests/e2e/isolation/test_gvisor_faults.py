@@ -51,8 +51,6 @@ def misbehaves(how: str = ""):
     kept = []
     while how == "eats":
         kept.append(bytearray(os.urandom(1 << 20)))
-    while how == "stays":
-        time.sleep(0.1)
     if how == "prints":
         assert os.get_blocking(1) and os.get_blocking(2)
         for number in range(3000):

@@ -60,6 +60,12 @@ INSPECT = """
                 except OSError as error:
                     if error.errno not in (errno.EROFS, errno.EACCES, errno.EIO, errno.EINVAL, errno.EPERM):
                         found.append(f"{path}: {error}")
+            try:
+                os.chmod(top, os.stat(top).st_mode)
+                found.append(f"mode of {top}")
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    found.append(f"mode of {top}: {error}")
         return found
 
     def loopback():

@@ -104,7 +104,7 @@ def test_an_input_above_its_gateways_limit_is_refused_before_it_is_sent(function
         assert msgspec.json.decode(gateway.recv(), type=CallRequest).has_body
         with pytest.raises(ConnectionClosed):
             gateway.recv()
-    calling.join()
+    calling.join(10)
     assert results == [["TooLarge", "the input of function embed has more bytes than its gateway takes"]]
 
 

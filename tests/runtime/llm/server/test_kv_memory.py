@@ -31,9 +31,13 @@ def test_weights_keys_and_values_fit_the_share_and_the_device(share: int, used: 
         assert weights + budget + RESERVED_LEAST_BYTES <= free
 
 
-def _weights() -> Weights:
-    """64 MiB, of which nothing has arrived."""
-    return Segment({"a": ("F16", (32 << 10, 1024))}, chunk_bytes=16 * MIB).attach(timeout_s=0.01)
+def _weights(dtype: str = "F16", said: str = "float16") -> Weights:
+    """64 MiB, of which no byte has arrived; the configuration is there."""
+    config = b'{"dtype": "%s"}' % said.encode() if said else b"{}"
+    shape = (32 << 10, 512 if dtype == "F32" else 1024)
+    segment = Segment({"a": (dtype, shape)}, {"config.json": config}, chunk_bytes=16 * MIB)
+    segment.fill(segment.chunks[-1])
+    return segment.attach(timeout_s=0.01)
 
 
 def _on_a_gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, whole: int, fraction: float) -> None:
@@ -45,26 +49,44 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, whole: int, fractio
         monkeypatch.setattr(f"torch.cuda.{name}", lambda answer=answer: answer)
 
 
-def test_it_is_what_the_weights_leave_of_the_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "stored", "said", "taken_mib"),
+    [
+        ("auto", "F16", "float16", 64),
+        ("fp16", "F16", "float16", 64),
+        ("bf16", "F16", "float16", 64 + 64),
+        ("fp32", "F16", "float16", 64 + 128),
+        ("fp32", "F32", "float32", 64),
+        ("auto", "F16", "", 64 + 128),  # fp32, since the configuration does not say
+    ],
+)
+def test_it_is_what_the_weights_leave_of_the_workers_share(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, stored: str, said: str, taken_mib: int
+) -> None:
     _on_a_gpu(monkeypatch, free=7 * GIB, whole=8 * GIB, fraction=0.25)
-    assert with_kv_memory(OPEN, _weights()).kv_memory_bytes == (2048 - 512 - 64) * MIB
-    converted = LLMSettings(kv_memory_bytes=0, dtype="fp32")
-    assert with_kv_memory(converted, _weights()).kv_memory_bytes == (2048 - 512 - 3 * 64) * MIB
+    settings = LLMSettings(kv_memory_bytes=0, dtype=dtype)
+    left = with_kv_memory(settings, _weights(stored, said), engines=1).kv_memory_bytes
+    assert left == (2048 - 512 - taken_mib) * MIB
+
+
+def test_each_engine_that_holds_the_weights_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_a_gpu(monkeypatch, free=7 * GIB, whole=8 * GIB, fraction=0.25)
+    assert with_kv_memory(OPEN, _weights(), engines=3).kv_memory_bytes == (2048 - 512 - 3 * 64) * MIB
     two = LLMSettings(kv_memory_bytes=0, dtype="auto", engine="vllm", first="native")
-    assert with_kv_memory(two, _weights()).kv_memory_bytes == (2048 - 512 - 64) * MIB // 2
+    assert with_kv_memory(two, _weights(), engines=2).kv_memory_bytes == (2048 - 512 - 2 * 64) * MIB // 2
     told = LLMSettings(kv_memory_bytes=5 * MIB)
-    assert with_kv_memory(told, _weights()) is told
+    assert with_kv_memory(told, _weights(), engines=1) is told
 
 
 def test_weights_that_leave_nothing_ask_for_a_larger_share(monkeypatch: pytest.MonkeyPatch) -> None:
     _on_a_gpu(monkeypatch, free=7 * GIB, whole=8 * GIB, fraction=1 / 16)
     with pytest.raises(DeviceOutOfMemory, match=r"weights of 64 MiB leave no memory .* in a share of 512 MiB"):
-        with_kv_memory(OPEN, _weights())
+        with_kv_memory(OPEN, _weights(), engines=1)
 
 
 def test_without_a_gpu_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert with_kv_memory(OPEN, tiny()).kv_memory_bytes == DEFAULT_KV_BYTES
+    assert with_kv_memory(OPEN, tiny(), engines=1).kv_memory_bytes == DEFAULT_KV_BYTES
     loaded = load_engine(tiny(), LLMSettings(kv_memory_bytes=0, max_batch=2, max_context_tokens=64), threads=1)
     assert loaded.engine.load.block_count == 8
 
