@@ -5,6 +5,7 @@ The owner of the home owns the system: its Redis, its store, its master key. So 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from contextlib import suppress
@@ -36,7 +37,7 @@ def load_or_create(path: Path) -> ParsedKey:
     """Reads the home's key, creating it if needed; concurrent processes get the same key. Errors: OSError."""
     with suppress(MalformedKey):
         return parse_key(read_key_file(path))
-    path.unlink(missing_ok=True)  # damaged, or empty as a full disk leaves it
+    _remove_damaged(path)
     fresh = _written_beside(path, new_key_text().text)
     try:
         with suppress(FileExistsError):
@@ -47,6 +48,22 @@ def load_or_create(path: Path) -> ParsedKey:
         return parse_key(read_key_file(path))
     except MalformedKey as error:
         raise OSError(f"{path} reads back differently from what was written") from error
+
+
+def _remove_damaged(path: Path) -> None:
+    """Removes a file that holds no key, as a full disk leaves it. What another process wrote meanwhile stays: its key
+    may be registered already. Errors: OSError for a folder."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with suppress(FileNotFoundError):
+        path.rename(aside)
+        try:
+            with suppress(MalformedKey, FileExistsError):
+                parse_key(read_key_file(aside))
+                os.link(aside, path)
+        finally:
+            aside.unlink()
 
 
 def owner_key_record(shown: ParsedKey, name: str, now_unix_ms: int) -> KeyRecord:
