@@ -21,7 +21,7 @@ import msgspec
 
 from ...contract.errors import FleetError, InvalidInput
 from ...contract.node.orders import SecondEngine
-from .capture_lock import CAPTURES
+from .capture_gate import GATE
 from .generation import Request, ResumeState, TokenDelta
 from .inference_engine import EngineLoad, InferenceEngine
 
@@ -268,7 +268,7 @@ class TwoEngines:
         began_ns = time.monotonic_ns()
         self._say(state="starting", waited_ms=(began_ns - created_ns) // 1_000_000)
         try:
-            with CAPTURES, _switching_often():
+            with GATE.building(), _switching_often():
                 engine = self._build()
         except Exception as error:
             logger.exception("the second engine does not come up, the first one goes on")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..engine.capture_lock import CAPTURES
+from ..engine.capture_gate import GATE
 from ..engine.runner import Batch
 
 logger = logging.getLogger(__name__)
@@ -90,16 +90,17 @@ class DecodeGraphs:
     def _captured(self, shape: Shape) -> _Graph | None:
         self._used[shape] += 1
         wanted = self._used[shape] > USED_BEFORE and len(self._graphs) < MOST_GRAPHS
-        if not (wanted and self._works and self._ready() and CAPTURES.acquire(blocking=False)):
+        if not (wanted and self._works and self._ready()):
             return None
-        try:
-            self._graphs[shape] = self._capture(shape)
-        except RuntimeError as error:  # out of memory, or an operation that cannot be captured
-            self._works = False
-            self._end_allocations()
-            logger.warning("decode steps go on without CUDA graphs", extra={"shape": shape, "error": str(error)})
-        finally:
-            CAPTURES.release()
+        with GATE.capturing() as allowed:
+            if not allowed:
+                return None
+            try:
+                self._graphs[shape] = self._capture(shape)
+            except RuntimeError as error:  # out of memory, or an operation that cannot be captured
+                self._works = False
+                self._end_allocations()
+                logger.warning("decode steps go on without CUDA graphs", extra={"shape": shape, "error": str(error)})
         return self._graphs.get(shape)
 
     def _capture(self, shape: Shape) -> _Graph:
