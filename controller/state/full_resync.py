@@ -157,7 +157,7 @@ class FullResync:
     async def _read_nodes(
         self, nodes: list[NodeId], failures: list[VersionKey]
     ) -> tuple[dict[NodeId, _NodeRecords], list[Raw]]:
-        """What Redis has of each node, and these versions' failed starts, which are read with the first nodes: a round
+        """Records of each node, and these versions' failed starts, which are read with the first nodes: a round
         trip of their own would cost what they do. Nodes are decoded some at a time; what they change in the view is
         then done at once."""
         found, raw_failures = await self._read_some(nodes[:NODES_AT_ONCE], failures)

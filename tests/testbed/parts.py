@@ -26,6 +26,7 @@ from fleetstart.runtime.contract.identity import FILE, read_identity, write_iden
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
+from tests.e2e.processes import socket_inodes
 from tests.e2e.systems import isolation
 from tests.servers import wait_until
 from tests.testbed import guard
@@ -231,7 +232,7 @@ class Node(Part):
         ):  # those are the engine's children
             return [int(told[-1])]
         sockets = {inode for inode in map(self._listener, (worker.endpoint, worker.link)) if inode}
-        return [pid for pid in self.processes() if pid != self.pid and sockets & _sockets(pid)]
+        return [pid for pid in self.processes() if pid != self.pid and sockets & socket_inodes(pid)]
 
     def kill_worker(self, worker: WorkerStatus) -> None:
         os.kill(self.pid_of(worker), signal.SIGKILL)
@@ -244,13 +245,3 @@ class Node(Part):
             if port and words[3] == "0A" and int(words[1].partition(":")[2], 16) == int(port):
                 return words[9]
         return ""
-
-
-def _sockets(pid: int) -> set[str]:
-    found = set()
-    with contextlib.suppress(OSError):
-        for entry in os.listdir(f"/proc/{pid}/fd"):
-            target = os.readlink(f"/proc/{pid}/fd/{entry}")
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
-    return found

@@ -37,7 +37,7 @@ LEAST_KEYS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelShape:
-    """What kernels are compiled for. `grouped`: query heads of a thread block."""
+    """Shape that kernels are compiled for. `grouped`: query heads of a thread block."""
 
     dtype: torch.dtype
     head_dim: int
@@ -218,7 +218,7 @@ def _compiled(shape: KernelShape, device: torch.device) -> bytes:
 
 
 def _checked(answer: Any) -> Any:
-    """What a call of cuda-python gave beside its error code. Errors: RuntimeError with the code's name."""
+    """Result of a call of cuda-python, without its error code. Errors: RuntimeError with the code's name."""
     code, *values = answer
     if int(code):
         raise RuntimeError(f"CUDA: {code.name}")

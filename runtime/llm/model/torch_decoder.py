@@ -24,7 +24,7 @@ from .decode_graphs import DecodeGraphs
 from .decode_kernels import DecodeKernels, kernels_for, shape_for
 from .layers import LayerWeights, StageWeights, capped, finished, rms_norm
 from .rope import inverse_frequencies
-from .torch_steps import Group, Step, StepInputs, decodes_only, rotated, slots_of
+from .torch_steps import Group, StepInputs, StepTensors, decodes_only, rotated, slots_of
 
 
 class ShardGroup(Protocol):
@@ -185,7 +185,7 @@ class TorchDecoder:
             hidden = self._ranks.sum(functional.embedding(rows, self._embedding).masked_fill(elsewhere[:, None], 0.0))
         return hidden if self._embedding_scale == 1.0 else hidden * self._embedding_scale
 
-    def _through_layers(self, step: Step, hidden: Tensor) -> Tensor:
+    def _through_layers(self, step: StepTensors, hidden: Tensor) -> Tensor:
         for index, layer in enumerate(self._layers):
             attended = self._attention(layer, index, self._norm(hidden, layer.attention_norm), step)
             hidden = self._add(hidden, attended, layer.attention_output_norm)
@@ -287,7 +287,7 @@ class TorchDecoder:
             return kernels.normalise(hidden, weight, self.config.norm_eps)
         return rms_norm(hidden, weight, self.config.norm_eps)
 
-    def _attention(self, layer: LayerWeights, index: int, normed: Tensor, step: Step) -> Tensor:
+    def _attention(self, layer: LayerWeights, index: int, normed: Tensor, step: StepTensors) -> Tensor:
         config, cache = self.config, self._cache[index].flatten(0, 1)
         rows = normed.shape[0]
         query = functional.linear(normed, layer.q, layer.q_bias).view(rows, config.head_count, config.head_dim)

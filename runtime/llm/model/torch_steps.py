@@ -47,7 +47,7 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepTensors:
     """Inputs of every layer of one step: by rotary setting, cosines and signed sines [rows, 1, rotary_dim]; written
     slots [rows]; and either groups, or decodes for kernels."""
 
@@ -67,7 +67,7 @@ class StepInputs:
     windows: Collection[int | None]
     frequencies: dict[Rope, Tensor]
 
-    def of_batch(self, batch: Batch, kernels: DecodeKernels | None) -> Step:
+    def of_batch(self, batch: Batch, kernels: DecodeKernels | None) -> StepTensors:
         if decodes_only(batch):
             return self.of_decodes(*self.decode_tensors(batch), kernels)
         positions = torch.tensor(batch.positions)
@@ -76,7 +76,7 @@ class StepInputs:
             for table, end in zip(batch.tables, batch.starts[1:], strict=True)
         ]
         written = torch.cat([slots[s][batch.positions[start] :] for s, start in enumerate(batch.starts[:-1])])
-        return Step(
+        return StepTensors(
             turns=self._turns(positions.to(self.device)),
             written=written.to(self.device),
             groups=self._groups(batch, positions, slots),
@@ -90,7 +90,7 @@ class StepInputs:
             tables[row, :count] = torch.tensor(table[:count])
         return torch.tensor(batch.positions, device=self.device), tables.to(self.device)
 
-    def of_decodes(self, positions: Tensor, tables: Tensor, kernels: DecodeKernels | None) -> Step:
+    def of_decodes(self, positions: Tensor, tables: Tensor, kernels: DecodeKernels | None) -> StepTensors:
         """The step of one token a sequence; computed on the device, without waiting for it.
 
         Shapes:  positions [sequences] of the tokens; tables [sequences, blocks], whatever stands behind a sequence's
@@ -100,14 +100,14 @@ class StepInputs:
         written, turns = blocks * self.block_tokens + positions % self.block_tokens, self._turns(positions)
         if kernels is not None:
             decodes = Decodes(kernels=kernels, positions=positions, tables=tables)
-            return Step(turns=turns, written=written, groups=[], decodes=decodes)
+            return StepTensors(turns=turns, written=written, groups=[], decodes=decodes)
         slots = tables[:, :, None] * self.block_tokens + torch.arange(self.block_tokens, device=self.device)
         slots = slots.flatten(1)
         places = torch.arange(slots.shape[1], device=self.device)
         # What is not written yet may be NaN, and no mask hides it: padding reads the sequence's own first slot.
         slots = torch.where(places <= positions[:, None], slots, slots[:, :1])
         masks = self._masks(places, positions[:, None, None, None])
-        return Step(turns=turns, written=written, groups=[Group(rows=None, slots=slots, masks=masks)])
+        return StepTensors(turns=turns, written=written, groups=[Group(rows=None, slots=slots, masks=masks)])
 
     def _turns(self, positions: Tensor) -> dict[Rope, tuple[Tensor, Tensor]]:
         turns = {}

@@ -19,7 +19,7 @@ RESERVED_PART = 0.1
 RESERVED_LEAST_BYTES = 512 * MIB
 """Of a share, what is left for activations, workspaces of libraries and graphs: the larger of both."""
 STORED = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-"""What the format of checkpoints calls each dtype of the arithmetic."""
+"""Name of each dtype of the arithmetic in the format of checkpoints."""
 
 
 def kv_budget(*, share_bytes: int, used_bytes: int, free_bytes: int, weights_bytes: int) -> int:

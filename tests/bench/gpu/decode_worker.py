@@ -92,7 +92,7 @@ def vllm(folder: Path, device: str) -> Decode:
 
 
 def _beyond_first(generate_s: Callable[[list[list[int]], int], float]) -> Decode:
-    """What a batch takes beyond its first tokens, which are those of a run of its own: prompts of one request are
+    """Measures a batch beyond its first tokens, which are those of a run of its own: prompts of one request are
     computed beside tokens of others, in either engine."""
 
     def decode(batch: int, prompt: int, new: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tests.servers import wait_until
 pytestmark = pytest.mark.isolations("namespaces", why="its functions name their own isolation")
 
 OWN = {"make namespaces"}
-"""What gVisor's kernel grants, of itself alone."""
+"""Attempts that gVisor's kernel grants, of itself alone."""
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def _wanted(query: Tensor, cache: Tensor, slots: Tensor, scale: float, softcap: 
 def test_attention_is_that_of_each_sequence_alone(
     dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, more: dict[str, Any]
 ) -> None:
-    """What lies in no sequence's blocks is NaN; rows of tables are part of a wider tensor, as in a graph."""
+    """Slots of no sequence are NaN; rows of tables are part of a wider tensor, as in a graph."""
     kernels = _kernels(dtype, head_dim, heads, kv_heads)
     options = {"window": None, "softcap": None} | more
     for contexts in ([1], [3, 700], [16, 17, 240, 5, 64, 65, 1, 33, 128]):
