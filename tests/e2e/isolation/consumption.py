@@ -82,10 +82,12 @@ def assert_processors_are_limited(system: System, isolation: str, cpus: float) -
     """Several processes of one worker together get no more than a node's FS_CPU_LIMIT."""
     name = f"crowds-{isolation}"
     system.deploy(CROWDS.replace("ISOLATION", isolation), name=name)
-    system.ok(name, {"seconds": 1.0, "processes": CROWD})
+    system.ok(name, {"seconds": 1.5, "processes": CROWD})
     system.fs("rm", name, "--yes")
 
     def rows_of_call() -> list[PhaseRow]:
+        """Rows of its time at work, when the call's are among them. A sandbox has a clock of its own, and the node
+        hears of a call's begin later where all cores are taken: what is metered may be less than the handler took."""
         rows = system.phases(name, "execute")
         return rows if sum(row.duration_ms for row in rows) >= 1000 else []
 
