@@ -155,7 +155,9 @@ def _settings(address: Address) -> dict[str, Any]:
     return {
         "base_url": address.url,
         "headers": {"authorization": f"Bearer {address.key}"} if address.key else {},
-        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=30.0),
+        # No limit of idle ones, either: a pool that closes some beyond a number may close one that a thread has just
+        # taken, whose call then ends with "Bad file descriptor" (httpcore 1.0).
+        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0),
         # A proxy of the environment is for the world outside, never for this machine.
         "trust_env": parts.hostname not in LOOPBACK,
         # Without TLS nobody's certificate is read, and to load those of the world takes longer than the call.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -46,6 +48,38 @@ def rejection(status: int, code: str, after_ms: int) -> tuple[int, dict[str, str
 
 def client_of(server: AppServer, **options: Any) -> Client:
     return Client(server.url, "", **options)
+
+
+class Together:
+    """An ASGI app that answers once so many requests are there, and keeps the ports that they came from."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._here = 0
+        self._all = asyncio.Event()
+        self.ports: list[int] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        self.ports.append(scope["client"][1])
+        self._here += 1
+        if self._here == self._count:
+            self._all.set()
+            self._all, self._here = asyncio.Event(), 0
+        else:
+            await self._all.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b"1"})
+
+
+def test_connections_of_many_callers_stay_open_for_their_next_calls() -> None:
+    """Where a pool closes idle ones beyond a number, it now and then closes one that a thread has just taken."""
+    app = Together(150)
+    with serving(app) as server, client_of(server) as client, ThreadPoolExecutor(150) as callers:
+        for _ in range(2):
+            assert list(callers.map(lambda _: client.function("f")(), range(150))) == [1] * 150
+    assert sorted(app.ports[:150]) == sorted(app.ports[150:])
 
 
 def test_a_rejected_call_is_sent_again_with_its_key_after_the_time_that_was_asked_for() -> None:

@@ -82,7 +82,9 @@ class Testbed:
         self.urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in self._listeners]
         """Of the controllers, on this machine."""
         self.url = self.urls[0]
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+        # Without limits: more callers than a pool's connections make it close some that others have just taken.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60, limits=limits)
         self.bucket = self.folder / STORE / "buckets" / BUCKET
         """The store's objects as files."""
         self.bucket.mkdir(parents=True)
