@@ -107,10 +107,11 @@ std::uint64_t hash_240(const std::byte* data, std::size_t size) {
   return avalanche(hash + mix16(data + size - 16, 136 - 17));
 }
 
-// Takes stripes into the lanes; the n-th is keyed by the secret from byte 8 n on.
-using Accumulate = void (*)(std::uint64_t* lanes, const std::byte* data, std::size_t stripes, std::size_t secret_at);
+constexpr std::size_t kStripes = kBlockBytes / kStripeBytes;
+constexpr std::size_t kScrambleSecret = 128;
 
-void accumulate_plain(std::uint64_t* lanes, const std::byte* data, std::size_t stripes, std::size_t secret_at) {
+// Takes stripes of the last block into the lanes; the n-th is keyed by the secret from byte 8 n on.
+void take_stripes(std::uint64_t* lanes, const std::byte* data, std::size_t stripes, std::size_t secret_at) {
   for (std::size_t stripe = 0; stripe < stripes; ++stripe, data += kStripeBytes, secret_at += 8) {
     for (std::size_t lane = 0; lane < 8; ++lane) {
       const std::uint64_t word = load(data + 8 * lane), key = word ^ secret(secret_at + 8 * lane);
@@ -120,57 +121,82 @@ void accumulate_plain(std::uint64_t* lanes, const std::byte* data, std::size_t s
   }
 }
 
+// Takes whole blocks into the lanes, which are scrambled after each. They stay in registers from the first to the last:
+// a scramble in memory took as long as the stripes of its block.
+using TakeBlocks = void (*)(std::uint64_t* lanes, const std::byte* data, std::size_t blocks);
+
+void take_blocks_plain(std::uint64_t* lanes, const std::byte* data, std::size_t blocks) {
+  for (; blocks > 0; --blocks, data += kBlockBytes) {
+    take_stripes(lanes, data, kStripes, 0);
+    for (std::size_t lane = 0; lane < 8; ++lane)
+      lanes[lane] = (lanes[lane] ^ lanes[lane] >> 47 ^ secret(kScrambleSecret + 8 * lane)) * kPrime32[0];
+  }
+}
+
 #if defined(__x86_64__)
 
-__attribute__((target("avx2"))) void accumulate_avx2(std::uint64_t* lanes, const std::byte* data, std::size_t stripes,
-                                                     std::size_t secret_at) {
+__attribute__((target("avx2"))) inline __m256i load_avx2(const void* from, std::size_t half) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from) + half);
+}
+
+__attribute__((target("avx2"))) void take_blocks_avx2(std::uint64_t* lanes, const std::byte* data, std::size_t blocks) {
   auto* const at = reinterpret_cast<__m256i*>(lanes);
   __m256i sums[2] = {_mm256_load_si256(at), _mm256_load_si256(at + 1)};
-  for (std::size_t stripe = 0; stripe < stripes; ++stripe, data += kStripeBytes, secret_at += 8) {
-    _mm_prefetch(reinterpret_cast<const char*>(data) + kPrefetchBytes, _MM_HINT_T0);
-    for (int half = 0; half < 2; ++half) {
-      const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data) + half);
-      const __m256i key =
-          _mm256_xor_si256(word, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kSecret + secret_at) + half));
-      const __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
-      const __m256i swapped = _mm256_shuffle_epi32(word, _MM_SHUFFLE(1, 0, 3, 2));
-      sums[half] = _mm256_add_epi64(sums[half], _mm256_add_epi64(product, swapped));
+  const __m256i prime = _mm256_set1_epi64x(static_cast<long long>(kPrime32[0]));
+  for (; blocks > 0; --blocks) {
+    for (std::size_t stripe = 0; stripe < kStripes; ++stripe, data += kStripeBytes) {
+      _mm_prefetch(reinterpret_cast<const char*>(data) + kPrefetchBytes, _MM_HINT_T0);
+      for (std::size_t half = 0; half < 2; ++half) {
+        const __m256i word = load_avx2(data, half);
+        const __m256i key = _mm256_xor_si256(word, load_avx2(kSecret + 8 * stripe, half));
+        const __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
+        const __m256i swapped = _mm256_shuffle_epi32(word, _MM_SHUFFLE(1, 0, 3, 2));
+        sums[half] = _mm256_add_epi64(sums[half], _mm256_add_epi64(product, swapped));
+      }
+    }
+    for (std::size_t half = 0; half < 2; ++half) {
+      const __m256i mixed = _mm256_xor_si256(_mm256_xor_si256(sums[half], _mm256_srli_epi64(sums[half], 47)),
+                                             load_avx2(kSecret + kScrambleSecret, half));
+      const __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(mixed, 32), prime);
+      sums[half] = _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), _mm256_slli_epi64(high, 32));
     }
   }
   _mm256_store_si256(at, sums[0]);
   _mm256_store_si256(at + 1, sums[1]);
 }
 
-__attribute__((target("avx512f"))) void accumulate_avx512(std::uint64_t* lanes, const std::byte* data,
-                                                          std::size_t stripes, std::size_t secret_at) {
+__attribute__((target("avx512f"))) void take_blocks_avx512(std::uint64_t* lanes, const std::byte* data,
+                                                           std::size_t blocks) {
   __m512i sum = _mm512_load_si512(lanes);
-  for (std::size_t stripe = 0; stripe < stripes; ++stripe, data += kStripeBytes, secret_at += 8) {
-    _mm_prefetch(reinterpret_cast<const char*>(data) + kPrefetchBytes, _MM_HINT_T0);
-    const __m512i word = _mm512_loadu_si512(data);
-    const __m512i key = _mm512_xor_si512(word, _mm512_loadu_si512(kSecret + secret_at));
-    const __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
-    const __m512i swapped = _mm512_shuffle_epi32(word, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 0, 3, 2)));
-    sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
+  const __m512i prime = _mm512_set1_epi64(static_cast<long long>(kPrime32[0]));
+  for (; blocks > 0; --blocks) {
+    for (std::size_t stripe = 0; stripe < kStripes; ++stripe, data += kStripeBytes) {
+      _mm_prefetch(reinterpret_cast<const char*>(data) + kPrefetchBytes, _MM_HINT_T0);
+      const __m512i word = _mm512_loadu_si512(data);
+      const __m512i key = _mm512_xor_si512(word, _mm512_loadu_si512(kSecret + 8 * stripe));
+      const __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
+      const __m512i swapped = _mm512_shuffle_epi32(word, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 0, 3, 2)));
+      sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
+    }
+    const __m512i mixed = _mm512_xor_si512(_mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47)),
+                                           _mm512_loadu_si512(kSecret + kScrambleSecret));
+    const __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
+    sum = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
   }
   _mm512_store_si512(lanes, sum);
 }
 
 #endif
 
-Accumulate choose() {
+TakeBlocks choose() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return accumulate_avx512;
-  if (__builtin_cpu_supports("avx2")) return accumulate_avx2;
+  if (__builtin_cpu_supports("avx512f")) return take_blocks_avx512;
+  if (__builtin_cpu_supports("avx2")) return take_blocks_avx2;
 #endif
-  return accumulate_plain;
+  return take_blocks_plain;
 }
 
-const Accumulate accumulate = choose();
-
-void scramble(std::uint64_t* lanes) {
-  for (std::size_t lane = 0; lane < 8; ++lane)
-    lanes[lane] = (lanes[lane] ^ lanes[lane] >> 47 ^ secret(128 + 8 * lane)) * kPrime32[0];
-}
+const TakeBlocks take_blocks = choose();
 
 }  // namespace
 
@@ -183,10 +209,9 @@ void Xxh3::advance(std::size_t ready_bytes) {
   if (size_bytes_ <= kShortBytes) return;
   // The last block, which may be a whole one, is left to digest(): it is not scrambled.
   const std::size_t blocks = std::min(ready_bytes / kBlockBytes, (size_bytes_ - 1) / kBlockBytes);
-  for (; block_ < blocks; ++block_) {
-    accumulate(lanes_, data_ + block_ * kBlockBytes, kBlockBytes / kStripeBytes, 0);
-    scramble(lanes_);
-  }
+  if (block_ >= blocks) return;
+  take_blocks(lanes_, data_ + block_ * kBlockBytes, blocks - block_);
+  block_ = blocks;
 }
 
 std::uint64_t Xxh3::digest() const {
@@ -196,8 +221,8 @@ std::uint64_t Xxh3::digest() const {
   Xxh3 whole = *this;
   whole.advance(size_bytes_);
   const std::size_t done = whole.block_ * kBlockBytes;
-  accumulate(whole.lanes_, data_ + done, (size_bytes_ - 1 - done) / kStripeBytes, 0);
-  accumulate(whole.lanes_, data_ + size_bytes_ - kStripeBytes, 1, 128 - 7);
+  take_stripes(whole.lanes_, data_ + done, (size_bytes_ - 1 - done) / kStripeBytes, 0);
+  take_stripes(whole.lanes_, data_ + size_bytes_ - kStripeBytes, 1, 128 - 7);
   std::uint64_t hash = size_bytes_ * kPrime64[0];
   for (std::size_t lane = 0; lane < 8; lane += 2)
     hash += fold(whole.lanes_[lane] ^ secret(11 + 8 * lane), whole.lanes_[lane + 1] ^ secret(11 + 8 * lane + 8));

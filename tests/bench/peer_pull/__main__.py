@@ -1,10 +1,11 @@
-"""Claim: a pull from a peer moves as many bytes in a second of processor time as plain sockets do, and verifies them.
+"""Claim: a pull moves 0.9 times the bytes of plain sockets in a second of processor time, and verifies them.
 
 1 GiB from the memory of one process into that of another over loopback, one connection, memory touched before. In
-shuffled rounds: ours (4 MiB chunks, hashed on the way); `os.sendfile` to `recv_into`; the same with each chunk hashed
-after it came; ours and plain sockets inside TLS 1.3, as nodes with certificates have it; and, in a Python of their
-own, Mooncake and NIXL over TCP, which verify nothing. Processor time is that of both ends. Aim: at least 0.9 × the
-bytes that sendfile to recv_into moves in a second of processor time, ahead of Mooncake and NIXL in both.
+shuffled rounds: ours (4 MiB chunks, hashed on the way), with a copy into the socket, as on one machine, and without, as
+between two; `os.sendfile` to `recv_into`; the same with each chunk hashed after it came; ours and plain sockets inside
+TLS 1.3, as nodes with certificates have it; and, in a Python of their own, Mooncake and NIXL over TCP, which verify
+nothing. Processor time is that of both ends. Aim: as between two machines at least 0.9 × the bytes that sendfile to
+recv_into moves in a second of processor time, and both ways ahead of Mooncake and NIXL in that and in bytes a second.
 
 Run: python -m tests.bench.peer_pull [--mib N] [--json FILE] [--quick] [--rounds N] [--peer-python PATH | --no-peer]
 """
@@ -20,13 +21,15 @@ from typing import Any
 
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 from tests.bench.harness.samples import Options, Report, fine, median, parse_options, progress, spread
+from tests.bench.peer_pull.ends import OURS, OURS_ACROSS
 from tests.bench.peers.process import peer
 from tests.bench.weights.loaders import Sample, module
 
-OURS, SOCKETS, HASHED = "fleetstart", "sockets", "sockets, hashed"
+SOCKETS, HASHED = "sockets", "sockets, hashed"
 OURS_TLS, SOCKETS_TLS = "fleetstart, TLS", "send → recv_into, TLS"
 TITLES = {SOCKETS: "sendfile → recv_into", HASHED: "sendfile → recv_into, hashed"}
 ENGINES = {"mooncake": "Mooncake, TCP", "nixl": "NIXL, TCP"}
+BOTH = (OURS, OURS_ACROSS)
 AIM = 0.9
 MIB = 1 << 20
 ENGINES_SCRIPT = Path(__file__).with_name("engines.py")
@@ -114,9 +117,10 @@ def tell(report: Report, found: dict[str, list[Sample]], size_bytes: int) -> Non
     report.tell("Pull from a peer over TCP, one machine", rows)
     rates = {name: median([gigabytes / one.ready_s for one in samples]) for name, samples in found.items()}
     others = [name for name in ENGINES.values() if name in found]
-    ahead = all(shares[OURS] > shares[name] and rates[OURS] > rates[name] for name in others)
-    holds = "holds" if shares[OURS] >= AIM and ahead else "does not hold"
-    print(f"\nThe claim {holds}: {fine(shares[OURS])} × what sendfile → recv_into moves in a CPU second,")
+    ahead = all(shares[ours] > shares[name] and rates[ours] > rates[name] for ours in BOTH for name in others)
+    holds = "holds" if shares[OURS_ACROSS] >= AIM and ahead else "does not hold"
+    print(f"\nThe claim {holds}: {fine(shares[OURS_ACROSS])} × what sendfile → recv_into moves in a CPU second,")
+    print(f"{fine(shares[OURS])} × with a copy into the socket;")
     print(f"{'' if ahead else 'not '}ahead of {' and '.join(others) or 'others, as there are none here'}.")
 
 
@@ -124,10 +128,10 @@ def main() -> None:
     options = parse_options(__doc__, rounds=9, quick_rounds=2, more=add_options)
     mib = options.extra["mib"] or (16 if options.quick else 1024)
     size_bytes = -(-mib * MIB // CHUNK_BYTES) * CHUNK_BYTES
-    report = Report("a pull over TCP moves as many bytes for a CPU second as plain sockets, and verifies them")
+    report = Report(f"a pull over TCP moves {AIM} × the bytes of plain sockets for a CPU second, and verifies them")
     report.setup["size_bytes"] = size_bytes
     with contextlib.ExitStack() as stack:
-        pulls: dict[str, Pull] = {OURS: stack.enter_context(sockets(OURS, size_bytes, report))}
+        pulls: dict[str, Pull] = {name: stack.enter_context(sockets(name, size_bytes, report)) for name in BOTH}
         for kind, title in TITLES.items():
             pulls[title] = stack.enter_context(sockets(kind, size_bytes, report))
         for kind in (OURS_TLS, SOCKETS_TLS):

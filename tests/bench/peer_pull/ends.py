@@ -20,6 +20,8 @@ from fleetstart import native
 from fleetstart.prefetcher.segments.slab_memory import open_pool
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 
+OURS, OURS_ACROSS = "fleetstart", "fleetstart, as between machines"
+"""As between machines: the reader has another address than the server, which then sends pages without a copy."""
 BLOCK_BYTES = 1 << 20
 OUTSTANDING = 4
 """Chunks asked for at a time: the next is on its way when one is here."""
@@ -56,7 +58,7 @@ def content_of(chunk: int) -> bytes:
 
 def serve(connection: socket.socket, memory: Memory, kind: str) -> None:
     chunks = memory.size_bytes // CHUNK_BYTES
-    if kind == "fleetstart":
+    if kind in (OURS, OURS_ACROSS):
         control = native.ControlBlock.create("peer-pull", chunks, b"", 1)
         for chunk in range(chunks):
             control.mark_ready(chunk)
@@ -86,7 +88,7 @@ def serving(memory: Memory, kind: str) -> None:
 
 def pull(connection: socket.socket, memory: Memory, kind: str) -> list[int]:
     """The checksums of its chunks, if this kind verifies."""
-    if kind == "fleetstart":
+    if kind in (OURS, OURS_ACROSS):
         return _pull_ours(connection, memory)
     found: list[int] = []
     for at in range(0, memory.size_bytes, CHUNK_BYTES):
@@ -118,7 +120,8 @@ def pulling(memory: Memory, kind: str) -> None:
     say()
     for line in sys.stdin:
         question = json.loads(line)
-        with socket.create_connection(("127.0.0.1", question["port"])) as connection:
+        own = ("127.0.0.2" if kind == OURS_ACROSS else "127.0.0.1", 0)
+        with socket.create_connection(("127.0.0.1", question["port"]), source_address=own) as connection:
             cpu, began = cpu_s(), time.perf_counter()
             found = pull(connection, memory, kind)
             ready_s = time.perf_counter() - began
