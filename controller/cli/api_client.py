@@ -33,6 +33,7 @@ from fleetstart.runtime.contract.errors import (
     Unauthorized,
     error_from,
 )
+from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
 
 from ..auth.owner_key_file import read_key_file
 from ..http.head_errors import error_info_of
@@ -286,11 +287,11 @@ class ApiClient:
         if response.is_error:
             raise error_of(response.status_code, response.content)
         try:
-            return msgspec.json.decode(response.content, type=kind)
-        except UNDECODABLE as error:
+            return RecordDecoder(kind).decode(response.content)  # a server of a later release may say more
+        except UnreadableRecord as error:
             raise FleetError(
                 f"{self.url} sent an answer that this `fs` cannot read: {error}",
-                hint="is it a fleetstart server of this version?",
+                hint="is it a fleetstart server? One of a later release may need a newer fs",
             ) from error
 
 

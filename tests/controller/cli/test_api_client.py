@@ -1,0 +1,35 @@
+"""The HTTP client of `fs`: answers of servers of other releases."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fleetstart.controller.cli.api_client import ApiClient
+from fleetstart.controller.schemas.functions import FunctionInfo, VersionRef
+from fleetstart.runtime.contract.errors import FleetError
+from tests.servers import serving
+
+
+def answering(body: bytes) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
+def test_fields_of_a_later_release_are_passed_over() -> None:
+    """Users' `fs` goes on while the server is upgraded before them. What they send is checked more strictly."""
+    body = json.dumps({"version": 3, "of_a_later_release": {"x": 1}}).encode()
+    with serving(answering(body)) as server, ApiClient(server.url) as client:
+        assert client.get("/api/v1/any", VersionRef) == VersionRef(version=3)
+
+
+def test_an_answer_of_another_server_says_so() -> None:
+    with serving(answering(b"<html>")) as server, ApiClient(server.url) as client:
+        with pytest.raises(FleetError, match="sent an answer that this `fs` cannot read") as caught:
+            client.get("/api/v1/any", FunctionInfo)
+        assert "is it a fleetstart server" in str(caught.value.hint)
