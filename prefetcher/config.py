@@ -291,9 +291,9 @@ def _container_engine(address: str) -> str:
 
 
 def _profiles(text: str, container_engine: str) -> tuple[str, ...]:
-    """The requested profiles that this installation can serve."""
+    """The requested profiles that this installation can serve. One with a library counts as its base profile, too."""
     offers = {"": True, "gvisor": shutil.which(RUNSC) is not None, "container": bool(container_engine)}
-    pools = [name.partition("+") for name in _named(text) if name in POOLS]
+    pools = [name.partition("+") for name in dict.fromkeys(name.partition(":")[0] for name in _named(text))]
     return tuple(
         profile + plus + isolation for profile, plus, isolation in pools if _installed(profile) and offers[isolation]
     )

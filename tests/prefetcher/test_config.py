@@ -52,7 +52,8 @@ def test_settings() -> None:
 
 def test_libraries_are_imported_ahead_where_that_is_asked_for() -> None:
     config = read_config({**LEAST, "FS_PROFILES": "python,torch:vllm"})
-    assert (config.profiles, config.preloaded) == (("python",), ("torch:vllm",))
+    assert (config.profiles, config.preloaded) == (("python", "torch"), ("torch:vllm",))
+    assert read_config({**LEAST, "FS_PROFILES": "torch,torch:vllm"}).profiles == ("torch",)
     assert not read_config(LEAST).preloaded
 
 
