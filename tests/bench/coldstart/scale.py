@@ -29,8 +29,8 @@ from tests.bench.coldstart.watch import Watch
 from tests.bench.harness.samples import Options, Report, fine, median, progress
 from tests.servers import wait_until
 
-CALLERS_A_HOST = 14
-"""Callers for each host: a worker takes eight at once, so as many workers are wanted as there are hosts."""
+CALLERS_A_HOST = 16
+"""Callers for each host: a worker takes as many at a time, so that as many workers are wanted as there are hosts."""
 TOKENS, QUICK_TOKENS = 128, 64
 COPIES = (1, 2)
 STARTS_S = 10.0
