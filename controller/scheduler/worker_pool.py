@@ -42,6 +42,8 @@ BACKOFF_FIRST_MS = 500
 BACKOFF_LONGEST_MS = 30_000
 HALF_OPEN_MS = 60_000
 """Time until a broken version is tried again: long enough to cost next to nothing, short enough to notice a fix."""
+CLOCKS_APART_MS = 5_000
+"""By which the clocks of two controllers may differ."""
 START_SLACK_MS = 5_000
 """Grace beyond the start timeout: the node ends a late start itself, with a better error."""
 DRAIN_SLACK_MS = 60_000
@@ -161,9 +163,9 @@ def broken(failure: Failure | None, now_unix_ms: int) -> bool:
 
 
 def elapsed_ms(failure: Failure, now_unix_ms: int) -> int:
-    """Time since the last failed start. One that lies far ahead is of before a clock stepped back: that is over."""
+    """Time since the last failed start. One that lies ahead is of before a clock stepped back: that is over."""
     since_ms = now_unix_ms - failure.last_unix_ms
-    return since_ms if since_ms > -HALF_OPEN_MS else HALF_OPEN_MS
+    return since_ms if since_ms > -CLOCKS_APART_MS else HALF_OPEN_MS
 
 
 def backoff_ms(count: int) -> int:
