@@ -107,15 +107,16 @@ def ours_reads_ours(node: Node) -> dict[str, Any]:
 
 def keep_reading(reader: RdmaReader, seconds: float) -> str:
     """Reads the region again and again, until the connection is lost or time is over. Status of the last answer."""
-    until_s, last, outstanding = time.monotonic() + seconds, "none", 0
+    until_s, last, outstanding, lost = time.monotonic() + seconds, "none", 0, False
     while time.monotonic() < until_s:
         try:
             while outstanding < 16:
                 one = RANGES[(number := next(NUMBERS)) % shared.CHUNKS]
                 reader.submit(number, one.offset, one.size_bytes, LIMIT_S)
                 outstanding += 1
-        except NativeError:  # the connection is lost, and what was outstanding has failed
-            outstanding = 0
+        except NativeError:  # the connection is lost; what was outstanding has failed, or else this request has
+            last = last if lost or outstanding else "failed"
+            outstanding, lost = 0, True
         completions = reader.poll(0.05)
         outstanding = max(0, outstanding - len(completions))
         last = completions[-1].status if completions else last
