@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.servers import wait_until
@@ -35,9 +35,11 @@ def why_none() -> str:
 class DockerEngine:
     """One engine. It can be killed and started again, with its containers and images."""
 
-    def __init__(self, folder: Path, *, networks: bool = False) -> None:
-        """`networks`: it has bridges and NAT for its containers, inside its own network namespace."""
+    def __init__(self, folder: Path, *, networks: bool = False, options: Sequence[str] = ()) -> None:
+        """`networks`: it has bridges and NAT for its containers, inside its own network namespace. `options`: more of
+        dockerd's command line."""
         self.folder = folder
+        self._options = options
         self._networks = networks
         self.address = f"unix://{folder}/docker.sock"
         self._group = f"engine-tests-{os.getpid()}-{folder.name}"
@@ -48,6 +50,7 @@ class DockerEngine:
         arguments = ["--data-root", "root", "--exec-root", "exec", "--pidfile", "pid"]
         arguments = [word if word.startswith("-") else str(self.folder / word) for word in arguments]
         arguments += ["--host", self.address, "--cgroup-parent", f"/{self._group}"]
+        arguments += self._options
         if not self._networks:
             arguments += ["--bridge=none", "--iptables=false", "--ip6tables=false"]
         inside = 'ip link set lo up; exec "$@"' if self._networks else 'exec "$@"'
@@ -154,13 +157,13 @@ def _is_engine(command_line: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def docker_engine(*, networks: bool = False) -> Iterator[DockerEngine]:
+def docker_engine(*, networks: bool = False, options: Sequence[str] = ()) -> Iterator[DockerEngine]:
     """An engine that runs. Skips where there can be none, which fails in CI."""
     if reason := why_none():
         import pytest  # late: benchmarks have an engine, too
 
         pytest.skip(reason)
-    engine = DockerEngine(Path(tempfile.mkdtemp(prefix="fs-engine-")), networks=networks)
+    engine = DockerEngine(Path(tempfile.mkdtemp(prefix="fs-engine-")), networks=networks, options=options)
     try:
         engine.start()
         yield engine
