@@ -86,10 +86,11 @@ class Execution:
             else:
                 scope = scope_of(envelope, self._entry.progress.runs)
                 await self._gateway(scope, replay_receive(kept[1], self._gone), capture)
-                outcome = capture.outcome(envelope.function)
+                ended = capture.outcome(envelope.function)
                 await self._write_last_events()
-                if outcome.answer is not None:
-                    await self._payloads.keep_answer(envelope.id, outcome.answer, bytes(capture.body))
+                if ended.answer is not None:
+                    await self._payloads.keep_answer(envelope.id, ended.answer, bytes(capture.body))
+                outcome = ended  # only now: a call that is cut off while its answer is being stored is queued again
         except StoreFailed as error:
             outcome = RunOutcome(error=error.info())
         except asyncio.CancelledError:

@@ -34,6 +34,7 @@ FOUND = {
     1000000544: "a node that had been started again was ordered 200 workers of its earlier start in a second",
     2000020048: "an answer was sent under the id of a call that had given up as its key was taken, whose row says 499",
     2001001957: "the same, before that row was written",
+    2500003079: "an async call whose gateway ended while its answer was being stored had succeeded, without an answer",
     11284976138: "a start failed while a clock was a minute ahead, and no other was tried until that minute was over",
     11280529279: "a node that had come back since the last read was given up, and its worker ended under a call",
 }

@@ -1,0 +1,62 @@
+"""One execution of an async call: what is said of it when it is cut off in the midst of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as redis
+
+from fleetstart.controller.async_invocations.execution import Execution
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.invocations import InvocationStore
+from fleetstart.controller.async_invocations.store.payloads import PayloadStore
+from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
+from fleetstart.controller.async_invocations.submit import AsyncSubmitter
+from fleetstart.controller.storage.folder_store import FolderStore
+from fleetstart.runtime.contract.ids import InvocationId
+from tests.controller.async_invocations.test_stepped_clocks import allowed, envelope
+
+
+class HangingStore(PayloadStore):
+    """A store that takes no answer."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(FolderStore(folder))
+        self.asked = asyncio.Event()
+
+    async def keep_answer(self, *_: Any) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def answers(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"1"})
+
+
+def test_a_call_whose_gateway_ends_before_its_answer_is_stored_is_queued_again(redis_url: str, tmp_path: Path) -> None:
+    """It was said to have succeeded, and its answer was nowhere."""
+
+    async def cut_off() -> lifecycle.Progress:
+        async with redis.from_url(redis_url) as client:
+            invocations, payloads, clock = InvocationStore(client), HangingStore(tmp_path), RedisClock(client)
+            await clock.refresh()
+            call = envelope(7, time.time_ns() // 1_000_000)
+            await AsyncSubmitter(invocations, payloads, allowed, clock).accept(call, b"")
+            entry = await invocations.get(InvocationId(call.id))
+            assert entry is not None
+            mine = await invocations.write(entry, lifecycle.claimed(entry.progress, "gw", clock.now_unix_ms()))
+            assert mine is not None
+            running = asyncio.create_task(Execution(mine, client, invocations, payloads, answers, clock).run())
+            await asyncio.wait_for(payloads.asked.wait(), 20)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            ended = await invocations.get(InvocationId(call.id))
+            assert ended is not None
+            return ended.progress
+
+    progress = asyncio.run(cut_off())
+    assert (progress.status, progress.answer) == ("queued", None)
