@@ -15,6 +15,7 @@ from fleetstart.controller.async_invocations.store.invocations import Invocation
 from fleetstart.controller.async_invocations.store.payloads import PayloadStore
 from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
 from fleetstart.controller.async_invocations.submit import AsyncSubmitter
+from fleetstart.controller.state.invocation_records import Progress
 from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract.ids import InvocationId
 from tests.controller.async_invocations.test_stepped_clocks import allowed, envelope
@@ -40,7 +41,7 @@ async def answers(scope: Any, receive: Any, send: Any) -> None:
 def test_a_call_whose_gateway_ends_before_its_answer_is_stored_is_queued_again(redis_url: str, tmp_path: Path) -> None:
     """It was said to have succeeded, and its answer was nowhere."""
 
-    async def cut_off() -> lifecycle.Progress:
+    async def cut_off() -> Progress:
         async with redis.from_url(redis_url) as client:
             invocations, payloads, clock = InvocationStore(client), HangingStore(tmp_path), RedisClock(client)
             await clock.refresh()
