@@ -74,7 +74,7 @@ class Together:
 
 
 def test_connections_of_many_callers_stay_open_for_their_next_calls() -> None:
-    """Where a pool closes idle ones beyond a number, it now and then closes one that a thread has just taken."""
+    """Connections that a pool closes beyond a number of idle ones may be those that a thread has just taken."""
     app = Together(150)
     with serving(app) as server, client_of(server) as client, ThreadPoolExecutor(150) as callers:
         for _ in range(2):

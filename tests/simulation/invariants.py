@@ -25,7 +25,7 @@ BROKEN_S = 100.0
 """More where starts have failed: a version that is given up is tried again after a minute."""
 TRY_S = 1.0
 OVERLOADED_S = 5.0
-"""For which a call is sent again that was refused as overloaded: longer than a start takes."""
+"""Time for which a call is sent again whose worker is expected too late for it: longer than a start takes."""
 CUT_OFF_NS = SILENT_NS - round(RENEW_S * 1e9)
 """Time for which a gateway that is cut off may be silent as long as is stated: its renewal before may be that old."""
 
@@ -199,11 +199,11 @@ async def _calls_are_served(world: Any) -> None:
 
 
 def _is_sent_again(world: Any, body: bytes, after_s: float) -> bool:
-    """Whether a call with that answer is sent again: one whose start failed, for the minute after which a version that
-    was given up is tried again; one that was refused because its worker would come too late, until that has come."""
+    """True for an answer after which a call is sent again: its start failed, for the minute after which a version that
+    was given up is tried again; or it was refused because its worker would come too late, until that has come."""
     if b"start_failed" in body:
         return bool(world.plan.failing_starts) and after_s < BROKEN_S
-    return b'"overloaded"' in body and after_s < OVERLOADED_S
+    return b'"overloaded"' in body and b"a worker is expected in" in body and after_s < OVERLOADED_S
 
 
 def rows_of(world: Any) -> list[LedgerRow]:

@@ -122,7 +122,7 @@ void take_stripes(std::uint64_t* lanes, const std::byte* data, std::size_t strip
 }
 
 // Takes whole blocks into the lanes, which are scrambled after each. They stay in registers from the first to the last:
-// a scramble in memory took as long as the stripes of its block.
+// with a scramble in memory it was 0.6 times as fast on what is in a cache.
 using TakeBlocks = void (*)(std::uint64_t* lanes, const std::byte* data, std::size_t blocks);
 
 void take_blocks_plain(std::uint64_t* lanes, const std::byte* data, std::size_t blocks) {

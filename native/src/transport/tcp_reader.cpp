@@ -15,7 +15,7 @@ namespace fs {
 namespace {
 
 // Received at once, then hashed while the caches hold it. Each call tells the peer of the room that it made, so that pieces
-// of 128 KiB cost an eighth more processor time than these at both ends; those of 1 MiB no less, or 4% more.
+// of 128 KiB cost a tenth more processor time than these at both ends; those of 1 MiB cost about as much.
 constexpr std::size_t kPieceBytes = 512 * 1024;
 // A wait ends when so much is there: earlier would be often, later would let the peer's buffer run full.
 constexpr std::size_t kExpectedBytes = 256 * 1024;
