@@ -4,8 +4,8 @@
 shuffled rounds: ours (4 MiB chunks, hashed on the way), with a copy into the socket, as on one machine, and without, as
 between two; `os.sendfile` to `recv_into`; the same with each chunk hashed after it came; ours and plain sockets inside
 TLS 1.3, as nodes with certificates have it; and, in a Python of their own, Mooncake and NIXL over TCP, which verify
-nothing. Processor time is that of both ends. Aim: both ways at least 0.9 × the bytes that sendfile to recv_into moves in
-a second of processor time, ahead of Mooncake and NIXL in that and in bytes a second.
+nothing. Processor time is that of both ends. Aim: both ways at least 0.9 × the bytes that sendfile to recv_into moves
+in a second of processor time, ahead of Mooncake and NIXL in that and in bytes a second.
 
 Run: python -m tests.bench.peer_pull [--mib N] [--json FILE] [--quick] [--rounds N] [--peer-python PATH | --no-peer]
 """
@@ -119,7 +119,7 @@ def tell(report: Report, found: dict[str, list[Sample]], size_bytes: int) -> Non
     others = [name for name in ENGINES.values() if name in found]
     ahead = all(shares[ours] > shares[name] and rates[ours] > rates[name] for ours in BOTH for name in others)
     holds = "holds" if min(shares[ours] for ours in BOTH) >= AIM and ahead else "does not hold"
-    print(f"\nThe claim {holds}: {fine(shares[OURS])} × what sendfile → recv_into moves in a CPU second on one machine,")
+    print(f"\nThe claim {holds}: {fine(shares[OURS])} × what sendfile → recv_into moves in a CPU second,")
     print(f"{fine(shares[OURS_ACROSS])} × as between machines;")
     print(f"{'' if ahead else 'not '}ahead of {' and '.join(others) or 'others, as there are none here'}.")
 

@@ -21,8 +21,8 @@ from fleetstart.prefetcher.segments.slab_memory import open_pool
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES
 
 OURS, OURS_ACROSS = "fleetstart", "fleetstart, as between machines"
-"""Kinds of our own pull. In the second one the reader has another address than the server, which then sends pages without
-a copy."""
+"""Kinds of our own pull. In the second one the reader has another address than the server, which then sends pages
+without a copy."""
 BLOCK_BYTES = 1 << 20
 OUTSTANDING = 4
 """Chunks asked for at a time: the next is on its way when one is here."""
