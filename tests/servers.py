@@ -15,6 +15,7 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ Value = TypeVar("Value")
 _DIE_WITH_PARENT = ("env", "--default-signal=INT", "setpriv", "--pdeathsig", "KILL")
 """Programs of coreutils and util-linux, which cost a tenth of a Python that does the same. Interrupts reach a process
 also where whoever runs the tests ignores them."""
+NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""`verify` of an HTTP client without TLS: by default each client reads all authorities' certificates, in some 20 ms."""
 
 
 def wait_until(predicate: Callable[[], Value], deadline_s: float = 10.0, *, what: str = "") -> Value:

@@ -31,7 +31,7 @@ from fleetstart.runtime.worker.kept_answers import KeptAnswers
 from fleetstart.runtime.worker_io.asgi import App
 from tests.controller.worker_app import WorkerApp
 from tests.forked_main import ForkedMain
-from tests.servers import AppServer, RedisServer, end, listening_socket, spawn, wait_until
+from tests.servers import NO_CERTIFICATES, AppServer, RedisServer, end, listening_socket, spawn, wait_until
 
 BUNDLE = b"a bundle, as far as the controller looks into it"
 BUNDLE_ID = hashlib.sha256(BUNDLE).hexdigest()
@@ -205,7 +205,7 @@ class ControllerProcess:
             "FS_LISTEN_FD": str(self.socket.fileno()), "FS_PARENT_DEATH": "1", "FS_OPEN": "1", **env,
         }  # fmt: skip
         self.process: subprocess.Popen[bytes] | ForkedMain | None = None
-        self.http = httpx.Client(base_url=self.url, timeout=30)
+        self.http = httpx.Client(base_url=self.url, timeout=30, verify=NO_CERTIFICATES)
 
     def start(self) -> ControllerProcess:
         self.spawn()

@@ -30,7 +30,7 @@ from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, PhaseRow, cost_nusd, dollars
 from tests.e2e.systems import System, running
-from tests.servers import wait_until
+from tests.servers import NO_CERTIFICATES, wait_until
 
 HANDLER = """
 import time
@@ -86,7 +86,7 @@ class Callers:
         return any(thread.is_alive() for thread in self._threads)
 
     def _client(self) -> None:
-        with httpx.Client(trust_env=False, timeout=30) as http:
+        with httpx.Client(trust_env=False, timeout=30, verify=NO_CERTIFICATES) as http:
             while self._next():
                 self._call(http)
 

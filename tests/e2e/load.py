@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 
 from tests.e2e.systems import System
-from tests.servers import wait_until
+from tests.servers import NO_CERTIFICATES, wait_until
 
 DEADLINE_S = 20.0
 """Of one call, with all its tries."""
@@ -54,7 +54,7 @@ class Load:
         wait_until(lambda: len(self.answers) >= enough, deadline_s, what=f"{more} more calls")
 
     def _client(self) -> None:
-        with httpx.Client(trust_env=False, timeout=DEADLINE_S) as http:
+        with httpx.Client(trust_env=False, timeout=DEADLINE_S, verify=NO_CERTIFICATES) as http:
             while not self._stop.is_set():
                 self.answers.append(self._call(http))
 

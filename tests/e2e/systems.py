@@ -31,7 +31,7 @@ from fleetstart.runtime.contract.errors import ErrorBody, ErrorInfo
 from fleetstart.runtime.contract.node.orders import FINAL, WorkerStatus
 from tests.e2e.processes import Process, control_groups, listener_inode, processes_of, socket_inodes, stat_of
 from tests.forked_main import ForkedMain
-from tests.servers import plain_environment, shared_memory, wait_until
+from tests.servers import NO_CERTIFICATES, plain_environment, shared_memory, wait_until
 
 FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")
 FORKED = frozenset(VERBS) - {"up", "down", "dev", "shell", "doctor", "node", "dashboard"}
@@ -120,7 +120,7 @@ class System:
         settings = {"FS_HOME": str(self.home), "TMPDIR": str(self.tmp), "FS_POOL_MEMORY": "32MiB"}
         self.env = {**hidden, **settings, **(env or {}), **driver_settings(env or {})}
         self.url = ""
-        self.http = httpx.Client(trust_env=False, timeout=60)
+        self.http = httpx.Client(trust_env=False, timeout=60, verify=NO_CERTIFICATES)
         self._shm_before = shared_memory()
         self._daemons: set[int] = set()
         self._deployed: set[str] = set()

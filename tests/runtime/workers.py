@@ -41,7 +41,7 @@ from fleetstart.runtime.contract.node.messages import (
     WorkerMessage,
 )
 from fleetstart.runtime.contract.worker_headers import DEADLINE_HEADER, REQUEST_HEADER, TOKEN_HEADER
-from tests.servers import wait_until
+from tests.servers import NO_CERTIFICATES, wait_until
 
 DEADLINE_S = 30.0
 """For each wait; generous, because the machine may be busy."""
@@ -238,7 +238,7 @@ class Worker:
 
     def client(self, headers: Mapping[str, str] = NO_HEADERS) -> httpx.Client:
         own = {TOKEN_HEADER: TOKEN, REQUEST_HEADER: "inv-test", **headers}
-        return httpx.Client(base_url=self.url, headers=own, timeout=DEADLINE_S, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=own, timeout=DEADLINE_S, trust_env=False, verify=NO_CERTIFICATES)
 
     def post(
         self,

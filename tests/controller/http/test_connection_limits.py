@@ -19,7 +19,7 @@ from fleetstart.controller.http.asgi import Receive, Scope, Send
 from fleetstart.controller.http.connection_limits import DESCRIPTORS_RESERVED, HEAD_MAX_BYTES, connections_max
 from fleetstart.controller.http_server import Listener, UvicornServer
 from tests.controller.conftest import ControllerProcess
-from tests.servers import RedisServer, wait_until
+from tests.servers import NO_CERTIFICATES, RedisServer, wait_until
 
 
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +128,7 @@ def test_silent_connections_give_way_to_requests(tmp_path: Path, redis_server: R
         for _ in range(400):
             silent.append(socket.create_connection(address, timeout=5))
         for _ in range(20):
-            with httpx.Client(base_url=controller.url, timeout=10) as client:
+            with httpx.Client(base_url=controller.url, timeout=10, verify=NO_CERTIFICATES) as client:
                 assert client.get("/healthz").status_code == 200
                 assert client.get("/api/v1/status").json()["redis"] == "ok"
     finally:

@@ -15,7 +15,7 @@ import pytest
 
 from fleetstart.runtime.contract import redis_keys as keys
 from tests.controller.conftest import ControllerProcess, HandNode
-from tests.servers import RedisServer, wait_until
+from tests.servers import NO_CERTIFICATES, RedisServer, wait_until
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ class Caller:
             thread.start()
 
     def _run(self, number: int) -> None:
-        with httpx.Client(timeout=20) as http:
+        with httpx.Client(timeout=20, verify=NO_CERTIFICATES) as http:
             count = 0
             while not self._stop.is_set():
                 count += 1

@@ -184,9 +184,12 @@ def test_a_terminal_with_its_window_its_keys_and_its_end(person: Person) -> None
     person.sees(r"[#$] $")
     person.type("tty; stty size; echo $TERM\r")
     person.sees(r"/dev/pts/0\r\n31 97\r\nxterm")
+    waits = "until stty size | grep -q '^20 60$'; do sleep 0.1; done"
+    person.type(f"echo waits $((30 + 1)); {waits}; echo resized $((40 + 1))\r")
+    # Only then: around each line bash reads the size and sets it again, and what comes between the two is undone.
+    person.sees(r"waits 31")
     person.resize(20, 60)
     os.kill(person.process.pid, signal.SIGWINCH)
-    person.type("until stty size | grep -q '^20 60$'; do sleep 0.1; done; echo resized $((40 + 1))\r")
     person.sees(r"resized 41")
     person.type(f"sleep {SLEEP_S}; echo after=$?\r")
     person.sees(r"after=.*\n")  # what was typed

@@ -31,7 +31,7 @@ from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer
 from tests.e2e.systems import isolation
 from tests.runtime.llm import models
-from tests.servers import wait_until
+from tests.servers import NO_CERTIFICATES, wait_until
 from tests.testbed import Testbed
 from tests.testbed.parts import Node
 
@@ -120,7 +120,7 @@ class Call:
     def _run(self, url: str, name: str, body: dict[str, Any], deadline_s: float) -> None:
         try:
             with (
-                httpx.Client(base_url=url, trust_env=False, timeout=deadline_s) as client,
+                httpx.Client(base_url=url, trust_env=False, timeout=deadline_s, verify=NO_CERTIFICATES) as client,
                 client.stream("POST", f"/fn/{name}/v1/completions", json=body) as response,
             ):
                 self.status = response.status_code

@@ -25,7 +25,7 @@ from fleetstart.runtime.llm.server.connection import BODY_MAX_BYTES
 from fleetstart.runtime.llm.server.engines import Adapters
 from tests.late import late
 from tests.runtime.llm.models import BLOCK_TOKENS, Checkpoint, tiny
-from tests.servers import wait_until
+from tests.servers import NO_CERTIFICATES, wait_until
 
 openai = late("openai")
 
@@ -38,8 +38,9 @@ class Served:
     def __init__(self, app: LLMApp, url: str) -> None:
         self.app = app
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=WAIT_S)
-        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60)
+        self.http = httpx.Client(base_url=url, timeout=WAIT_S, verify=NO_CERTIFICATES)
+        own = openai.DefaultHttpxClient(verify=NO_CERTIFICATES)
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=own)
 
     def until_idle(self) -> None:
         engine = self.app._model.engine
