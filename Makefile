@@ -10,6 +10,7 @@
 #   make sanitize the native module's tests with address and undefined-behaviour sanitizers; needs gcc
 #   make engine   a Docker engine of its own for tests, until Ctrl-C; `make test` starts one by itself
 #   make rdma-bed the two virtual machines whose kernel has RDMA; `make test` makes them where it can
+#   make docker-with-cdi  a dockerd that gives containers their GPUs, where Docker is older than 25; `make test` gets it
 #   make docs     the documentation as a site, in site/
 #   make vllm-test  what needs vLLM, in an environment of its own (`make vllm`)
 #   make gpu      every check and benchmark that needs a GPU, in at most 40 minutes; without one it says what it takes
@@ -37,13 +38,13 @@ CLASSIFY := examples/classify/weights/model.safetensors
 
 .PHONY: vllm vllm-test gpu
 .PHONY: demo check test lint docs bench burn-in models install dev clean
-.PHONY: driver-tests engine rdma-bed style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
+.PHONY: driver-tests engine rdma-bed docker-with-cdi style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
 
 demo: models
 	@$(BIN)/python examples/demo.py
 
 # PYTEST_ARGS=... picks some. SECOND_RUN=1, as CI has it, tries the files of few failed tests once more (tests/suites.py).
-test: dev models rdma-bed
+test: dev models rdma-bed docker-with-cdi
 	@$(PYTHON) tests/programs.py
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -58,6 +59,10 @@ timed = @began=$$(date +%s); $(2); code=$$?; printf '%5d s  %s\n' $$(($$(date +%
 # be, it says why, and so do the tests that are skipped for it: in CI they fail.
 rdma-bed:
 	@tests/rdma/image.sh build/rdma-bed || true
+
+# Debian bookworm's Docker is older than 25 and knows no CDI: trixie's dockerd, likewise.
+docker-with-cdi:
+	@tests/docker_with_cdi.sh build/docker-with-cdi || true
 
 # The end-to-end suite with the functions of all its deploys confined otherwise: `make driver-tests DRIVERS=gvisor SUITE=...`.
 driver-tests: dev models

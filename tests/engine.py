@@ -35,10 +35,13 @@ def why_none() -> str:
 class DockerEngine:
     """One engine. It can be killed and started again, with its containers and images."""
 
-    def __init__(self, folder: Path, *, networks: bool = False, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, networks: bool = False, dockerd: str = "dockerd", options: Sequence[str] = ()
+    ) -> None:
         """`networks`: it has bridges and NAT for its containers, inside its own network namespace. `options`: more of
         dockerd's command line."""
         self.folder = folder
+        self._dockerd = dockerd
         self._options = options
         self._networks = networks
         self.address = f"unix://{folder}/docker.sock"
@@ -58,7 +61,7 @@ class DockerEngine:
             self._process = subprocess.Popen(
                 [
                     *("unshare", "--net", "--mount", "--propagation", "private"),
-                    *("sh", "-c", inside, "sh", "dockerd", *arguments),
+                    *("sh", "-c", inside, "sh", self._dockerd, *arguments),
                 ],
                 stdout=log,
                 stderr=log,
@@ -157,13 +160,16 @@ def _is_engine(command_line: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def docker_engine(*, networks: bool = False, options: Sequence[str] = ()) -> Iterator[DockerEngine]:
+def docker_engine(
+    *, networks: bool = False, dockerd: str = "dockerd", options: Sequence[str] = ()
+) -> Iterator[DockerEngine]:
     """An engine that runs. Skips where there can be none, which fails in CI."""
     if reason := why_none():
         import pytest  # late: benchmarks have an engine, too
 
         pytest.skip(reason)
-    engine = DockerEngine(Path(tempfile.mkdtemp(prefix="fs-engine-")), networks=networks, options=options)
+    folder = Path(tempfile.mkdtemp(prefix="fs-engine-"))
+    engine = DockerEngine(folder, networks=networks, dockerd=dockerd, options=options)
     try:
         engine.start()
         yield engine

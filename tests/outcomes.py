@@ -19,10 +19,9 @@ ALLOWED_IN_CI = (
     r"needs a CUDA device",
     r"lets us write no cgroup v1",
     r"needs vLLM: make vllm-test",
-    r"needs Docker 25 or later",
 )
-"""Reasons, as patterns: hardware that CI does not have, the version of cgroups that a machine does not use, a package
-that has an environment of its own, of gigabytes, and an engine that is newer than the distribution's."""
+"""Reasons, as patterns: hardware that CI does not have, the version of cgroups that a machine does not use, and a package
+that has an environment of its own, of gigabytes."""
 
 PROCESS_EVENTS = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
