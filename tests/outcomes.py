@@ -20,8 +20,8 @@ ALLOWED_IN_CI = (
     r"lets us write no cgroup v1",
     r"needs vLLM: make vllm-test",
 )
-"""Reasons, as patterns: hardware that CI does not have, the version of cgroups that a machine does not use, and a package
-that has an environment of its own, of gigabytes."""
+"""Reasons, as patterns: hardware that CI does not have, the version of cgroups that a machine does not use, and a
+package that has an environment of its own, of gigabytes."""
 
 PROCESS_EVENTS = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
