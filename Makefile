@@ -157,10 +157,14 @@ $(BIN)/python:
 	@$(PYTHON) tests/programs.py --build
 	$(PYTHON) -m venv $(VENV)
 
+# $(call compiled,PYTHON): compiles all that is installed, on all cores; pip would do it on one, and take as long as for
+# everything else. What is not for this Python stays as it is.
+compiled = @$(1) -m compileall -q -j 0 $$($(1) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') >/dev/null 2>&1 || true
+
 # $(call torch,PYTHON)
 define torch
 	@echo 'installing torch into $(patsubst %/bin/python,%,$(1))'
-	@pip='$(1) -m pip --disable-pip-version-check --quiet install'; \
+	@pip='$(1) -m pip --disable-pip-version-check --quiet install --no-compile'; \
 	if nvidia-smi -L >/dev/null 2>&1; then $$pip 'torch>=2.6'; \
 	elif $$pip 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null; then :; \
 	elif [ -n "$$CI" ]; then echo 'no CPU build of torch $(TORCH_VERSION) in any index, and CI takes no CUDA build' >&2; exit 1; \
@@ -177,10 +181,11 @@ $(STAMPS)/peers: | $(STAMPS)/torch
 	@$(PYTHON) -m venv $(PEERS)
 	$(call torch,$(PEERS)/bin/python)
 	@echo 'installing the peers: Ray Serve, BentoML, LitServe, transformers, loaders of weights, transfer engines'
-	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install 'ray[serve]' bentoml litserve transformers \
-	  boto3 fastsafetensors runai-model-streamer safetensors tensorizer $(if $(filter vllm,$(VLLM_EXTRA)),instanttensor)
-	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps nixl-cu12 \
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile 'ray[serve]' bentoml litserve \
+	  transformers boto3 fastsafetensors runai-model-streamer safetensors tensorizer $(if $(filter vllm,$(VLLM_EXTRA)),instanttensor)
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps nixl-cu12 \
 	  mooncake-transfer-engine-non-cuda
+	$(call compiled,$(PEERS)/bin/python)
 	@touch $@
 
 # An environment of its own with vLLM; the one for processors has 4.5 GB and needs two mends: torchvision and its sisters
@@ -214,14 +219,16 @@ gpu:
 # Editable: Python files need no reinstall, native ones do.
 $(STAMPS)/install: pyproject.toml $(NATIVE) $(STAMPS)/torch
 	@echo 'compiling and installing fleetstart'
-	@$(PIP) install -e '.[server,model,examples]'
+	@$(PIP) install --no-compile -e '.[server,model,examples]'
+	$(call compiled,$(BIN)/python)
 	@touch $@
 
 # $(call extra,NAME): installs what an extra names. `pip install -e '.[NAME]'` would compile the native part again.
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
 define extra
 	@$(BIN)/python -c '$(EXTRA)' $(1) > $(STAMPS)/$(1).txt
-	@$(PIP) install -r $(STAMPS)/$(1).txt
+	@$(PIP) install --no-compile -r $(STAMPS)/$(1).txt
+	$(call compiled,$(BIN)/python)
 endef
 
 $(STAMPS)/dev: $(STAMPS)/install

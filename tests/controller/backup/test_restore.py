@@ -99,8 +99,9 @@ def test_a_system_comes_back_with_its_functions_rows_numbers_and_revocations(
         before = everything(client)
         with pytest.raises(Conflict, match="the system runs: controller"):
             write_state(client, backup)
-        orders = keys.desired(NodeId("node-1")).encode()  # of a worker that ends once it has had no call for a while
-        assert before.keys() - {orders} <= everything(client).keys()
+        # Of workers, which end once they have had no call for a while.
+        theirs = {keys.desired(NodeId("node-1")).encode(), keys.observed(NodeId("node-1")).encode()}
+        assert before.keys() - theirs <= everything(client).keys()
         wait_until(lambda: len(controller.rows("hello")) == served[0])
         controller.kill()
         node.close()
