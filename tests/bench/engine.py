@@ -6,15 +6,19 @@ as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of 
 and it is counted how often each gives our very tokens. All take turns, with one thread and with two. The bound is what
 memory allows: a step reads every weight once, as it is stored, so one request cannot have more tokens a second than
 the bandwidth, measured in turn with them, over the weights' bytes. What a grammar costs is measured with answers of a
-JSON schema, in turn with free ones.
+JSON schema, in turn with free ones. With --llama-server, a built one of llama.cpp takes turns too: the same numbers in
+F16, its own timings, without HTTP.
 
 Run: python -m tests.bench.engine [--device cuda] [--json FILE] [--quick] [--peer-python PATH | --no-peer]
+[--llama-server PATH]
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -45,6 +49,7 @@ AIM = 4.0
 SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 100}
 """JSON of which no answer here sees the end; most tokens are allowed inside its texts, few between them."""
 PEER_DTYPES = ("fp32", "bf16")
+LLAMA_CPP = "llama.cpp, F16"
 SETTLE_S = 0.3
 """Threads of the side whose turn it was spin for a while before they sleep."""
 
@@ -74,10 +79,11 @@ class Setting:
     """Ours, with answers that follow a JSON schema."""
     grammar_s: list[float] = field(default_factory=list)
     """Seconds a token that the schema takes by itself: its mask, applied to logits, and its next state."""
-    theirs: dict[str, Rates] = field(default_factory=lambda: {dtype: Rates() for dtype in PEER_DTYPES})
+    theirs: dict[str, Rates] = field(default_factory=dict)
+    """By peer."""
     bandwidth: list[float] = field(default_factory=list)
     """Bytes a second."""
-    equal: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PEER_DTYPES, 0))
+    equal: dict[str, int] = field(default_factory=dict)
     """Sequences for which that peer gave our tokens."""
     compared: int = 0
 
@@ -136,11 +142,13 @@ def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk],
             first_s, rest_s, answers = generate(setting.model, several, new, constraint)
             _note(setting.bound, setting.long, len(several), new, first_s, rest_s)
             setting.grammar_s += [grammar_s(constraint, tokens) for tokens in answers]
-        for dtype, talk in talks.items():
+        for name, talk in talks.items():
             time.sleep(SETTLE_S)
             answer = talk.ask(prompts=several, new=new, threads=setting.threads)
-            _note(setting.theirs[dtype], setting.long, len(several), new, answer["first_s"], answer["rest_s"])
-            setting.equal[dtype] += sum(a == b for a, b in zip(tokens, answer["tokens"], strict=True))
+            theirs = setting.theirs.setdefault(name, Rates())
+            _note(theirs, setting.long, len(several), new, answer["first_s"], answer["rest_s"])
+            equal = sum(a == b for a, b in zip(tokens, answer["tokens"], strict=True))
+            setting.equal[name] = setting.equal.get(name, 0) + equal
         time.sleep(SETTLE_S)
 
 
@@ -151,8 +159,12 @@ def _note(rates: Rates, long: int, batch: int, new: int, first_s: float, rest_s:
         (rates.one if batch == 1 else rates.eight).append(batch * (new - 1) / rest_s)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--llama-server", type=Path, metavar="PATH", help="llama.cpp's server takes turns too")
+
+
 def main() -> None:
-    options = parse_options(__doc__, rounds=5, quick_rounds=2)
+    options = parse_options(__doc__, rounds=5, quick_rounds=2, more=add_options)
     report = Report("one request no slower than transformers, eight together four times its tokens a second")
     torch.set_num_threads(1)  # as in a worker: the decoder has threads of its own
     weights = real_model()
@@ -166,8 +178,7 @@ def main() -> None:
         return copy_on_gpu_bytes_per_s() if options.device == "cuda" else reader.bytes_per_s(threads)
 
     with contextlib.ExitStack() as stack:
-        python, device = options.peer_python, options.device
-        talks = {dtype: stack.enter_context(_transformers(python, device, dtype)) for dtype in PEER_DTYPES if python}
+        talks = {name: stack.enter_context(one) for name, one in _peers(options).items()}
         for setting in () if options.quick else settings:  # the first run pays for what later ones find made
             turn(Setting(setting.threads, setting.model, long), read, talks, tokens_each)
         for number in range(options.rounds):
@@ -175,7 +186,7 @@ def main() -> None:
             for setting in settings:
                 turn(setting, read, talks, tokens_each)
     size = sum(tensor.nbytes for tensor in weights.values())
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     about = [talk.about for talk in talks.values()]
     report.setup = {"device": name, "weights_bytes": size, "new_tokens": tokens_each, "peer": about}
     for setting in settings:
@@ -184,7 +195,7 @@ def main() -> None:
             "ours": asdict(setting.ours),
             "within a JSON schema": asdict(setting.bound),
             "schema_s_a_token": setting.grammar_s,
-            **{f"transformers {dtype}": asdict(rates) for dtype, rates in setting.theirs.items()},
+            **{peer: asdict(rates) for peer, rates in setting.theirs.items()},
             "equal_sequences": setting.equal,
             "compared_sequences": setting.compared,
         }
@@ -196,8 +207,15 @@ def _load(weights: Checkpoint, options: Options, threads: int) -> LoadedModel:
     return load_model(weights, LLMSettings(dtype="fp32", max_batch=8), threads=threads, device=options.device)
 
 
-def _transformers(python: Path, device: str, dtype: str) -> contextlib.AbstractContextManager[Talk]:
-    return peer(python, HERE / "transformers_peer.py", "--model", str(MODEL), "--device", device, "--dtype", dtype)
+def _peers(options: Options) -> dict[str, contextlib.AbstractContextManager[Talk]]:
+    peers: dict[str, contextlib.AbstractContextManager[Talk]] = {}
+    if options.peer_python is not None:
+        for dtype in PEER_DTYPES:
+            arguments = ("--model", str(MODEL), "--device", options.device, "--dtype", dtype)
+            peers[f"transformers, {dtype}"] = peer(options.peer_python, HERE / "transformers_peer.py", *arguments)
+    if (server := options.extra["llama_server"]) is not None:
+        peers[LLAMA_CPP] = peer(Path(sys.executable), HERE / "llama_cpp_peer.py", "--server", str(server))
+    return peers
 
 
 def tell(report: Report, setting: Setting, size: int, device: str) -> None:
@@ -210,22 +228,22 @@ def tell(report: Report, setting: Setting, size: int, device: str) -> None:
     rows.append(["within a JSON schema / free", *(f"{fine(cost)}×" for cost in costs), "–"])
     own = median(setting.grammar_s)
     rows.append([f"of it the schema, {own * 1e3:.2f} ms a token", f"{own * median(setting.bound.one):.1%}", "–", "–"])
-    measured = {dtype: rates for dtype, rates in setting.theirs.items() if rates.one}
-    for dtype, rates in measured.items():
+    for name, rates in setting.theirs.items():
         ratios = [median(a) / median(b) for a, b in zip(ours.columns(), rates.columns(), strict=True)]
-        rows.append([f"transformers, {dtype}", *(spread(values) for values in rates.columns())])
-        rows.append([f"fleetstart / transformers, {dtype}", *(f"{fine(ratio)}×" for ratio in ratios)])
+        rows.append([name, *(spread(values) for values in rates.columns())])
+        rows.append([f"fleetstart / {name}", *(f"{fine(ratio)}×" for ratio in ratios)])
     rows.append([f"memory's bound at {max(setting.bandwidth) / 1e9:.1f} GB/s", fine(bound), fine(8 * bound), "–"])
     shares = [median(values) / limit for values, limit in ((ours.one, bound), (ours.eight, 8 * bound))]
     rows.append(["fleetstart / bound", *(f"{share:.0%}" for share in shares), "–"])
     report.tell(f"Decoding, {where}", rows)
-    if measured:
-        alone = median(measured["fp32"].one)
+    if (transformers := setting.theirs.get("transformers, fp32")) is not None:
+        alone = median(transformers.one)
         over = [median(values) / alone for values in (ours.one, ours.eight)]
         print(f"\nThe claim {'holds' if over[0] >= 1 and over[1] >= AIM else 'does not hold'} with {where}:", end=" ")
         print(f"{over[0]:.1f}× one request of transformers with one, {over[1]:.1f}× with eight.", end=" ")
-        equal = ", ".join(f"{setting.equal[dtype]} in {dtype}" for dtype in measured)
-        print(f"Of {setting.compared} sequences transformers gave our tokens for {equal}.")
+    if setting.equal:
+        equal = "; ".join(f"{name}: {count}" for name, count in setting.equal.items())
+        print(f"Of {setting.compared} sequences these gave our tokens for so many: {equal}.")
 
 
 if __name__ == "__main__":

@@ -45,10 +45,6 @@ parent = os.getpid()
 """
 
 
-def busy(rows: list[PhaseRow]) -> list[PhaseRow]:
-    return [row for row in rows if row.phase == "execute"]
-
-
 def line_of(system: System, name: str) -> dict[str, Any]:
     (line,) = json.loads(system.fs("usage", name, "--by", "function", "--json").out)["lines"]
     return dict(line)
@@ -76,7 +72,8 @@ def assert_consumption_is_metered(system: System, isolation: str, *, own_bytes: 
         start of a sandbox alone may take as much: the call's row is waited for. A core that another program shares, or
         has left, is up to twice as quick as it was, and the node may hear of a call when it has begun."""
         rows, line = system.phases(name), line_of(system, name)
-        burnt_ms, executed_ms = (sum(row.cpu_ms or 0 for row in some) for some in (rows, busy(rows)))
+        burnt_ms = sum(row.cpu_ms or 0 for row in rows)
+        executed_ms = sum(row.cpu_ms or 0 for row in rows if row.phase == "execute")
         peak_bytes = max((row.memory_peak_bytes or 0 for row in rows), default=0)
         same = (line["cpu_ms"], line["memory_peak_bytes"]) == (burnt_ms, peak_bytes)
         return (rows, line) if same and executed_ms >= BURNT_MS / 3 else None

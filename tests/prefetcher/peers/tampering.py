@@ -36,6 +36,8 @@ class Tampering:
         self._holder = (host, int(port))
         self._harm = harm
         self._stop = threading.Event()
+        self._closing = threading.Lock()
+        """Held while connections become those that `close` closes, and by it."""
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -52,8 +54,12 @@ class Tampering:
                 except OSError:  # the holder is gone
                     reader.close()
                     continue
+                with self._closing:
+                    self._sockets += [reader, holder]
+                    if self._stop.is_set():
+                        self._close_sockets()
+                        return
                 self.connections += 1
-                self._sockets += [reader, holder]
                 harmless = self._harm.once and self.connections > 1
                 self._start(reader, holder, None)
                 self._start(holder, reader, None if harmless else self._harm)
@@ -100,10 +106,14 @@ class Tampering:
         return True
 
     def close(self) -> None:
-        self._stop.set()
+        with self._closing:
+            self._stop.set()
+            self._close_sockets()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _close_sockets(self) -> None:
         for sock in (self._listener, *self._sockets):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
-        for thread in self._threads:
-            thread.join(5)

@@ -109,6 +109,11 @@ def wait_for_spare(node: Node, modules: int = 2) -> None:
     wait_until(lambda: f'"modules": {modules},' in _last_spare(node), 30, what="a prepared spare")
 
 
+def spares_of(node: Node, function: str) -> int:
+    """How many were prepared for the versions of one function until now."""
+    return sum(PREPARED in line and f'"version": "{function}@' in line for line in node.log().splitlines())
+
+
 def _last_spare(node: Node) -> str:
     return next((line for line in reversed(node.log().splitlines()) if PREPARED in line), "")
 
@@ -212,13 +217,13 @@ def test_a_prepared_container_serves_its_version_alone_and_one_that_was_killed_i
     )
     assert other["AHEAD"] is False
 
-    before = node.log().count(PREPARED)
+    before = spares_of(node, "hello")
     engine.docker("kill", *engine.docker("ps", "--quiet").split())
     wait_until(lambda: "a prepared spare worker died" in node.log(), 30, what="the end of the spare")
     second = node.order(spec)
     assert answer_of(node, second)["AHEAD"] is False
     end(node, second)
-    wait_until(lambda: node.log().count(PREPARED) > before, 30, what="another spare")
+    wait_until(lambda: spares_of(node, "hello") > before, 30, what="another spare")
     assert answer_of(node, node.order(spec))["AHEAD"] is True
 
 
