@@ -87,6 +87,12 @@ class Attempt:
     def active(self) -> bool:
         return self in self.worker.attempts
 
+    def service_s(self, ended_ns: int) -> float:
+        """How long the call takes, if it has ended. One that its deadline ended takes at least all the time that it
+        had: with less, a later call that has as much would be taken to have next to no time left to wait."""
+        call = self.call
+        return (ended_ns - (call.accepted_ns if ended_ns >= call.deadline_ns else self.started_ns)) / 1e9
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedCall:
@@ -261,7 +267,7 @@ class VersionBackend:
         else:
             billed_ms = worker.meter.end(attempt, now_ns)
             if not broke:
-                self.service_time.observe((now_ns - attempt.started_ns) / 1e9)
+                self.service_time.observe(attempt.service_s(now_ns))
         if worker.id in self._draining and not worker.attempts:
             del self._draining[worker.id]
         if worker.avoid_until_ns and not waive and not broke:

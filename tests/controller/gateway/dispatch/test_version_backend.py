@@ -125,6 +125,17 @@ def test_a_full_queue_takes_no_more() -> None:
     in_loop(test)
 
 
+def test_a_call_that_its_deadline_ended_took_all_the_time_that_it_had() -> None:
+    """With less, a later call that has as much would be taken to have next to no time to wait, and be refused."""
+    for ended_ns, took_s in ((1000 * MS, 1.0), (999 * MS, 0.899)):
+        version = backend()
+        version.on_status(status("a"), 0)
+        attempt = version.try_acquire(call("1", accepted_ns=0), 100 * MS)
+        assert attempt is not None
+        version.release(attempt, ended_ns, waive=False)
+        assert version.service_time.mean_s == pytest.approx(took_s)
+
+
 def test_slots_that_are_taken_are_counted_with_the_others_calls() -> None:
     version = backend(concurrency=4, elsewhere=lambda _: 1)
     version.on_status(status("a"), 0)
