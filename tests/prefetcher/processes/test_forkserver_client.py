@@ -5,6 +5,7 @@ import signal
 import subprocess
 
 from fleetstart.prefetcher.processes.forkserver_client import ForkServer
+from tests.servers import until
 
 
 def test_a_fork_server_is_not_waited_for_while_it_imports() -> None:
@@ -14,9 +15,11 @@ def test_a_fork_server_is_not_waited_for_while_it_imports() -> None:
         imports = ("-n1", "-r1", "import time; time.sleep(600)")
         server = ForkServer(module="timeit", arguments=imports, env={}, changed=lambda: None, end_s=0.0)
         running = asyncio.create_task(server.run())
-        while server._popen is None:
-            await asyncio.sleep(0)
+        await until(lambda: server._popen is not None or running.done())
+        if running.done():
+            await running  # says why it was not launched
         process = server._popen
+        assert process is not None
         running.cancel()
         await asyncio.wait([running])
         return process
