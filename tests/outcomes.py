@@ -31,7 +31,7 @@ COMPUTED = "computed_s"
 """Name of the property of a report that says how much processor time the test took, in all threads of its process."""
 SLOW_S = 0.6
 """A quick test is named from here on: the mark's 0.3 s, as a machine with other work measures them."""
-TOO_SLOW_S = 3.0
+TOO_SLOW_S = 6.0
 """A quick test fails from here on. Imports of large libraries, which the first test that needs one pays, are below."""
 LEFT_OUT = "left out: not quick"
 EXAMPLE_WEIGHTS = re.compile(r"examples/\w+/weights/")
