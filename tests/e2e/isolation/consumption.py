@@ -51,8 +51,8 @@ def line_of(system: System, name: str) -> dict[str, Any]:
 
 
 def rounds_of(cpu_ms: float) -> int:
-    """How many times HASHED is hashed in so much processor time, which is counted outside: gVisor's own count goes on
-    while the machine runs something else."""
+    """Number of times that HASHED is hashed in so much processor time, which is counted outside: gVisor's own count
+    goes on while the machine runs something else."""
     began_s, rounds = time.process_time(), 0
     while (taken_s := time.process_time() - began_s) < 0.1:
         hashlib.sha256(HASHED).digest()

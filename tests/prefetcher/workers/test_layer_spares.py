@@ -110,7 +110,7 @@ def wait_for_spare(node: Node, modules: int = 2) -> None:
 
 
 def spares_of(node: Node, function: str) -> int:
-    """How many were prepared for the versions of one function until now."""
+    """Number of spares that were prepared for the versions of one function until now."""
     return sum(PREPARED in line and f'"version": "{function}@' in line for line in node.log().splitlines())
 
 

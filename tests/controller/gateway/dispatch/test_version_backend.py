@@ -126,7 +126,7 @@ def test_a_full_queue_takes_no_more() -> None:
 
 
 def test_a_call_that_its_deadline_ended_took_all_the_time_that_it_had() -> None:
-    """With less, a later call that has as much would be taken to have next to no time to wait, and be refused."""
+    """A call that counted with a little less would leave later ones next to no time to wait: they would be refused."""
     for ended_ns, took_s in ((1000 * MS, 1.0), (999 * MS, 0.899)):
         version = backend()
         version.on_status(status("a"), 0)
