@@ -88,9 +88,9 @@ class Attempt:
         return self in self.worker.attempts
 
     def service_s(self, ended_ns: int) -> float:
-        """Service time of the call, which has ended, as later ones expect it. One that its deadline ended counts with all
-        the time that it had, what it waited for a slot included: with a little less, a later call that has as much would
-        be taken to have next to no time to wait."""
+        """Service time of the call, which has ended, as later ones expect it. One that its deadline ended counts with
+        all the time that it had, what it waited for a slot included: with a little less, a later call that has as
+        much would be taken to have next to no time to wait."""
         call = self.call
         return (ended_ns - (call.accepted_ns if ended_ns >= call.deadline_ns else self.started_ns)) / 1e9
 
