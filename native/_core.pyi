@@ -296,7 +296,9 @@ class Decoder:
         `windows` has for each layer how many tokens a token sees, 0 for all before it; `turns` which of two sets of
         `inverse_frequencies` (buffers) and `rotary_factors` it uses. A softcap of 0 is none. `gelu`: instead of silu.
         `embedding`, `final_norm` and `head` are None in a stage that is not the first.
-        `isa` is "auto", "avx512", "avx2" or "generic". ValueError for unsupported shapes, types and processors.
+        `isa` is "auto", "avx512", "avx2" or "generic", which compute in fp32; "amx", which rounds the factors of matrix
+        products to bf16; or "bf16", "amx" where the processor has it, else "auto". ValueError for unsupported shapes,
+        types and processors.
         """
     @property
     def isa(self) -> str: ...

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from _pytest.outcomes import Skipped
 
-ALLOWED_IN_CI = (r"needs a CUDA device", r"lets us write no cgroup v1", r"needs vLLM: make vllm-test")
+ALLOWED_IN_CI = (r"needs a CUDA device", r"lets us write no cgroup v1", r"needs vLLM: make vllm-test", r"needs AMX")
 """Reasons, as patterns: hardware that CI does not have, the version of cgroups that a machine does not use, and a
 package that has an environment of its own, of gigabytes."""
 

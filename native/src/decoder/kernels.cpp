@@ -1,5 +1,7 @@
 #include "kernels.hpp"
 
+#include "kernels_amx.hpp"
+
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -58,10 +60,11 @@ namespace {
 
 const Kernels* find(const std::string& name) {
 #if defined(__x86_64__)
-  if (name == "avx512") {
+  if (name == "avx512" || name == "amx") {
     const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return has ? &avx512::kernels : nullptr;
+    if (!has) return nullptr;
+    return name == "amx" ? amx_kernels(avx512::kernels) : &avx512::kernels;
   }
   if (name == "avx2")
     // f16c came before avx2 in every processor that has the latter.
@@ -73,7 +76,9 @@ const Kernels* find(const std::string& name) {
 }  // namespace
 
 const Kernels& kernels_named(const std::string& name) {
-  if (name == "auto") {
+  if (name == "bf16")
+    if (const Kernels* found = find("amx")) return *found;
+  if (name == "auto" || name == "bf16") {
     for (const char* best : {"avx512", "avx2"})
       if (const Kernels* found = find(best)) return *found;
     return generic::kernels;

@@ -47,8 +47,8 @@ struct AttentionTile {
 
 struct Kernels {
   const char* name;
-  // y[m][n] (+)= sum over k of x[m][k] * w[n][k], for n in [begin, end). `scratch`: kPanelFloats floats,
-  // or one row of w if that is more.
+  std::size_t scratch_floats;  // of `multiply`, or one row of w if that is more
+  // y[m][n] (+)= sum over k of x[m][k] * w[n][k], for n in [begin, end). `scratch`: in lines of 64 bytes.
   void (*multiply)(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
                    std::size_t end, float* y, std::size_t y_stride, bool add, float* scratch);
   void (*norm)(const float* x, const Matrix& weight, float epsilon, float* y);
@@ -63,8 +63,9 @@ struct Kernels {
   void (*attend)(const AttentionTile& tile);
 };
 
-// "auto" (the best that this processor has), "avx512", "avx2" or "generic". std::invalid_argument if the
-// processor lacks it.
+// "auto" (the best that this processor has), "avx512", "avx2" or "generic", all of which compute in fp32; "amx", whose
+// products are of numbers rounded to bf16; "bf16" (amx, and "auto" without it). std::invalid_argument if the processor
+// lacks it.
 const Kernels& kernels_named(const std::string& name);
 
 }  // namespace fs

@@ -526,7 +526,7 @@ void attend(const AttentionTile& t) {
 
 #define FS_TEXT_(name) #name
 #define FS_TEXT(name) FS_TEXT_(name)
-const Kernels kernels = {FS_TEXT(FS_ISA), multiply, norm, rotate, gate, gate_gelu, widen, narrow, attend};
+const Kernels kernels = {FS_TEXT(FS_ISA), kPanelFloats, multiply, norm, rotate, gate, gate_gelu, widen, narrow, attend};
 #undef FS_TEXT
 #undef FS_TEXT_
 

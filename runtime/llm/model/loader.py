@@ -44,7 +44,8 @@ class DecoderBuilder:
     weights: ModelWeights
     config: DecoderConfig
     dtype: str
-    """Of keys and values, and on CUDA of the arithmetic: "fp32", "bf16" or "fp16"."""
+    """Of keys and values, and on CUDA of the arithmetic: "fp32", "bf16" or "fp16". On a CPU the arithmetic is fp32, but
+    that of matrix products is bf16 where both weights and this are, and the processor has AMX."""
     device: torch.device
     block_count: int
     threads: int
@@ -68,6 +69,8 @@ class DecoderBuilder:
                 block_count=self.block_count,
                 block_tokens=BLOCK_TOKENS,
                 threads=self.threads,
+                # Weights that are stored otherwise would be rounded.
+                isa="bf16" if self.dtype == self.config.stored_dtype == "bf16" else "auto",
             )
         return TorchDecoder(
             self.config,

@@ -1,7 +1,7 @@
 """Native decoder for the CPU: one native call a step, directly over the weights in the segment.
 
-It computes the same as `torch_decoder`, in fp32 for every stored dtype, and a row's result does not depend on other
-rows: consecutive stages give the same bits as the whole model.
+It computes the same as `torch_decoder`, in fp32 for every stored dtype unless it is told to multiply in bf16, and a
+row's result does not depend on other rows: consecutive stages give the same bits as the whole model.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class NativeDecoder:
         threads: int,
         isa: str = "auto",
     ) -> None:
+        """`isa`: as of `native.Decoder`."""
         ends = weights.first + len(weights.layers)
         ropes = (config.rope, config.local_rope or config.rope)
         self._config = config
@@ -74,7 +75,7 @@ class NativeDecoder:
 
     @property
     def isa(self) -> str:
-        """Name of the kernels in use: "avx512", "avx2" or "generic"."""
+        """Name of the kernels in use: "amx", "avx512", "avx2" or "generic"."""
         return self._decoder.isa
 
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:

@@ -20,6 +20,9 @@ def has_isa(isa: str) -> bool:
 
 
 ISAS = [isa for isa in ("avx512", "avx2", "generic") if has_isa(isa)]
+"""Those that compute in fp32."""
+HAS_AMX = has_isa("amx")
+EVERY_ISA = [*ISAS, *(["amx"] if HAS_AMX else [])]
 Piece = tuple[list[int], int, list[int]]
 """Tokens, position of the first, block table."""
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.runtime.llm.batches import ISAS, batch_of, some_tokens, steps
+from tests.runtime.llm.batches import EVERY_ISA, batch_of, some_tokens, steps
 from tests.runtime.llm.models import Checkpoint, native, stage_of, tiny
 from tests.runtime.llm.stages import LAYERS, Pipeline, Sequences, cuts_of_the_layers, some_lengths, stage
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", EVERY_ISA)
 @settings(max_examples=20, deadline=None)
 @given(
     cuts=cuts_of_the_layers, lengths=some_lengths, chunk=st.integers(1, 40), threads=st.sampled_from([1, 2]),

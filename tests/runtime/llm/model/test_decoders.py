@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.runtime.llm.model.rope import inverse_frequencies
-from tests.runtime.llm.batches import ISAS, batch_of, some_tokens, steps, table
+from tests.runtime.llm.batches import EVERY_ISA, ISAS, batch_of, some_tokens, steps, table
 from tests.runtime.llm.models import Checkpoint, config_of, native, plain, tiny
 
 
@@ -96,7 +96,7 @@ def config_fields(weights: Checkpoint) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", EVERY_ISA)
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
@@ -115,7 +115,7 @@ def test_a_row_is_the_same_bits_in_any_batch(isa: str, lengths: list[int], threa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", EVERY_ISA)
 @settings(max_examples=25, deadline=None)
 @given(cuts=st.sets(st.integers(1, 69), max_size=6))
 def test_chunks_of_a_prompt_are_the_same_bits_as_the_whole(isa: str, cuts: set[int]) -> None:

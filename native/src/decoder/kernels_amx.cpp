@@ -1,0 +1,264 @@
+// Products in bf16 on the tiles of AMX, for all else the kernels of AVX-512.
+//
+// Tiles of weights are read where the weights lie: computed is y^T = w x^T, so that w is the operand that AMX takes
+// row by row, and only x, which is small, is put into the order of the other one. Both are rounded to bf16, and sums are
+// fp32. They go along a slice of a row from its beginning, slice after slice, whatever other rows there are: a row's
+// result is the same bits in whatever batch it is.
+#include "kernels_amx.hpp"
+
+#if defined(__x86_64__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
+#define FS_AMX 1
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(FS_AMX)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
+
+namespace fs {
+namespace {
+
+constexpr std::size_t kTile = 16;         // rows of a tile, and floats of one
+constexpr std::size_t kDepth = 32;        // numbers in bf16 of a tile's row
+constexpr std::size_t kAmxSlice = 2048;   // of a row are summed in tiles before they join its result
+constexpr std::size_t kAmxRows = 256;     // of x are in the tiles' order at a time
+constexpr std::size_t kWeightRows = 2 * kTile;
+
+using bf16 = std::uint16_t;
+
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+// All tiles are whole: ends are filled up with zeros.
+void configure_tiles() {
+  TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) config.row_bytes[tile] = 64, config.rows[tile] = 16;
+  _tile_loadconfig(&config);
+}
+
+// 32 numbers in bf16, rounded to the nearest.
+inline __m512i narrowed(const float* from) {
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
+}
+inline __m512i narrowed(const std::uint16_t* from, bool is_half) {
+  const __m512i stored = _mm512_loadu_si512(from);
+  if (!is_half) return stored;
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(stored, 1)),
+                                      _mm512_cvtph_ps(_mm512_castsi512_si256(stored)));
+}
+
+// Transposes 16 rows of 16 words.
+inline void transpose(__m512i r[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+  }
+}
+
+// Puts `rows` rows of x, at most kTile, into the order of tiles: each has kDepth numbers of every row, pairs of them
+// under one another. What is not there is zero.
+void pack(const float* x, std::size_t x_stride, std::size_t rows, std::size_t depth, bf16* to) {
+  for (std::size_t k = 0; k < depth; k += kDepth, to += kTile * kDepth) {
+    __m512i words[kTile];
+    for (std::size_t row = 0; row < kTile; ++row) {
+      if (row >= rows) {
+        words[row] = _mm512_setzero_si512();
+      } else if (k + kDepth <= depth) {
+        words[row] = narrowed(x + row * x_stride + k);
+      } else {  // half a tile: rows have a multiple of 16 numbers
+        const __m512 half = _mm512_loadu_ps(x + row * x_stride + k);
+        words[row] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_setzero_ps(), half);
+      }
+    }
+    transpose(words);
+    for (std::size_t pair = 0; pair < kTile; ++pair) _mm512_store_si512(to + pair * kDepth, words[pair]);
+  }
+}
+
+// Weights [rows][depth] in bf16, filled up to kWeightRows rows of whole tiles.
+void convert(const Matrix& w, std::size_t row, std::size_t rows, std::size_t begin, std::size_t depth, bf16* to,
+             std::size_t stride) {
+  for (std::size_t n = 0; n < kWeightRows; ++n, to += stride) {
+    if (n >= rows) {
+      std::memset(to, 0, stride * sizeof(bf16));
+      continue;
+    }
+    const std::size_t at = (row + n) * w.columns + begin;
+    std::size_t k = 0;
+    for (; k + kDepth <= depth; k += kDepth)
+      _mm512_store_si512(to + k, w.type == Type::f32 ? narrowed(static_cast<const float*>(w.data) + at + k)
+                                                     : narrowed(static_cast<const std::uint16_t*>(w.data) + at + k,
+                                                                w.type == Type::f16));
+    if (k < depth) {
+      alignas(64) float last[kDepth] = {};
+      for (std::size_t i = 0; k + i < depth; ++i) {
+        if (w.type == Type::f32) {
+          last[i] = static_cast<const float*>(w.data)[at + k + i];
+        } else if (w.type == Type::f16) {
+          last[i] = _cvtsh_ss(static_cast<const std::uint16_t*>(w.data)[at + k + i]);
+        } else {
+          const std::uint32_t bits = std::uint32_t{static_cast<const bf16*>(w.data)[at + k + i]} << 16;
+          std::memcpy(&last[i], &bits, sizeof bits);
+        }
+      }
+      _mm512_store_si512(to + k, narrowed(last));
+    }
+  }
+}
+
+// y[m][n] (+)= sums[n][m], for a tile's rows.
+void put(const float* sums, std::size_t rows, std::size_t columns, float* y, std::size_t y_stride, bool onto) {
+  __m512i words[kTile];
+  for (std::size_t n = 0; n < kTile; ++n) words[n] = _mm512_load_si512(sums + n * kTile);
+  transpose(words);
+  const __mmask16 there = static_cast<__mmask16>((1u << columns) - 1);
+  for (std::size_t m = 0; m < rows; ++m) {
+    float* const to = y + m * y_stride;
+    __m512 value = (__m512)words[m];
+    if (onto) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(there, to));
+    _mm512_mask_storeu_ps(to, there, value);
+  }
+}
+
+// Products of kWeightRows rows of weights with all rows of x, over one slice.
+void multiply_block(const bf16* w, std::size_t w_stride, std::size_t weight_rows, const bf16* packed, std::size_t rows,
+                    std::size_t tiles_deep, float* y, std::size_t y_stride, bool onto) {
+  alignas(64) float sums[4][kTile * kTile];
+  const std::size_t row_bytes = w_stride * sizeof(bf16), tile = kTile * kDepth;
+  const bf16* const below = w + kTile * w_stride;
+  for (std::size_t m = 0; m < rows; m += 2 * kTile) {
+    const bf16* const left = packed + m / kTile * tiles_deep * tile;
+    const bool two = m + kTile < rows;
+    const bf16* const right = left + tiles_deep * tile;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (two) {
+      _tile_zero(2);
+      _tile_zero(3);
+      for (std::size_t k = 0; k < tiles_deep; ++k) {
+        _tile_loadd(4, w + k * kDepth, row_bytes);
+        _tile_loadd(6, left + k * tile, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, below + k * kDepth, row_bytes);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(7, right + k * tile, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(2, sums[2], 64);
+      _tile_stored(3, sums[3], 64);
+    } else {
+      for (std::size_t k = 0; k < tiles_deep; ++k) {
+        _tile_loadd(4, w + k * kDepth, row_bytes);
+        _tile_loadd(6, left + k * tile, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, below + k * kDepth, row_bytes);
+        _tile_dpbf16ps(1, 5, 6);
+      }
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    for (std::size_t i = 0; i < (two ? 4u : 2u); ++i) {
+      const std::size_t row = m + i / 2 * kTile, column = i % 2 * kTile;
+      if (column >= weight_rows) continue;
+      const std::size_t many = rows - row < kTile ? rows - row : kTile;
+      const std::size_t wide = weight_rows - column < kTile ? weight_rows - column : kTile;
+      put(sums[i], many, wide, y + row * y_stride + column, y_stride, onto);
+    }
+  }
+}
+
+void multiply(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
+              std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch) {
+  configure_tiles();
+  auto* const packed = reinterpret_cast<bf16*>(scratch);
+  bf16* const converted = packed + kAmxRows * kAmxSlice;
+  for (std::size_t first = 0; first < rows; first += kAmxRows) {
+    const std::size_t some = rows - first < kAmxRows ? rows - first : kAmxRows;
+    for (std::size_t k = 0; k < w.columns; k += kAmxSlice) {
+      const std::size_t depth = w.columns - k < kAmxSlice ? w.columns - k : kAmxSlice;
+      const std::size_t tiles_deep = (depth + kDepth - 1) / kDepth, padded = tiles_deep * kDepth;
+      for (std::size_t m = 0; m < some; m += kTile)
+        pack(x + (first + m) * x_stride + k, x_stride, some - m < kTile ? some - m : kTile, depth, packed + m * padded);
+      for (std::size_t n = begin; n < end; n += kWeightRows) {
+        const std::size_t weight_rows = end - n < kWeightRows ? end - n : kWeightRows;
+        const bf16* block = static_cast<const bf16*>(w.data) + n * w.columns + k;
+        std::size_t stride = w.columns;
+        if (w.type != Type::bf16 || padded != depth || n + kWeightRows > w.rows) {
+          convert(w, n, weight_rows, k, depth, converted, padded);
+          block = converted, stride = padded;
+        }
+        multiply_block(block, stride, weight_rows, packed, some, tiles_deep, y + first * y_stride + n, y_stride,
+                       onto || k > 0);
+      }
+    }
+  }
+  _tile_release();
+}
+
+// The kernel keeps room for tiles only for processes that ask.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool has_tiles() {
+  unsigned a = 7, b = 0, c = 0, d = 0;
+  __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  const bool tiles = (d >> 24 & 1) != 0 && (d >> 22 & 1) != 0;  // amx-tile, amx-bf16
+  a = 7, c = 1;
+  __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  return tiles && (a >> 5 & 1) != 0;  // avx512-bf16
+}
+
+}  // namespace
+#pragma GCC pop_options
+
+const Kernels* amx_kernels(const Kernels& avx512) {
+  static const Kernels kernels = [&] {
+    Kernels own = avx512;
+    own.name = "amx";
+    own.multiply = multiply;
+    own.scratch_floats = (kAmxRows + kWeightRows) * kAmxSlice * sizeof(bf16) / sizeof(float);
+    return own;
+  }();
+  static const bool usable = has_tiles() && may_use_tiles();
+  return usable ? &kernels : nullptr;
+}
+
+}  // namespace fs
+#else
+namespace fs {
+const Kernels* amx_kernels(const Kernels&) { return nullptr; }
+}  // namespace fs
+#endif
