@@ -3,7 +3,8 @@
 The chat example's weights (SmolLM2-135M, stored as fp16), greedy, in fp32 arithmetic on both sides: one request and
 eight together, 64 new tokens each after 16 of prompt; and the first token after a prompt of 512. Ours is the engine
 as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of the same prompts, in fp32 and in bf16,
-and it is counted how often each gives our very tokens. All take turns, with one thread and with two. The bound is what
+and it is counted how often each gives our very tokens. Ours in bf16 is the same model rounded to it: where the
+processor has AMX, matrices are multiplied in bf16. All take turns, with one thread and with two. The bound is what
 memory allows: a step reads every weight once, as it is stored, so one request cannot have more tokens a second than
 the bandwidth, measured in turn with them, over the weights' bytes. What a grammar costs is measured with answers of a
 JSON schema, in turn with free ones. With --llama-server, a built one of llama.cpp takes turns too: the same numbers in
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -50,6 +52,7 @@ SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 100}
 """JSON of which no answer here sees the end; most tokens are allowed inside its texts, few between them."""
 PEER_DTYPES = ("fp32", "bf16")
 LLAMA_CPP = "llama.cpp, F16"
+OURS_IN_BF16 = "fleetstart, bf16"
 SETTLE_S = 0.3
 """Threads of the side whose turn it was spin for a while before they sleep."""
 
@@ -72,9 +75,12 @@ class Setting:
 
     threads: int
     model: LoadedModel
+    rounded: LoadedModel
+    """The same, rounded to bf16 and computed in it."""
     long: int
     """Tokens of the long prompt."""
     ours: Rates = field(default_factory=Rates)
+    in_bf16: Rates = field(default_factory=Rates)
     bound: Rates = field(default_factory=Rates)
     """Ours, with answers that follow a JSON schema."""
     grammar_s: list[float] = field(default_factory=list)
@@ -137,6 +143,9 @@ def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk],
         first_s, rest_s, tokens = generate(setting.model, several, new)
         _note(setting.ours, setting.long, len(several), new, first_s, rest_s)
         setting.compared += len(several)
+        first_s, rest_s, rounded = generate(setting.rounded, several, new)
+        _note(setting.in_bf16, setting.long, len(several), new, first_s, rest_s)
+        _count_equal(setting, OURS_IN_BF16, tokens, rounded)
         if new > 1:
             constraint = setting.model.constraints.compile(json_grammar(SCHEMA))
             first_s, rest_s, answers = generate(setting.model, several, new, constraint)
@@ -147,9 +156,13 @@ def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk],
             answer = talk.ask(prompts=several, new=new, threads=setting.threads)
             theirs = setting.theirs.setdefault(name, Rates())
             _note(theirs, setting.long, len(several), new, answer["first_s"], answer["rest_s"])
-            equal = sum(a == b for a, b in zip(tokens, answer["tokens"], strict=True))
-            setting.equal[name] = setting.equal.get(name, 0) + equal
+            _count_equal(setting, name, tokens, answer["tokens"])
         time.sleep(SETTLE_S)
+
+
+def _count_equal(setting: Setting, name: str, tokens: list[list[int]], others: list[list[int]]) -> None:
+    equal = sum(a == b for a, b in zip(tokens, others, strict=True))
+    setting.equal[name] = setting.equal.get(name, 0) + equal
 
 
 def _note(rates: Rates, long: int, batch: int, new: int, first_s: float, rest_s: float) -> None:
@@ -170,7 +183,11 @@ def main() -> None:
     weights = real_model()
     counts = [1] if options.device == "cuda" else [1, 2]
     long = QUICK_LONG_TOKENS if options.quick else LONG_TOKENS
-    settings = [Setting(threads, _load(weights, options, threads), long) for threads in counts]
+    narrow = _rounded(weights)
+    settings = [
+        Setting(threads, _load(weights, options, threads), _load(narrow, options, threads, "bf16"), long)
+        for threads in counts
+    ]
     reader = Reader()
     tokens_each = QUICK_TOKENS if options.quick else NEW_TOKENS
 
@@ -180,7 +197,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         talks = {name: stack.enter_context(one) for name, one in _peers(options).items()}
         for setting in () if options.quick else settings:  # the first run pays for what later ones find made
-            turn(Setting(setting.threads, setting.model, long), read, talks, tokens_each)
+            turn(Setting(setting.threads, setting.model, setting.rounded, long), read, talks, tokens_each)
         for number in range(options.rounds):
             progress(f"round {number + 1} of {options.rounds}")
             for setting in settings:
@@ -193,6 +210,7 @@ def main() -> None:
         report.samples[f"{setting.threads} threads"] = {
             "bandwidth_bytes_per_s": setting.bandwidth,
             "ours": asdict(setting.ours),
+            "ours in bf16": asdict(setting.in_bf16),
             "within a JSON schema": asdict(setting.bound),
             "schema_s_a_token": setting.grammar_s,
             **{peer: asdict(rates) for peer, rates in setting.theirs.items()},
@@ -203,8 +221,15 @@ def main() -> None:
     report.save(options.json)
 
 
-def _load(weights: Checkpoint, options: Options, threads: int) -> LoadedModel:
-    return load_model(weights, LLMSettings(dtype="fp32", max_batch=8), threads=threads, device=options.device)
+def _load(weights: Checkpoint, options: Options, threads: int, dtype: Literal["fp32", "bf16"] = "fp32") -> LoadedModel:
+    return load_model(weights, LLMSettings(dtype=dtype, max_batch=8), threads=threads, device=options.device)
+
+
+def _rounded(weights: Checkpoint) -> Checkpoint:
+    """The model as it would be stored in bf16."""
+    fields = json.loads(weights.file("config.json")) | {"torch_dtype": "bfloat16", "dtype": "bfloat16"}
+    files = {**weights._files, "config.json": json.dumps(fields).encode()}
+    return Checkpoint({name: tensor.bfloat16() for name, tensor in weights.items()}, files)
 
 
 def _peers(options: Options) -> dict[str, contextlib.AbstractContextManager[Talk]]:
@@ -223,6 +248,7 @@ def tell(report: Report, setting: Setting, size: int, device: str) -> None:
     where = device if device != "cpu" else f"{setting.threads} thread{'s' * (setting.threads > 1)}"
     rows = [["tokens a second", "1 request", "8 together", f"prompt of {setting.long}"]]
     rows.append(["fleetstart", *(spread(values) for values in ours.columns())])
+    rows.append([OURS_IN_BF16, *(spread(values) for values in setting.in_bf16.columns())])
     rows.append(["within a JSON schema", spread(setting.bound.one), spread(setting.bound.eight), "–"])
     costs = [median(a) / median(b) for a, b in ((setting.bound.one, ours.one), (setting.bound.eight, ours.eight))]
     rows.append(["within a JSON schema / free", *(f"{fine(cost)}×" for cost in costs), "–"])
@@ -232,6 +258,9 @@ def tell(report: Report, setting: Setting, size: int, device: str) -> None:
         ratios = [median(a) / median(b) for a, b in zip(ours.columns(), rates.columns(), strict=True)]
         rows.append([name, *(spread(values) for values in rates.columns())])
         rows.append([f"fleetstart / {name}", *(f"{fine(ratio)}×" for ratio in ratios)])
+        if name == "transformers, bf16":
+            both = zip(setting.in_bf16.columns(), rates.columns(), strict=True)
+            rows.append([f"{OURS_IN_BF16} / {name}", *(f"{fine(median(a) / median(b))}×" for a, b in both)])
     rows.append([f"memory's bound at {max(setting.bandwidth) / 1e9:.1f} GB/s", fine(bound), fine(8 * bound), "–"])
     shares = [median(values) / limit for values, limit in ((ours.one, bound), (ours.eight, 8 * bound))]
     rows.append(["fleetstart / bound", *(f"{share:.0%}" for share in shares), "–"])

@@ -7,6 +7,8 @@ expressions, torch's operator tables, pages copied from its parent. The engine's
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from array import array
 from collections.abc import Iterator, Mapping
 
@@ -21,6 +23,8 @@ from ...worker_io.asgi import Message
 from .app import create_app
 
 DEADLINE_S = 20.0
+HIDING = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""The second variable: torch counts the visible GPUs without the driver."""
 _WIDTH = 32
 _BYTES = 256
 _CALLS = 6
@@ -91,14 +95,29 @@ def _table() -> bytes:
 
 
 def warm_up_engine(engine: EngineName = "native") -> None:
-    """Loads and calls the model. Errors: RuntimeError if the engine fails here, as it would in every worker."""
-    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return  # even looking for a GPU would create a CUDA context, which does not survive a fork
+    """Loads and calls the model on the CPU. Errors: RuntimeError if the engine fails here, as it would in every
+    worker."""
     loop = uvloop.new_event_loop()
     try:
-        loop.run_until_complete(asyncio.wait_for(_serve_calls(engine), DEADLINE_S))
+        with _gpus_hidden():
+            loop.run_until_complete(asyncio.wait_for(_serve_calls(engine), DEADLINE_S))
     finally:
         loop.close()
+
+
+@contextlib.contextmanager
+def _gpus_hidden() -> Iterator[None]:
+    """Lets torch see no GPU, and not look for one: CUDA would start in this process, and does not survive a fork."""
+    before = {name: os.environ.get(name) for name in HIDING}
+    os.environ.update(HIDING)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 async def _serve_calls(engine: EngineName) -> None:

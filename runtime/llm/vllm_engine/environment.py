@@ -10,6 +10,8 @@ VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # The worker's cores are the node's choice (its control group), and some sandboxes refuse to change it.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Our sampling is a processor of logits as the first model runner has them.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
     # A worker has a loopback of its own and nothing else; vLLM would look for its address on the internet.
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",

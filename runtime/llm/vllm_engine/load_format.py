@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...contract.ids import CheckpointId
 from ...contract.object_keys import is_digest
+from ...contract.sizes import MIB
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,8 @@ CHECKPOINT = "checkpoint"
 """Key of `--model-loader-extra-config`: id of a checkpoint, or folder with its manifest and parts."""
 HOME = "home"
 """Key of `--model-loader-extra-config`: FS_HOME of the node that has the segment, instead of the variable's."""
+ROOM_BYTES = 512 * MIB
+"""Device memory that is left beside a second copy of the weights."""
 _offered: ContextVar[Mapping[str, torch.Tensor] | None] = ContextVar("offered weights", default=None)
 
 
@@ -55,9 +58,25 @@ def register() -> None:
 
         def load_weights(self, model: Any, model_config: Any) -> None:
             with source(self.load_config.model_loader_extra_config) as weights:
-                model.load_weights(weights.items())
+                model.load_weights(on_device(weights).items())
 
     model_loader.register_model_loader(LOAD_FORMAT)(FleetstartLoader)
+
+
+def on_device(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """The tensors on the GPU, while they arrive there, if there is one with room for them beside vLLM's own; else as
+    they are, and vLLM copies one after the other out of pageable memory."""
+    import torch
+
+    from ...weights.tensor_mapping import TensorMapping
+
+    if not torch.cuda.is_available() or not isinstance(weights, TensorMapping):
+        return weights
+    free_bytes, whole_bytes = torch.cuda.mem_get_info()
+    share_bytes = round(whole_bytes * torch.cuda.get_per_process_memory_fraction())
+    needed_bytes = sum(weights.entry(name).size_bytes for name in weights)
+    room_bytes = min(free_bytes, share_bytes - torch.cuda.memory_allocated())
+    return weights.to("cuda") if needed_bytes + ROOM_BYTES <= room_bytes else weights
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import tempfile
@@ -17,6 +18,7 @@ from ...contract.errors import CheckpointInvalid, FleetError, InvalidSpec
 from ...contract.function.spec import LLMSettings
 from ...weights.tensor_mapping import TensorMapping
 from ..model.loaded_model import LoadedModel, ModelFiles
+from ..model.loader import CUDA_STEP_TOKENS
 from ..model.weights import ModelWeights, optional_file
 from .adapters import arguments as adapter_arguments
 from .adapters import requests_of, write_adapters
@@ -26,6 +28,7 @@ from .load_format import LOAD_FORMAT, offering, register
 from .sampling import RequestSampler, processor_class
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+LEAST_UTILIZATION = 0.01
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 """Files that vLLM reads. The tokenizer is ours, and text never reaches vLLM."""
 
@@ -103,10 +106,12 @@ def _building(weights: ModelWeights) -> Iterator[None]:
 
     On processors vLLM puts a function that does nothing in the place of `torch.set_num_threads`. The number is a
     thread's own, and the thread that steps sets it: without that, an engine that came up behind another one computed
-    with the one thread of that one.
+    with the one thread of that one. A graph that vLLM captures forbids memory calls to its own thread alone: by default
+    it would forbid them to the engine that computes meanwhile, too.
     """
-    enabled, set_num_threads = gc.isenabled(), torch.set_num_threads
+    enabled, set_num_threads, graph = gc.isenabled(), torch.set_num_threads, torch.cuda.graph
     gc.disable()
+    torch.cuda.graph = functools.partial(graph, capture_error_mode="thread_local")  # type: ignore[misc,assignment]
     try:
         with offering(cast("Mapping[str, torch.Tensor]", weights)):
             yield
@@ -118,7 +123,7 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             raise InvalidSpec(f"llm: vLLM does not start: {reason}", hint="change kv_memory or max_context") from error
         raise CheckpointInvalid(f"vLLM does not run this model: {reason}") from error
     finally:
-        torch.set_num_threads = set_num_threads
+        torch.set_num_threads, torch.cuda.graph = set_num_threads, graph  # type: ignore[misc]
         if enabled:
             gc.enable()
 
@@ -134,14 +139,38 @@ def _arguments(folder: Path, settings: LLMSettings, processor: type[Any], more: 
         max_model_len=None if _fits(folder, settings) else settings.max_context_tokens,
         max_num_seqs=settings.max_batch,
         kv_cache_memory_bytes=settings.kv_memory_bytes,
-        # Graphs and compiled kernels take longer to make than they save in a worker's first minutes.
-        enforce_eager=True,
         skip_tokenizer_init=True,
         disable_log_stats=True,
         async_scheduling=False,
         logits_processors=[processor],
+        **_of_device(settings.max_batch),
         **more,
     )
+
+
+def _of_device(max_batch: int) -> Mapping[str, Any]:
+    """Arguments by the platform. Compiled kernels take longer to make than they save in a worker's first minutes; on a
+    GPU decode steps are graphs, which take a second and without which the host is slower than the device."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {"enforce_eager": True}
+    return {
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": _graph_sizes(max_batch),
+        },
+        "max_num_batched_tokens": max(CUDA_STEP_TOKENS, max_batch),
+        # Of the whole device, and it has to be free at the start; the KV cache has a size of its own. Other workers,
+        # and the engine behind which this one comes up, have memory there too.
+        "gpu_memory_utilization": LEAST_UTILIZATION,
+    }
+
+
+def _graph_sizes(max_batch: int) -> list[int]:
+    """Numbers of sequences that get a graph: powers of two, and the largest batch."""
+    return sorted({1 << bits for bits in range(max_batch.bit_length())} | {max_batch})
 
 
 def _dtype(settings: LLMSettings) -> str:

@@ -1,4 +1,6 @@
-"""Tests marked `gpu`, each with its outcome. On a GPU one that is skipped has failed: what it needs is there.
+"""Tests marked `gpu`, and those of engines, which compute on the GPU where there is one; each with its outcome.
+
+On a GPU one that is skipped has failed: what it needs is there.
 
 Run by `python -m tests.bench.gpu`, or alone: python -m tests.bench.gpu.checks [--device cpu] [--json FILE]
 """
@@ -23,10 +25,19 @@ FILES = (
     "tests/runtime/llm/model/test_families.py",
     "tests/runtime/llm/model/test_torch_devices.py",
     "tests/runtime/llm/server/test_kv_memory.py",
+    "tests/runtime/llm/server/test_warmup.py",
     "tests/runtime/weights/test_device.py",
     "tests/runtime/worker/test_device_init.py",
 )
-"""Files with such tests: collecting all files would take longer than the tests."""
+"""Files with tests marked `gpu`: collecting all files would take longer than the tests."""
+ENGINE_FILES = (
+    "tests/runtime/llm/engine/test_adapter_engines.py",
+    "tests/runtime/llm/engine/test_inference_engine.py",
+    "tests/runtime/llm/engine/test_two_engines.py",
+    "tests/runtime/llm/server/test_engines.py",
+)
+"""Files whose engines, native, transformers and vLLM, take the GPU by themselves."""
+TOGETHER = ("-n", "4", "--dist", "loadfile")
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 
 
@@ -47,13 +58,17 @@ def main() -> None:
     options = parse_options(__doc__, rounds=1, quick_rounds=1)
     report = Report("the tests that need a GPU pass on one")
     with tempfile.TemporaryDirectory(prefix="fs-gpu-checks-") as folder:
-        written = Path(folder) / "report.xml"
-        argv = [sys.executable, "-m", "pytest", "--quiet", "-m", "gpu", f"--junitxml={written}", *FILES]
-        code = subprocess.run(argv, cwd=ROOT).returncode
-        found = outcomes(written) if written.exists() else {}
+        found: dict[str, str] = {}
+        code = 0
+        engines = [["-m", "not gpu", *ENGINE_FILES]] if options.device == "cuda" else []
+        for files in (["-m", "gpu", *FILES], *engines):
+            written = Path(folder) / f"{len(found)}.xml"
+            argv = [sys.executable, "-m", "pytest", "--quiet", *TOGETHER, f"--junitxml={written}", *files]
+            code |= subprocess.run(argv, cwd=ROOT).returncode
+            found |= outcomes(written) if written.exists() else {}
     report.samples = {"outcomes": found}
     counts = {said: sum(outcome.startswith(said) for outcome in found.values()) for said in (PASSED, SKIPPED, FAILED)}
-    rows = [["tests marked `gpu`", *counts], [options.device, *map(str, counts.values())]]
+    rows = [["tests", *counts], [options.device, *map(str, counts.values())]]
     rows += [[name, "", "", outcome] for name, outcome in found.items() if outcome.startswith(FAILED)]
     report.tell("Checks", rows)
     report.save(options.json)

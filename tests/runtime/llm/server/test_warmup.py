@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -12,23 +16,56 @@ from fleetstart.runtime.llm.server import served_models, warmup
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("transformers", marks=pytest.mark.slow)])
-def test_it_serves_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, engine: EngineName) -> None:
+def test_it_serves_and_leaves_no_thread(engine: EngineName) -> None:
     if engine == "transformers":
         pytest.importorskip("transformers.modeling_utils")  # it may leave a thread of its own, which is not counted
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     before = threading.enumerate()
     warmup.warm_up_engine(engine)
     assert threading.enumerate() == before
 
 
 def test_it_says_when_the_engine_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     monkeypatch.setattr(served_models.ServedModels, "adapter_of", lambda self, model: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         warmup.warm_up_engine()
 
 
-def test_it_never_asks_for_a_gpu_where_there_could_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(warmup, "create_app", lambda *_, **__: 1 / 0)
+@pytest.mark.parametrize("before", [None, "0,1"])
+def test_it_sees_no_gpu_meanwhile(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    if before is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    # A build with CUDA; asking its driver would end the test.
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 1 / 0, raising=False)
     warmup.warm_up_engine()
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+
+
+FORKS = """
+import os, sys
+from fleetstart.runtime.launch.profiles import warm_up
+warm_up("torch", sys.argv[1])
+import torch
+assert not torch.cuda.is_initialized()
+pid = os.fork()
+if pid == 0:
+    try:
+        print(torch.zeros(1, device="cuda").device, flush=True)
+    finally:
+        os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("preload", ["", "transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_workers_that_a_warm_fork_server_forks_have_the_gpu(preload: str) -> None:
+    if preload and importlib.util.find_spec(preload) is None:
+        pytest.skip("needs vLLM: make vllm-test")
+    ran = subprocess.run([sys.executable, "-c", FORKS, preload], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split()[-1:] == ["cuda:0"], ran.stderr[-4000:]
