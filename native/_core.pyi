@@ -32,6 +32,10 @@ class Region:
         """Descriptors of the slabs, for `attach` elsewhere. The region's own: duplicate them. Empty when attached."""
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def reader(self) -> Region:
+        """The same memory, mapped shared and read-only: pages of it can be pinned as they are, where those of a private
+        mapping are copied first. The region's own mapping in the owner."""
     def view(self, offset: int, size_bytes: int) -> memoryview:
         """Bytes `[offset, offset + size)`; writable in the owner, read-only when attached.
 

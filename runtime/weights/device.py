@@ -38,6 +38,9 @@ class CopyStream(Protocol):
     def close(self) -> None:
         """Waits until all copies are complete."""
 
+    def release(self) -> None:
+        """Gives back what the copies needed, once the load has ended."""
+
 
 class WeightDevice(Protocol):
     """Memory that tensors move to: the host's (`HostDevice`) or CUDA's (`cuda.CudaDevice`)."""
@@ -48,6 +51,10 @@ class WeightDevice(Protocol):
     @property
     def stream_count(self) -> int:
         """Number of threads that move pieces."""
+
+    @property
+    def piece_bytes(self) -> int:
+        """Largest piece that is moved at a time."""
 
     def stream(self) -> CopyStream: ...
 
@@ -63,6 +70,7 @@ class HostDevice:
 
     name = "cpu"
     stream_count = 1
+    piece_bytes = PIECE_BYTES
 
     def __init__(self, region: Region, chunk_bytes: int) -> None:
         self._region = region
@@ -75,6 +83,9 @@ class HostDevice:
         self._region.populate(piece.chunk * self._chunk_bytes, piece.count * self._chunk_bytes)
 
     def close(self) -> None:
+        pass
+
+    def release(self) -> None:
         pass
 
     def after(self, copies: Iterable[Any]) -> None:
@@ -123,7 +134,7 @@ class DeviceLoad:
         self._changed = threading.Condition()
         self._copies: dict[int, Any] = {}
         self._chunk_bytes = chunk_bytes
-        self._piece_chunks = max(1, PIECE_BYTES // chunk_bytes)
+        self._piece_chunks = max(1, device.piece_bytes // chunk_bytes)
         self._open_streams = device.stream_count
         self._error: BaseException | None = None
         self.moves = MoveClock()
@@ -159,6 +170,7 @@ class DeviceLoad:
                 raise self._error
 
     def _move(self) -> None:
+        stream: CopyStream | None = None
         try:
             stream = self.device.stream()
             try:
@@ -183,6 +195,8 @@ class DeviceLoad:
             self._end(error)
         else:
             self._end(None)
+        if stream is not None:
+            stream.release()
 
     def _end(self, error: BaseException | None) -> None:
         with self._changed:

@@ -107,6 +107,18 @@ def test_a_page_that_a_reader_wrote_no_longer_follows_the_owner_and_others_do() 
     assert bytes(reader.view(PAGE, 1)) == b"y"
 
 
+def test_its_reader_is_shared_and_follows_the_owner_whatever_was_written_here() -> None:
+    owner = owned(2 * PAGE)
+    region = attached(owner)
+    from_dlpack(region.dlpack(PAGE, [4], "U8")).zero_()
+    owner.view(PAGE, 6)[:] = b"theirs"
+    reader = region.reader
+    assert bytes(region.view(PAGE, 4)) == bytes(4)
+    assert reader.view(0, 1).readonly
+    del region
+    assert bytes(reader.view(PAGE, 6)) == bytes(owner.reader.view(PAGE, 6)) == b"theirs"
+
+
 def test_whoever_has_the_descriptor_can_neither_write_nor_resize() -> None:
     owner = owned(PAGE)
     view = owner.view(0, PAGE)

@@ -180,6 +180,7 @@ void bind_region(py::module_& module) {
           py::arg("fds"), py::arg("size_bytes"))
       .def_property_readonly("fds", &fs::Region::fds)
       .def_property_readonly("size_bytes", [](const fs::Region& region) { return region.mapping()->size_bytes(); })
+      .def_property_readonly("reader", &fs::Region::reader)
       .def("view", &view, py::arg("offset"), py::arg("size_bytes"))
       .def("dlpack", &dlpack, py::arg("offset"), py::arg("shape"), py::arg("dtype"))
       .def(

@@ -169,11 +169,16 @@ Region Region::attach(std::vector<Descriptor> descriptors, std::uint64_t size_by
     errno = EINVAL;
     throw_errno("shared memory of " + std::to_string(there) + " bytes for a region of " + std::to_string(size_bytes));
   }
-  AddressRange addresses(there);
-  std::byte* at = addresses.data();
-  for (std::size_t part = 0; part < descriptors.size(); at += part_bytes[part++])
-    map_at(at, part_bytes[part], descriptors[part], Access::kCopier);
-  return Region(std::make_shared<FileMapping>(std::move(addresses), size_bytes, Access::kCopier));
+  const auto mapped = [&](Access access) {
+    AddressRange addresses(there);
+    std::byte* at = addresses.data();
+    for (std::size_t part = 0; part < descriptors.size(); at += part_bytes[part++])
+      map_at(at, part_bytes[part], descriptors[part], access);
+    return std::make_shared<FileMapping>(std::move(addresses), size_bytes, access);
+  };
+  Region region(mapped(Access::kCopier));
+  region.reader_ = mapped(Access::kReader);  // addresses alone, until something reads there
+  return region;
 }
 
 void populate_pages(std::byte* begin, std::size_t size_bytes, Access access) {

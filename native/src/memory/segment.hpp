@@ -122,6 +122,9 @@ class Region {
   // What makes this region elsewhere; they belong to the mapping. None in a reader, who keeps no descriptor.
   const std::vector<int>& fds() const { return fds_; }
   const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
+  // The same memory, mapped shared and read-only: pages of it can be pinned as they are, where those of a private mapping
+  // are copied first. Itself in the owner.
+  Region reader() const { return Region(reader_ == nullptr ? mapping_ : reader_); }
 
   // populate_pages of the range. To a reader only worth it where it is filled: a hole would become a page of zeroes
   // at its expense.
@@ -129,6 +132,7 @@ class Region {
 
  private:
   std::shared_ptr<Mapping> mapping_;
+  std::shared_ptr<Mapping> reader_;
   std::vector<int> fds_;
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 import weakref
@@ -16,9 +17,12 @@ from torch import Tensor
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
+from fleetstart.runtime.weights.cuda import CudaDevice
 from fleetstart.runtime.weights.device import DeviceLoad, HostDevice, MoveClock
+from fleetstart.runtime.weights.host_registration import HostRegistration
 from fleetstart.runtime.weights.lora import AdaptedWeights
 from fleetstart.runtime.weights.transfer_plan import CopyPiece, TransferPlan
+from fleetstart.runtime.weights.views import view
 from fleetstart.runtime.weights.weights import Weights
 from tests.runtime.segments import CHUNK, Segment
 from tests.runtime.weights.test_lora import UP, A, B, base_tensors, config, filled, segment_of
@@ -288,9 +292,75 @@ def test_on_cuda_there_is_one_allocation_of_the_chunks_that_move(segment: Segmen
     assert torch.cuda.memory_allocated() == before
 
 
+class Refusing:
+    """A registration that the driver refuses after so many pieces."""
+
+    def __init__(self, allowed: int) -> None:
+        self.own, self.left, self.registered = HostRegistration(), allowed, set[int]()
+
+    def register(self, address: int, size_bytes: int) -> bool:
+        self.left -= 1
+        if self.left < 0 or not self.own.register(address, size_bytes):
+            return False
+        self.registered.add(address)
+        return True
+
+    def unregister(self, address: int) -> None:
+        self.registered.remove(address)
+        self.own.unregister(address)
+
+
+def test_without_a_driver_there_is_no_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", raising_os_error)
+    with pytest.raises(OSError, match="no such library"):
+        HostRegistration()
+
+
+def raising_os_error(name: str) -> None:
+    raise OSError(f"no such library: {name}")
+
+
 @pytest.mark.gpu
 @NO_CUDA
-def test_on_cuda_many_pieces_pass_through_few_buffers() -> None:
+@pytest.mark.parametrize("allowed", [0, 1, 3, 1000], ids=lambda count: f"{count} registered")
+def test_on_cuda_what_the_driver_does_not_register_is_staged(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    made: list[Refusing] = []
+
+    def registration(cuda: CudaDevice) -> Refusing:
+        made.append(Refusing(allowed))
+        return made[0]
+
+    monkeypatch.setattr(CudaDevice, "registration", property(registration))
+    segment = filled(Segment({f"t{number}": ("F32", (1 << 20,)) for number in range(16)}, chunk_bytes=1 << 20))
+    moved = segment.attach().to("cuda")
+    for name, tensor in moved.items():
+        assert raw(tensor) == segment.expected(name)
+    moved.wait()
+    until(lambda: not loaders(), "the threads' end")
+    assert not any(one.registered for one in made)
+
+
+@pytest.mark.gpu
+@NO_CUDA
+def test_on_cuda_a_segment_is_read_in_place() -> None:
+    segment = filled(Segment({"t": ("F32", (4 << 20,))}, chunk_bytes=1 << 20))
+    region = segment.attach().region.reader
+    registration = HostRegistration()
+    torch.cuda.init()
+    assert registration.reads_in_place(0)
+    torch.zeros(1, device="cuda")
+    address = view(region, "U8", 0, (region.size_bytes,)).data_ptr()
+    assert registration.register(address, region.size_bytes)
+    assert not registration.register(address, region.size_bytes)
+    registration.unregister(address)
+
+
+@pytest.mark.gpu
+@NO_CUDA
+@pytest.mark.parametrize("registered", [True, False], ids=["in place", "staged"])
+def test_on_cuda_many_pieces_pass_through_few_buffers(monkeypatch: pytest.MonkeyPatch, registered: bool) -> None:
+    if not registered:
+        monkeypatch.setattr(CudaDevice, "registration", None)
     segment = filled(Segment({f"t{number}": ("F32", (1 << 20,)) for number in range(64)}, chunk_bytes=1 << 20))
     moved = segment.attach().to("cuda")
     side = torch.cuda.Stream()

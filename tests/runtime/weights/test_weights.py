@@ -314,4 +314,4 @@ def test_workers_share_the_segments_pages(
         maps = Path(f"/proc/{worker.pid}/maps").read_text().splitlines()
         own = [line for line in maps if line.split()[4] in inodes]
         assert own
-        assert all("s" not in line.split()[1] for line in own)
+        assert {line.split()[1] for line in own} == {"rw-p", "r--s"}  # the latter is what devices read
