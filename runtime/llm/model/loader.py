@@ -20,6 +20,7 @@ from ..engine.block_pool import BlockPool
 from ..engine.engine import Engine
 from ..engine.runner import LocalRunner, Runner
 from ..engine.scheduler import Scheduler
+from .first_steps import BLOCKS, take_first_steps
 from .layers import gather
 from .loaded_model import LoadedModel, ModelFiles, required_file
 from .native_decoder import NativeDecoder
@@ -129,6 +130,12 @@ def load_model(
     files = ModelFiles(weights)
     # Along a pipeline several steps are in flight, and blocks of later stages move when it is consolidated.
     scheduler, config = scheduler_of(built, files, settings, share_prefixes=runner is None)
+
+    # On their way to a GPU, as they are stored.
+    if built.weights is not weights and built.dtype == config.stored_dtype and config.layer_count > 1:
+        stage = replace(built, block_count=BLOCKS).decoder(0, 1)
+        assert isinstance(stage, TorchDecoder)
+        take_first_steps(stage)
 
     def again() -> Runner:
         return LocalRunner(replace(kept, weights=_moving(weights, kept.device)).whole())

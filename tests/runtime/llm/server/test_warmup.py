@@ -51,6 +51,8 @@ from fleetstart.runtime.launch.profiles import warm_up
 warm_up("torch", sys.argv[1])
 import torch
 assert not torch.cuda.is_initialized()
+opened = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+assert not any("nvidia" in os.readlink(path) for path in opened if os.path.lexists(path)), opened
 pid = os.fork()
 if pid == 0:
     try:
