@@ -12,6 +12,8 @@ VARIABLES = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Our sampling is a processor of logits as the first model runner has them.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # Tokens are chosen by ours; FlashInfer's sampler would only be imported, and compiled where it is not.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # A worker has a loopback of its own and nothing else; vLLM would look for its address on the internet.
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",

@@ -7,6 +7,7 @@ and says which modules that took; the parent imports these and is forked with on
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
 import select
@@ -68,7 +69,19 @@ def warm_up_vllm() -> None:
         with contextlib.suppress(Exception):  # parts of packages that fail alone are not needed alone
             importlib.import_module(name)
     _bind_kernels()
+    _close_device_files()
     _wait_for_one_thread(time.monotonic() + THREADS_S)
+
+
+def _close_device_files() -> None:
+    """Ends what torch and vLLM have begun of NVML, which lists GPUs: a worker closes the descriptors that it inherits,
+    and those of NVML would be of other files then."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return
+    while nvml.nvmlShutdown() == 0:  # until it says that it was not begun
+        pass
 
 
 def _wait_for_one_thread(deadline_s: float) -> None:

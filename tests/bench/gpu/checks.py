@@ -23,6 +23,7 @@ FILES = (
     "tests/runtime/llm/model/test_decode_kernels.py",
     "tests/runtime/llm/model/test_decoders.py",
     "tests/runtime/llm/model/test_families.py",
+    "tests/runtime/llm/model/test_first_steps.py",
     "tests/runtime/llm/model/test_torch_devices.py",
     "tests/runtime/llm/server/test_kv_memory.py",
     "tests/runtime/llm/server/test_warmup.py",

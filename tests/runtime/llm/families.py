@@ -101,3 +101,11 @@ def greedy(theirs: Any, sequence: list[int], count: int) -> list[int]:
         logits = theirs(torch.tensor([sequence[:-1]]), use_cache=False).logits[0]
     tokens: list[int] = logits[-count:].argmax(-1).tolist()
     return tokens
+
+
+def shortfall(theirs: Any, sequence: list[int], count: int) -> float:
+    """How far the logits of the last `count` tokens are at most below the largest ones, in spreads of the logits."""
+    with torch.inference_mode():
+        logits = theirs(torch.tensor([sequence[:-1]]), use_cache=False).logits[0, -count:]
+    chosen = logits.gather(1, torch.tensor(sequence[-count:])[:, None])[:, 0]
+    return float(((logits.amax(-1) - chosen) / logits.std(-1)).max())

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, DeadlineExceeded, InvalidInput, Unavailable
@@ -58,7 +59,8 @@ def named(adapter: str, **changes: Any) -> Request:
     return replace(request(**changes), adapter=adapter)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+# On a GPU vLLM has no adapters in fp32.
+@pytest.fixture(scope="module", params=ENGINES[:2] if torch.cuda.is_available() else ENGINES)
 def engine(request: pytest.FixtureRequest) -> Iterator[InferenceEngine]:
     name: EngineName = request.param
     if find_spec(NEEDED[name]) is None:

