@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -34,11 +35,24 @@ SCRIPTS = (
     "coldstart",
 )
 ON_A_BED = ("coldstart", "multicast")
-LONGEST_FIRST = ("coldstart", "chat", "isolation", *SCRIPTS)
+LONGEST_FIRST = tuple(dict.fromkeys(("coldstart", "chat", "isolation", *SCRIPTS)))
+PART = os.environ.get("BENCHMARKS_PART", "0/1")
+"""Of these, as "1/3": every third from the second on, for runs that take turns."""
+
+
+def part_of(names: tuple[str, ...], part: str) -> tuple[str, ...]:
+    number, parts = map(int, part.split("/"))
+    return names[number::parts]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_have_every_script_once(parts: int) -> None:
+    found = [name for number in range(parts) for name in part_of(LONGEST_FIRST, f"{number}/{parts}")]
+    assert sorted(found) == sorted(SCRIPTS)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", dict.fromkeys(LONGEST_FIRST))
+@pytest.mark.parametrize("name", part_of(LONGEST_FIRST, PART))
 def test_it_runs(name: str, tmp_path: Path) -> None:
     if name in ON_A_BED and (reason := why_not()):
         pytest.skip(f"no test bed: {reason}")

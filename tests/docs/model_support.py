@@ -39,9 +39,13 @@ COLUMNS = (
         test="test_tokens_are_those_of_one_device",
         file="tensor_parallel/test_split_model.py",
     ),
-    Column(title="native, CUDA", shown=NOT_RUN),
-    Column(title="transformers, CPU, fp32", shown="equal", test="test_the_transformers_engine_gives_the_same_tokens"),
-    Column(title="transformers, CPU, bf16 and fp16; CUDA", shown=NOT_RUN),
+    Column(title="native, CUDA, fp32", shown="equal", test="test_tokens_on_cuda_are_those_of_transformers"),
+    Column(
+        title="transformers, CPU and CUDA, fp32",
+        shown="equal",
+        test="test_the_transformers_engine_gives_the_same_tokens",
+    ),
+    Column(title="transformers, bf16 and fp16", shown=NOT_RUN),
     Column(title="vllm, CPU, fp32", shown="equal", test="test_the_vllm_engine_gives_the_same_tokens"),
     Column(title="vllm, CPU, bf16 and fp16; CUDA", shown=NOT_RUN),
 )
