@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -25,6 +26,12 @@ void require_shape(const Matrix& matrix, std::size_t rows, std::size_t columns, 
 }
 
 std::size_t round_up(std::size_t count, std::size_t to) { return (count + to - 1) / to * to; }
+
+// Of numbers that are multiplied: another one each time, in all decoders.
+std::uint64_t next_version() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
 
 }  // namespace
 
@@ -369,11 +376,14 @@ void Decoder::ffn(const DecoderBatch& b, const DecoderLayer& layer, const Biases
   norm(x_.data(), b.rows, layer.ffn_norm);
   // Both halves of one range of columns in one task, so that the gate is applied while they are in cache.
   const std::size_t columns = grain(layer.gate, b.rows);
+  const std::uint64_t version = next_version();
   team_.run((ffn_size + columns - 1) / columns, [&](std::size_t task, unsigned thread) {
     const std::size_t begin = task * columns, end = std::min(begin + columns, ffn_size);
     float* const panel = local_[thread].panel.data();
-    kernels_.multiply(normed_.data(), hidden, b.rows, layer.gate, begin, end, gate_.data(), ffn_size, false, panel);
-    kernels_.multiply(normed_.data(), hidden, b.rows, layer.up, begin, end, up_.data(), ffn_size, false, panel);
+    kernels_.multiply(normed_.data(), hidden, b.rows, layer.gate, begin, end, gate_.data(), ffn_size, false, panel,
+                      version);
+    kernels_.multiply(normed_.data(), hidden, b.rows, layer.up, begin, end, up_.data(), ffn_size, false, panel,
+                      version);
     for (std::size_t row = 0; row < b.rows; ++row) {
       float* const gate = gate_.data() + row * ffn_size;
       float* const up = up_.data() + row * ffn_size;
@@ -433,6 +443,7 @@ void Decoder::project(const float* x, std::size_t x_stride, std::size_t rows, co
     const std::size_t step = grain(*begin[i].matrix, rows);
     tasks += (begin[i].matrix->rows + step - 1) / step;
   }
+  const std::uint64_t version = next_version();
   team_.run(tasks, [&](std::size_t task, unsigned thread) {
     const Projection* projection = begin;
     std::size_t step = grain(*projection->matrix, rows);
@@ -443,7 +454,7 @@ void Decoder::project(const float* x, std::size_t x_stride, std::size_t rows, co
     }
     const std::size_t first = task * step, last = std::min(first + step, projection->matrix->rows);
     kernels_.multiply(x, x_stride, rows, *projection->matrix, first, last, projection->output, projection->stride, onto,
-                      local_[thread].panel.data());
+                      local_[thread].panel.data(), version);
   });
 }
 

@@ -48,9 +48,10 @@ struct AttentionTile {
 struct Kernels {
   const char* name;
   std::size_t scratch_floats;  // of `multiply`, or one row of w if that is more
-  // y[m][n] (+)= sum over k of x[m][k] * w[n][k], for n in [begin, end). `scratch`: in lines of 64 bytes.
+  // y[m][n] (+)= sum over k of x[m][k] * w[n][k], for n in [begin, end). `scratch`: in lines of 64 bytes, a thread's own
+  // and left to this between calls. `version`: of the numbers in x, another one for others.
   void (*multiply)(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
-                   std::size_t end, float* y, std::size_t y_stride, bool add, float* scratch);
+                   std::size_t end, float* y, std::size_t y_stride, bool add, float* scratch, std::uint64_t version);
   void (*norm)(const float* x, const Matrix& weight, float epsilon, float* y);
   // Turns `count` heads, one after the other; a head's first half pairs with its second.
   void (*rotate)(float* heads, std::size_t count, std::size_t head_dim, const float* cosines, const float* sines);

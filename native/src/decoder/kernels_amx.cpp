@@ -197,9 +197,27 @@ void multiply_block(const bf16* w, std::size_t w_stride, std::size_t weight_rows
   }
 }
 
+// What a thread's scratch has of x in the tiles' order. The ranges of one product, and products of the same x, find it.
+struct Packed {
+  const float* scratch;
+  const float* x;
+  std::size_t rows, columns;
+  std::uint64_t version;
+
+  bool operator==(const Packed& other) const {
+    return scratch == other.scratch && x == other.x && rows == other.rows && columns == other.columns &&
+           version == other.version;
+  }
+};
+thread_local Packed packed_last{};
+
 void multiply(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
-              std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch) {
+              std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch, std::uint64_t version) {
   configure_tiles();
+  const bool whole = rows <= kAmxRows && w.columns <= kAmxSlice;
+  const Packed wanted{scratch, x, rows, w.columns, version};
+  const bool is_packed = whole && packed_last == wanted;
+  packed_last = whole ? wanted : Packed{};
   auto* const packed = reinterpret_cast<bf16*>(scratch);
   bf16* const converted = packed + kAmxRows * kAmxSlice;
   for (std::size_t first = 0; first < rows; first += kAmxRows) {
@@ -207,7 +225,7 @@ void multiply(const float* x, std::size_t x_stride, std::size_t rows, const Matr
     for (std::size_t k = 0; k < w.columns; k += kAmxSlice) {
       const std::size_t depth = w.columns - k < kAmxSlice ? w.columns - k : kAmxSlice;
       const std::size_t tiles_deep = (depth + kDepth - 1) / kDepth, padded = tiles_deep * kDepth;
-      for (std::size_t m = 0; m < some; m += kTile)
+      for (std::size_t m = 0; m < some && !is_packed; m += kTile)
         pack(x + (first + m) * x_stride + k, x_stride, some - m < kTile ? some - m : kTile, depth, packed + m * padded);
       for (std::size_t n = begin; n < end; n += kWeightRows) {
         const std::size_t weight_rows = end - n < kWeightRows ? end - n : kWeightRows;

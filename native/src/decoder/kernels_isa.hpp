@@ -331,7 +331,7 @@ inline void multiply_as(const float* x, std::size_t x_stride, std::size_t rows, 
 }
 
 void multiply(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
-              std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch) {
+              std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch, std::uint64_t) {
   const std::size_t columns = w.columns;
   switch (w.type) {
     case Type::f32:

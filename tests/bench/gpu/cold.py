@@ -79,14 +79,18 @@ def platform(folder: Path, names: list[str], device: str) -> Iterator[System]:
 
 
 def start_ours(system: System, names: list[str], rounds: int, found: dict[str, Started]) -> None:
+    def wait() -> None:
+        for name in names:  # each has the whole GPU, and the next one would wait for it
+            system.wait_asleep(name)
+
     for number in range(rounds):
         if number:
-            system.wait_asleep("native")
+            wait()
             system.restart_node()
             system.evict_store()
         call(system, "native", "cold", found.setdefault("native, cold", Started()))
         for name in names:
-            system.wait_asleep(name)
+            wait()
             call(system, name, "warm", found.setdefault(f"{name}, warm", Started()))
         for side, started in found.items():
             progress(f"round {number + 1} of {rounds}: {side} {started.ttft_s[-1]:.2f} s")
