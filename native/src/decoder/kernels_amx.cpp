@@ -149,9 +149,10 @@ void put(const float* sums, std::size_t rows, std::size_t columns, float* y, std
   }
 }
 
-// Products of kWeightRows rows of weights with all rows of x, over one slice.
+// Products of kWeightRows rows of weights with all rows of x, over one slice. `ahead`: the weights of the next rows, which
+// are fetched meanwhile where there is little to compute: tiles are read row by row, which no prefetcher foresees.
 void multiply_block(const bf16* w, std::size_t w_stride, std::size_t weight_rows, const bf16* packed, std::size_t rows,
-                    std::size_t tiles_deep, float* y, std::size_t y_stride, bool onto) {
+                    std::size_t tiles_deep, float* y, std::size_t y_stride, bool onto, const char* ahead) {
   alignas(64) float sums[4][kTile * kTile];
   const std::size_t row_bytes = w_stride * sizeof(bf16), tile = kTile * kDepth;
   const bf16* const below = w + kTile * w_stride;
@@ -178,6 +179,8 @@ void multiply_block(const bf16* w, std::size_t w_stride, std::size_t weight_rows
       _tile_stored(3, sums[3], 64);
     } else {
       for (std::size_t k = 0; k < tiles_deep; ++k) {
+        if (ahead != nullptr)
+          for (std::size_t n = 0; n < kWeightRows; ++n) _mm_prefetch(ahead + n * row_bytes + k * 64, _MM_HINT_T0);
         _tile_loadd(4, w + k * kDepth, row_bytes);
         _tile_loadd(6, left + k * tile, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -235,8 +238,9 @@ void multiply(const float* x, std::size_t x_stride, std::size_t rows, const Matr
           convert(w, n, weight_rows, k, depth, converted, padded);
           block = converted, stride = padded;
         }
+        const bool follows = stride == w.columns && n + 2 * kWeightRows <= w.rows;
         multiply_block(block, stride, weight_rows, packed, some, tiles_deep, y + first * y_stride + n, y_stride,
-                       onto || k > 0);
+                       onto || k > 0, follows ? reinterpret_cast<const char*>(block + kWeightRows * stride) : nullptr);
       }
     }
   }
