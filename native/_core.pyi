@@ -34,8 +34,8 @@ class Region:
     def size_bytes(self) -> int: ...
     @property
     def reader(self) -> Region:
-        """The same memory, mapped shared and read-only: pages of it can be pinned as they are, where those of a private
-        mapping are copied first. The region's own mapping in the owner."""
+        """The same memory. Of an attached region it is mapped shared and read-only: such pages can be pinned as they
+        are, where those of a private mapping are copied first. Of the owner it is its own, writable mapping."""
     def view(self, offset: int, size_bytes: int) -> memoryview:
         """Bytes `[offset, offset + size)`; writable in the owner, read-only when attached.
 

@@ -12,6 +12,7 @@ of low priority, so that background loading does not delay a first token.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections import deque
 from collections.abc import Iterable
@@ -21,13 +22,14 @@ import torch
 
 from fleetstart.native import Region
 
+from ..contract.sizes import MIB
 from .host_registration import HostRegistration
 from .transfer_plan import PIECE_BYTES, CopyPiece, TransferPlan
 from .views import size_of, torch_dtype, view
 
 REGISTERING_STREAMS = 2
 """The driver registers for one thread at a time; the other one starts copies meanwhile."""
-REGISTERED_BYTES = 64 << 20
+REGISTERED_BYTES = 64 * MIB
 """Registered at a time: each call takes some 0.4 ms beside what its pages take."""
 STAGING_STREAMS = 8
 """One core copies some 6 GB/s between host memories, and a PCIe 5 link takes 55 (measured beside an H200)."""
@@ -56,22 +58,20 @@ class CudaDevice:
     @cached_property
     def registration(self) -> HostRegistration | None:
         """None where the segment has to be copied into pinned buffers."""
-        page_bytes = os.sysconf("SC_PAGE_SIZE")
-        if self.chunk_bytes % page_bytes:
+        if self.chunk_bytes % mmap.PAGESIZE:
             return None
         try:
             registration = HostRegistration()
         except OSError:
             return None
-        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        return registration if registration.reads_in_place(index) else None
+        torch.cuda.set_device(self.device)
+        return registration if registration.works(torch.cuda.current_device()) else None
 
     def stream(self) -> RegisteringStream | StagingStream:
         torch.cuda.set_device(self.device)  # of this thread
         if self.registration is not None:
             return RegisteringStream(self, self.registration)
-        return StagingStream(self, self.piece_bytes)
+        return StagingStream(self)
 
     def after(self, copies: Iterable[torch.cuda.Event]) -> None:
         stream = torch.cuda.current_stream(self.device)
@@ -126,8 +126,9 @@ class RegisteringStream:
         if self._staging is None and self._registration.register(source.data_ptr(), size_bytes):
             self._registered.append(source.data_ptr())
             return self._streams.send(piece, source)
-        self._staging = self._staging or StagingStream(self._cuda, size_bytes)
-        return self._staging.move(piece)
+        self._staging = self._staging or StagingStream(self._cuda)
+        copies = map(self._staging.move, piece.parts(max(1, PIECE_BYTES // self._cuda.chunk_bytes)))
+        return deque(copies, maxlen=1)[0]  # of one stream: the last one is complete after the others
 
     def close(self) -> None:
         self._streams.wait()
@@ -143,9 +144,8 @@ class RegisteringStream:
 class StagingStream:
     """Staging buffers of one thread, used in turn, and its streams."""
 
-    def __init__(self, cuda: CudaDevice, buffer_bytes: int) -> None:
+    def __init__(self, cuda: CudaDevice) -> None:
         self._cuda = cuda
-        self._buffer_bytes = max(buffer_bytes, cuda.piece_bytes, cuda.chunk_bytes)
         self._streams = _Streams(cuda)
         self._sent: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
 
@@ -162,7 +162,8 @@ class StagingStream:
     def _buffer(self) -> torch.Tensor:
         """A free staging buffer: new on first use, since pinning is slower than filling; then the oldest one."""
         if len(self._sent) < BUFFERS:
-            return torch.empty(self._buffer_bytes, dtype=torch.uint8, pin_memory=True)
+            size_bytes = max(PIECE_BYTES, self._cuda.chunk_bytes)
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         buffer, copy = self._sent.popleft()
         copy.synchronize()
         return buffer
@@ -171,7 +172,7 @@ class StagingStream:
         self._streams.wait()
 
     def release(self) -> None:
-        self._sent.clear()
+        pass
 
 
 def _bytes_of(region: Region, piece: CopyPiece, chunk_bytes: int) -> tuple[torch.Tensor, int]:

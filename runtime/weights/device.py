@@ -2,7 +2,7 @@
 
 A reader waits only for its tensor's chunks, and these move next. `transfer_plan` decides the order; the device defines
 the move. On a CPU nothing is copied: a move maps a chunk's pages in one call instead of a thousand faults, and tensors
-are views of the segment. On CUDA (`cuda`) a move goes through pinned memory.
+are views of the segment. On CUDA (`cuda`) the device reads registered pages, or a move goes through pinned buffers.
 """
 
 from __future__ import annotations

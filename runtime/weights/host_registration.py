@@ -6,6 +6,7 @@ An error of the driver's functions is returned; one of the runtime's would stay,
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 _READ_ONLY = 8
 """CU_MEMHOSTREGISTER_READ_ONLY: the pages may be of a mapping that nobody can write through."""
@@ -20,11 +21,19 @@ class HostRegistration:
         """OSError without the driver."""
         self._driver = ctypes.CDLL("libcuda.so.1")
 
-    def reads_in_place(self, device: int) -> bool:
-        """Checks whether the device can read memory that it must not write."""
+    def works(self, device: int) -> bool:
+        """Checks whether the device, the calling thread's, can read memory that it must not write, and whether this
+        process may pin any."""
         value = ctypes.c_int()
         code = self._driver.cuDeviceGetAttribute(ctypes.byref(value), _READ_ONLY_SUPPORTED, device)
-        return code == 0 and value.value == 1
+        if code or value.value != 1:
+            return False
+        page = mmap.mmap(-1, mmap.PAGESIZE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        if not self.register(address, mmap.PAGESIZE):
+            return False
+        self.unregister(address)
+        return True
 
     def register(self, address: int, size_bytes: int) -> bool:
         """Pins whole pages for the device to read; False if the driver refuses."""

@@ -1,7 +1,7 @@
 """Order of copies to a device, and the place of each chunk there: pure decisions, without device or threads.
 
 The device gets one allocation with a slot for each chunk, in the segment's order, so a tensor's chunks are adjacent
-there as in the segment. Chunks move in pieces: as many adjacent ready chunks as fit one staging buffer, so a slow
+there as in the segment. Chunks move in pieces: as many adjacent ready chunks as the device moves at a time, so a slow
 segment moves chunk by chunk and a full one in large copies (ServerlessLLM section 4.2 has chunks of one size). Chunks
 that a reader waits for move before the rest; chunks that are not ready delay no others.
 """
@@ -9,7 +9,7 @@ that a reader waits for move before the rest; chunks that are not ready delay no
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -29,6 +29,12 @@ class CopyPiece:
     @property
     def chunks(self) -> range:
         return range(self.chunk, self.chunk + self.count)
+
+    def parts(self, at_most: int) -> Iterator[CopyPiece]:
+        """The piece, cut into some of `at_most` chunks."""
+        for first in range(0, self.count, at_most):
+            count = min(at_most, self.count - first)
+            yield CopyPiece(chunk=self.chunk + first, count=count, slot=self.slot + first, urgent=self.urgent)
 
 
 class TransferPlan:

@@ -79,7 +79,8 @@ Decoder::Decoder(DecoderShape shape, DecoderWeights weights, unsigned threads, c
   block_bytes_ = weights_.layers.size() * layer_block_bytes_;
   cache_ = std::make_unique<LazyMemory>(s.block_count * block_bytes_);
   local_.resize(team_.threads());
-  for (Thread& local : local_) local.panel.make_room(std::max({kernels_.scratch_floats, s.hidden_size, s.ffn_size, q_width}));
+  for (Thread& local : local_)
+    local.panel.make_room(std::max({kernels_.scratch_floats, s.hidden_size, s.ffn_size, q_width}));
 }
 
 void Decoder::check_layer(const DecoderLayer& layer) const {

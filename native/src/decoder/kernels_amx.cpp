@@ -6,7 +6,7 @@
 // result is the same bits in whatever batch it is.
 #include "kernels_amx.hpp"
 
-#if defined(__x86_64__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
 #define FS_AMX 1
 #include <immintrin.h>
 #include <sys/syscall.h>

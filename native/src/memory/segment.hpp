@@ -122,8 +122,8 @@ class Region {
   // What makes this region elsewhere; they belong to the mapping. None in a reader, who keeps no descriptor.
   const std::vector<int>& fds() const { return fds_; }
   const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
-  // The same memory, mapped shared and read-only: pages of it can be pinned as they are, where those of a private mapping
-  // are copied first. Itself in the owner.
+  // The same memory. Of an attached region it is mapped shared and read-only: such pages can be pinned as they are, where
+  // those of a private mapping are copied first. Of the owner it is its own, writable mapping.
   Region reader() const { return Region(reader_ == nullptr ? mapping_ : reader_); }
 
   // populate_pages of the range. To a reader only worth it where it is filled: a hole would become a page of zeroes

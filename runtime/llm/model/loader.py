@@ -21,7 +21,7 @@ from ..engine.engine import Engine
 from ..engine.runner import LocalRunner, Runner
 from ..engine.scheduler import Scheduler
 from .first_steps import BLOCKS, take_first_steps
-from .layers import gather
+from .layers import StageWeights, gather
 from .loaded_model import LoadedModel, ModelFiles, required_file
 from .native_decoder import NativeDecoder
 from .torch_decoder import TorchDecoder
@@ -73,6 +73,13 @@ class DecoderBuilder:
                 # Weights that are stored otherwise would be rounded.
                 isa="bf16" if self.dtype == self.config.stored_dtype == "bf16" else "auto",
             )
+        return self._torch_decoder(stage)
+
+    def first_layer(self) -> TorchDecoder:
+        """A first stage of one layer on a GPU, for steps of no request. Errors as of `decoder`."""
+        return replace(self, block_count=BLOCKS)._torch_decoder(gather(self.weights, self.config, 0, 1))
+
+    def _torch_decoder(self, stage: StageWeights) -> TorchDecoder:
         return TorchDecoder(
             self.config,
             stage,
@@ -133,9 +140,7 @@ def load_model(
 
     # On their way to a GPU, as they are stored.
     if built.weights is not weights and built.dtype == config.stored_dtype and config.layer_count > 1:
-        stage = replace(built, block_count=BLOCKS).decoder(0, 1)
-        assert isinstance(stage, TorchDecoder)
-        take_first_steps(stage)
+        take_first_steps(built.first_layer())
 
     def again() -> Runner:
         return LocalRunner(replace(kept, weights=_moving(weights, kept.device)).whole())

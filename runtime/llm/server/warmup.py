@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from array import array
 from collections.abc import Iterator, Mapping
 
@@ -25,6 +26,8 @@ from .app import create_app
 DEADLINE_S = 20.0
 HIDING = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """The second variable: torch counts the visible GPUs without the driver."""
+ASKING = ("transformers.utils.import_utils", "torch.utils._triton")
+"""Modules whose functions ask for GPUs and keep the answer."""
 _WIDTH = 32
 _BYTES = 256
 _CALLS = 6
@@ -113,11 +116,20 @@ def _gpus_hidden() -> Iterator[None]:
     try:
         yield
     finally:
+        _forget_answers()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _forget_answers() -> None:
+    """Clears what libraries keep of their questions about GPUs: workers, which have one, would get the same answers."""
+    for module in map(sys.modules.get, ASKING):
+        for value in vars(module).values() if module is not None else ():
+            if callable(clear := getattr(value, "cache_clear", None)):
+                clear()
 
 
 async def _serve_calls(engine: EngineName) -> None:

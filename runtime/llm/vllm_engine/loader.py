@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +30,8 @@ from .sampling import RequestSampler, processor_class
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LEAST_UTILIZATION = 0.01
+"""Part of the whole GPU that vLLM wants to be free at its start. Its KV cache has a size of its own, and other workers,
+and the engine behind which this one comes up, have memory there too."""
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 """Files that vLLM reads. The tokenizer is ours, and text never reaches vLLM."""
 
@@ -54,8 +56,9 @@ def load_model(
     samplers: dict[int, RequestSampler] = {}
     processor = processor_class(samplers)
 
+    dtype = _dtype(files, settings)
     if adapters:
-        _refuse_fp32(files, settings)
+        _refuse_fp32(dtype)
     changes = adapter_arguments(adapters or {})
     requests: dict[str, Any] = {}
 
@@ -64,7 +67,7 @@ def load_model(
         with _building(weights), tempfile.TemporaryDirectory(prefix="vllm-model-") as name:
             folder = _filled(Path(name), weights)
             _rendezvous_in(folder)
-            vllm = LLMEngine.from_engine_args(_arguments(folder, settings, processor, changes))
+            vllm = LLMEngine.from_engine_args(_arguments(folder, settings, dtype, processor, changes))
             requests.update(requests_of(write_adapters(folder, adapters or {})))
             for request in requests.values():  # what it cannot apply fails the start, not a call
                 vllm.add_lora(request)
@@ -78,12 +81,11 @@ def load_model(
     return files.model(engine, vocab_size, eos_ids, torch_threads=cores)
 
 
-def _refuse_fp32(files: ModelFiles, settings: LLMSettings) -> None:
+def _refuse_fp32(dtype: str) -> None:
     """Errors: InvalidSpec for adapters in fp32 on a GPU, for which vLLM has no kernels."""
     from vllm.platforms import current_platform
 
-    dtype = stored_dtype(_fields(files.config, "config.json")) if settings.dtype == "auto" else settings.dtype
-    if dtype == "fp32" and not current_platform.is_cpu():
+    if dtype == DTYPES["fp32"] and not current_platform.is_cpu():
         raise InvalidSpec("llm: on a GPU vLLM applies adapters in bf16 and fp16 alone", hint='give it dtype="bf16"')
 
 
@@ -108,10 +110,6 @@ def _rendezvous_in(folder: Path) -> None:
         uniproc_executor.get_file_store_init_method = lambda: f"file://{folder}/rendezvous"
 
 
-def _collect_nothing(generation: int = 2) -> int:
-    return 0
-
-
 def _call(function: Callable[[], Any]) -> Any:
     return function()
 
@@ -122,14 +120,26 @@ def _building(weights: ModelWeights) -> Iterator[None]:
 
     On processors vLLM puts a function that does nothing in the place of `torch.set_num_threads`. The number is a
     thread's own, and the thread that steps sets it: without that, an engine that came up behind another one computed
-    with the one thread of that one. A graph that vLLM captures forbids memory calls to its own thread alone: by default
-    it would forbid them to the engine that computes meanwhile, too. vLLM asks for the collector a dozen times, each of
-    which looks through all modules: a third of the time that it took to build beside an H200.
+    with the one thread of that one.
+
+    In this thread alone, the collector does nothing: vLLM asks for it a dozen times, each of which looks through all
+    modules, a third of the time that it took to build beside an H200. And a graph that is captured in this thread
+    forbids memory calls to it alone: by default it would forbid them to the engine that computes meanwhile, too.
     """
     enabled, set_num_threads, graph, collect = gc.isenabled(), torch.set_num_threads, torch.cuda.graph, gc.collect
+    builder = threading.get_ident()
+
+    def collect_elsewhere(generation: int = 2) -> int:
+        return 0 if threading.get_ident() == builder else collect(generation)
+
+    def capture(*arguments: Any, **options: Any) -> Any:
+        if threading.get_ident() == builder:
+            options.setdefault("capture_error_mode", "thread_local")
+        return graph(*arguments, **options)
+
     gc.disable()
-    gc.collect = _collect_nothing
-    torch.cuda.graph = functools.partial(graph, capture_error_mode="thread_local")  # type: ignore[misc,assignment]
+    gc.collect = collect_elsewhere
+    torch.cuda.graph = capture  # type: ignore[misc,assignment]
     try:
         with offering(cast("Mapping[str, torch.Tensor]", weights)):
             yield
@@ -147,14 +157,14 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             gc.enable()
 
 
-def _arguments(folder: Path, settings: LLMSettings, processor: type[Any], more: Mapping[str, Any]) -> Any:
+def _arguments(folder: Path, settings: LLMSettings, dtype: str, processor: type[Any], more: Mapping[str, Any]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
         model=str(folder),
         runner="generate",  # by itself it takes a model whose config names no architecture for one of embeddings
         load_format=LOAD_FORMAT,
-        dtype=_dtype(settings),
+        dtype=dtype,
         max_model_len=None if _fits(folder, settings) else settings.max_context_tokens,
         max_num_seqs=settings.max_batch,
         kv_cache_memory_bytes=settings.kv_memory_bytes,
@@ -181,8 +191,6 @@ def _of_device(max_batch: int) -> Mapping[str, Any]:
             "cudagraph_capture_sizes": _graph_sizes(max_batch),
         },
         "max_num_batched_tokens": max(CUDA_STEP_TOKENS, max_batch),
-        # Of the whole device, and it has to be free at the start; the KV cache has a size of its own. Other workers,
-        # and the engine behind which this one comes up, have memory there too.
         "gpu_memory_utilization": LEAST_UTILIZATION,
     }
 
@@ -192,13 +200,14 @@ def _graph_sizes(max_batch: int) -> list[int]:
     return sorted({1 << bits for bits in range(max_batch.bit_length())} | {max_batch})
 
 
-def _dtype(settings: LLMSettings) -> str:
-    """vLLM's name of the arithmetic's dtype. "auto" is as stored; on processors fp32, which all compute fast."""
+def _dtype(files: ModelFiles, settings: LLMSettings) -> str:
+    """vLLM's name of the arithmetic's dtype. "auto" is as stored, which vLLM by itself does not take for fp32; on
+    processors it is fp32, which all compute fast."""
     from vllm.platforms import current_platform
 
-    if settings.dtype == "auto":
-        return "float32" if current_platform.is_cpu() else "auto"
-    return DTYPES[settings.dtype]
+    if settings.dtype != "auto":
+        return DTYPES[settings.dtype]
+    return DTYPES["fp32" if current_platform.is_cpu() else stored_dtype(_fields(files.config, "config.json"))]
 
 
 def _close(vllm: Any) -> None:

@@ -2,8 +2,8 @@
 
 One model on both sides, the same prompts of 32 and of 1,024 tokens, 64 new ones each, greedy, each engine in a process
 of its own, one after the other: a GPU holds one at a time. Ours is the engine as a worker has it; vLLM is its own
-`LLM`, with CUDA graphs, as its users run it, and as our engine "vllm", without them. Counted is what a batch takes
-beyond one that ends with its first tokens.
+`LLM`, with CUDA graphs, as its users run it, and as our engine "vllm", with graphs of decode steps and no compiler.
+Counted is what a batch takes beyond one that ends with its first tokens.
 
 Run by `python -m tests.bench.gpu`, or alone:
 python -m tests.bench.gpu.decode [--device cpu] [--quick] [--json FILE] [--rounds N]

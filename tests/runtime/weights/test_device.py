@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, DeadlineExceeded
 from fleetstart.runtime.contract.weights.manifest import DTYPE_BYTES
+from fleetstart.runtime.weights import cuda
 from fleetstart.runtime.weights.cuda import CudaDevice
 from fleetstart.runtime.weights.device import DeviceLoad, HostDevice, MoveClock
 from fleetstart.runtime.weights.host_registration import HostRegistration
@@ -310,14 +311,16 @@ class Refusing:
         self.own.unregister(address)
 
 
-def test_without_a_driver_there_is_no_registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", raising_os_error)
-    with pytest.raises(OSError, match="no such library"):
-        HostRegistration()
+@pytest.mark.parametrize(("chunk_bytes", "driver"), [(1 << 20, False), (1000, True)], ids=["no driver", "half pages"])
+def test_what_cannot_be_registered_is_staged(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, driver: bool) -> None:
+    class Present:
+        def __init__(self) -> None:
+            if not driver:
+                raise OSError("libcuda.so.1: no such file")
 
-
-def raising_os_error(name: str) -> None:
-    raise OSError(f"no such library: {name}")
+    monkeypatch.setattr(cuda, "HostRegistration", Present)
+    device: Any = SimpleNamespace(chunk_bytes=chunk_bytes, device=None)
+    assert vars(CudaDevice)["registration"].func(device) is None
 
 
 @pytest.mark.gpu
@@ -346,9 +349,8 @@ def test_on_cuda_a_segment_is_read_in_place() -> None:
     segment = filled(Segment({"t": ("F32", (4 << 20,))}, chunk_bytes=1 << 20))
     region = segment.attach().region.reader
     registration = HostRegistration()
-    torch.cuda.init()
-    assert registration.reads_in_place(0)
-    torch.zeros(1, device="cuda")
+    torch.cuda.set_device(0)
+    assert registration.works(0)
     address = view(region, "U8", 0, (region.size_bytes,)).data_ptr()
     assert registration.register(address, region.size_bytes)
     assert not registration.register(address, region.size_bytes)

@@ -117,7 +117,7 @@ def requests_of(number: int) -> list[Request]:
     ]
 
 
-def rounded_otherwise(name: EngineName) -> range:
+def may_differ(name: EngineName) -> range:
     """Places among `requests_of` whose tokens can differ after the hand-over.
 
     Where an engine rounds otherwise than the first one, once in some thousand tokens another one is drawn; and on a GPU
@@ -132,7 +132,7 @@ def test_a_hundred_handovers_neither_lose_nor_double_a_token(
     name: EngineName, first: InferenceEngine, second: LoadedModel
 ) -> None:
     """Each after another number of steps, of up to four streams at a time; text and tokens are those of one engine."""
-    moved = number = 0
+    moved = number = streams = different = 0
     while moved < HANDOVERS:
         number += 1
         requests = requests_of(number)
@@ -145,16 +145,20 @@ def test_a_hundred_handovers_neither_lose_nor_double_a_token(
         pair.steps()
         found = list(pair.deltas.values())
         for place, (deltas, expected) in enumerate(zip(found, wanted, strict=True)):
-            if place in rounded_otherwise(name):
+            streams += 1
+            if place in may_differ(name) and tokens_of(deltas) != tokens_of(expected):
+                different += 1
                 before = number % 20
                 assert tokens_of(deltas)[:before] == tokens_of(expected)[:before]
                 assert len(tokens_of(deltas)) == len(tokens_of(expected)) or not requests[place].ignore_eos
+                assert deltas[-1].finish in ("stop", "length")
                 continue
             assert tokens_of(deltas) == tokens_of(expected)
             assert text_of(deltas) == text_of(expected)
             assert deltas[-1].finish == expected[-1].finish
         assert all(len(delta.logprobs) == 1 for delta in found[2])
         moved += pair.moved
+    assert different <= streams // 4
     assert second.engine.load.free_blocks == second.engine.load.block_count
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -45,6 +47,24 @@ def test_it_sees_no_gpu_meanwhile(monkeypatch: pytest.MonkeyPatch, before: str |
     assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
 
 
+def test_answers_about_gpus_are_asked_anew_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    @functools.cache
+    def has_gpu() -> bool:
+        asked.append(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+        return asked[-1] != ""
+
+    library = types.ModuleType("transformers.utils.import_utils")
+    monkeypatch.setattr(library, "has_gpu", has_gpu, raising=False)
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with warmup._gpus_hidden():
+        assert not has_gpu()
+    assert has_gpu()
+    assert asked == ["", "all"]
+
+
 FORKS = """
 import os, sys
 from fleetstart.runtime.launch.profiles import warm_up
@@ -56,6 +76,8 @@ assert not any("nvidia" in os.readlink(path) for path in opened if os.path.lexis
 pid = os.fork()
 if pid == 0:
     try:
+        if "transformers" in sys.modules:
+            assert sys.modules["transformers.utils.import_utils"].is_torch_cuda_available()
         print(torch.zeros(1, device="cuda").device, flush=True)
     finally:
         os._exit(0)
