@@ -28,7 +28,8 @@ class HostRegistration:
         code = self._driver.cuDeviceGetAttribute(ctypes.byref(value), _READ_ONLY_SUPPORTED, device)
         if code or value.value != 1:
             return False
-        page = mmap.mmap(-1, mmap.PAGESIZE)
+        page = mmap.mmap(-1, mmap.PAGESIZE)  # shared, as a segment is
+        page[0] = 1
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
         if not self.register(address, mmap.PAGESIZE):
             return False
