@@ -61,10 +61,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fs-gpu-checks-") as folder:
         found: dict[str, str] = {}
         code = 0
-        engines = [["-m", "not gpu", *ENGINE_FILES]] if options.device == "cuda" else []
-        for files in (["-m", "gpu", *FILES], *engines):
+        runs = [["-m", "gpu", *FILES]]
+        if options.device == "cuda":  # elsewhere all of the first run are skipped, and the second one is in `make test`
+            runs = [[*TOGETHER, "-m", "gpu", *FILES], [*TOGETHER, "-m", "not gpu", *ENGINE_FILES]]
+        for arguments in runs:
             written = Path(folder) / f"{len(found)}.xml"
-            argv = [sys.executable, "-m", "pytest", "--quiet", *TOGETHER, f"--junitxml={written}", *files]
+            argv = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={written}", *arguments]
             code |= subprocess.run(argv, cwd=ROOT).returncode
             found |= outcomes(written) if written.exists() else {}
     report.samples = {"outcomes": found}
