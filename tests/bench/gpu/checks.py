@@ -35,6 +35,7 @@ ENGINE_FILES = (
     "tests/runtime/llm/engine/test_adapter_engines.py",
     "tests/runtime/llm/engine/test_inference_engine.py",
     "tests/runtime/llm/engine/test_two_engines.py",
+    "tests/runtime/llm/model/test_families.py",
     "tests/runtime/llm/server/test_engines.py",
 )
 """Files whose engines, native, transformers and vLLM, take the GPU by themselves."""
