@@ -128,7 +128,7 @@ def test_the_store_stalls_before_the_first_token(fleet: Fleet, function: Functio
 
 
 def test_a_pipeline_serves_while_the_store_stalls_and_grows_after(fleet: Fleet) -> None:
-    function = fleet.deploy("grows-after", num_hidden_layers=27)  # it grows for nine seconds, the others for two
+    function = fleet.deploy("grows-after", num_hidden_layers=45)  # it grows for 15 seconds, the others for two
     call = fleet.call(function, 2 * SHORT)
     orders = fleet.pipeline(function)
     for order in orders:
