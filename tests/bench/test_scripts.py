@@ -37,7 +37,7 @@ SCRIPTS = (
 ON_A_BED = ("coldstart", "multicast")
 LONGEST_FIRST = tuple(dict.fromkeys(("coldstart", "chat", "isolation", *SCRIPTS)))
 PART = os.environ.get("BENCHMARKS_PART", "0/1")
-"""Of these, as "1/3": every third from the second on, for runs that take turns."""
+"""The part of these that is run, as "1/3": every third from the second on, for runs that take turns."""
 
 
 def part_of(names: tuple[str, ...], part: str) -> tuple[str, ...]:

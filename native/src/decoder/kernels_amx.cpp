@@ -57,6 +57,15 @@ inline __m512i narrowed(const std::uint16_t* from, bool is_half) {
                                       _mm512_cvtph_ps(_mm512_castsi512_si256(stored)));
 }
 
+// 16 numbers of a matrix.
+inline __m512 widened(const Matrix& w, std::size_t at) {
+  if (w.type == Type::f32) return _mm512_loadu_ps(static_cast<const float*>(w.data) + at);
+  const auto* const from = static_cast<const std::uint16_t*>(w.data) + at;
+  const __m256i stored = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  if (w.type == Type::f16) return _mm512_cvtph_ps(stored);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(stored), 16));
+}
+
 // Transposes 16 rows of 16 words.
 inline void transpose(__m512i r[16]) {
   __m512i t[16];
@@ -118,20 +127,8 @@ void convert(const Matrix& w, std::size_t row, std::size_t rows, std::size_t beg
       _mm512_store_si512(to + k, w.type == Type::f32 ? narrowed(static_cast<const float*>(w.data) + at + k)
                                                      : narrowed(static_cast<const std::uint16_t*>(w.data) + at + k,
                                                                 w.type == Type::f16));
-    if (k < depth) {
-      alignas(64) float last[kDepth] = {};
-      for (std::size_t i = 0; k + i < depth; ++i) {
-        if (w.type == Type::f32) {
-          last[i] = static_cast<const float*>(w.data)[at + k + i];
-        } else if (w.type == Type::f16) {
-          last[i] = _cvtsh_ss(static_cast<const std::uint16_t*>(w.data)[at + k + i]);
-        } else {
-          const std::uint32_t bits = std::uint32_t{static_cast<const bf16*>(w.data)[at + k + i]} << 16;
-          std::memcpy(&last[i], &bits, sizeof bits);
-        }
-      }
-      _mm512_store_si512(to + k, narrowed(last));
-    }
+    if (k < depth)  // half a tile: rows have a multiple of 16 numbers
+      _mm512_store_si512(to + k, (__m512i)_mm512_cvtne2ps_pbh(_mm512_setzero_ps(), widened(w, at + k)));
   }
 }
 

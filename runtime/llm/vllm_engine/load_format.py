@@ -73,10 +73,19 @@ def on_device(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
     if not torch.cuda.is_available() or not isinstance(weights, TensorMapping):
         return weights
     free_bytes, whole_bytes = torch.cuda.mem_get_info()
-    share_bytes = round(whole_bytes * torch.cuda.get_per_process_memory_fraction())
-    needed_bytes = sum(weights.entry(name).size_bytes for name in weights)
-    room_bytes = min(free_bytes, share_bytes - torch.cuda.memory_allocated())
-    return weights.to("cuda") if needed_bytes + ROOM_BYTES <= room_bytes else weights
+    room = has_room(
+        weights_bytes=sum(weights.entry(name).size_bytes for name in weights),
+        free_bytes=free_bytes,
+        share_bytes=round(whole_bytes * torch.cuda.get_per_process_memory_fraction()),
+        used_bytes=torch.cuda.memory_allocated(),
+    )
+    return weights.to("cuda") if room else weights
+
+
+def has_room(*, weights_bytes: int, free_bytes: int, share_bytes: int, used_bytes: int) -> bool:
+    """Checks whether the weights fit once more. `free_bytes`: of the device; `share_bytes`: what the process may
+    allocate there; `used_bytes`: what of it it has allocated."""
+    return weights_bytes + ROOM_BYTES <= min(free_bytes, share_bytes - used_bytes)
 
 
 @contextlib.contextmanager

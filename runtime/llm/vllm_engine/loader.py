@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import msgspec
@@ -19,19 +20,15 @@ from ...contract.function.spec import LLMSettings
 from ...contract.weights.decoder_config import stored_dtype
 from ...weights.tensor_mapping import TensorMapping
 from ..model.loaded_model import LoadedModel, ModelFiles
-from ..model.loader import CUDA_STEP_TOKENS
 from ..model.weights import ModelWeights, optional_file
 from .adapters import arguments as adapter_arguments
 from .adapters import requests_of, write_adapters
+from .device_arguments import device_arguments, dtype_of, refuse_adapters_in_fp32
 from .engine import VllmEngine, VllmModel
 from .environment import prepare_environment
 from .load_format import LOAD_FORMAT, offering, register
 from .sampling import RequestSampler, processor_class
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-LEAST_UTILIZATION = 0.01
-"""Part of the whole GPU that vLLM wants to be free at its start. Its KV cache has a size of its own, and other workers,
-and the engine behind which this one comes up, have memory there too."""
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 """Files that vLLM reads. The tokenizer is ours, and text never reaches vLLM."""
 
@@ -48,6 +45,7 @@ def load_model(
     cores = settings.threads or threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     import vllm  # noqa: F401  # fails here with the module's name where it is not installed
+    from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
     register()
@@ -56,10 +54,15 @@ def load_model(
     samplers: dict[int, RequestSampler] = {}
     processor = processor_class(samplers)
 
-    dtype = _dtype(files, settings)
+    on_cpu = current_platform.is_cpu()
+    dtype = dtype_of(settings.dtype, stored_dtype(_fields(files.config, "config.json")), on_cpu=on_cpu)
     if adapters:
-        _refuse_fp32(dtype)
-    changes = adapter_arguments(adapters or {})
+        refuse_adapters_in_fp32(dtype, on_cpu=on_cpu)
+    changes = {
+        "dtype": dtype,
+        **device_arguments(settings.max_batch, on_cpu=on_cpu),
+        **adapter_arguments(adapters or {}),
+    }
     requests: dict[str, Any] = {}
 
     def build() -> Any:
@@ -67,7 +70,7 @@ def load_model(
         with _building(weights), tempfile.TemporaryDirectory(prefix="vllm-model-") as name:
             folder = _filled(Path(name), weights)
             _rendezvous_in(folder)
-            vllm = LLMEngine.from_engine_args(_arguments(folder, settings, dtype, processor, changes))
+            vllm = LLMEngine.from_engine_args(_arguments(folder, settings, processor, changes))
             requests.update(requests_of(write_adapters(folder, adapters or {})))
             for request in requests.values():  # what it cannot apply fails the start, not a call
                 vllm.add_lora(request)
@@ -79,14 +82,6 @@ def load_model(
     engine = VllmEngine(model, build, _close, samplers, requests)
     vocab_size: int = engine._vllm.model_config.get_vocab_size()
     return files.model(engine, vocab_size, eos_ids, torch_threads=cores)
-
-
-def _refuse_fp32(dtype: str) -> None:
-    """Errors: InvalidSpec for adapters in fp32 on a GPU, for which vLLM has no kernels."""
-    from vllm.platforms import current_platform
-
-    if dtype == DTYPES["fp32"] and not current_platform.is_cpu():
-        raise InvalidSpec("llm: on a GPU vLLM applies adapters in bf16 and fp16 alone", hint='give it dtype="bf16"')
 
 
 def _inspect_in_process() -> None:
@@ -126,8 +121,7 @@ def _building(weights: ModelWeights) -> Iterator[None]:
     modules, a third of the time that it took to build beside an H200. And a graph that is captured in this thread
     forbids memory calls to it alone: by default it would forbid them to the engine that computes meanwhile, too.
     """
-    enabled, set_num_threads, graph, collect = gc.isenabled(), torch.set_num_threads, torch.cuda.graph, gc.collect
-    builder = threading.get_ident()
+    builder, graph, collect = threading.get_ident(), torch.cuda.graph, gc.collect
 
     def collect_elsewhere(generation: int = 2) -> int:
         return 0 if threading.get_ident() == builder else collect(generation)
@@ -137,11 +131,15 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             options.setdefault("capture_error_mode", "thread_local")
         return graph(*arguments, **options)
 
+    enabled = gc.isenabled()
     gc.disable()
-    gc.collect = collect_elsewhere
-    torch.cuda.graph = capture  # type: ignore[misc,assignment]
     try:
-        with offering(cast("Mapping[str, torch.Tensor]", weights)):
+        with (
+            _replaced(torch, "set_num_threads", torch.set_num_threads),
+            _replaced(torch.cuda, "graph", capture),
+            _replaced(gc, "collect", collect_elsewhere),
+            offering(cast("Mapping[str, torch.Tensor]", weights)),
+        ):
             yield
     except FleetError:
         raise
@@ -151,20 +149,28 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             raise InvalidSpec(f"llm: vLLM does not start: {reason}", hint="change kv_memory or max_context") from error
         raise CheckpointInvalid(f"vLLM does not run this model: {reason}") from error
     finally:
-        torch.set_num_threads, torch.cuda.graph = set_num_threads, graph  # type: ignore[misc]
-        gc.collect = collect
         if enabled:
             gc.enable()
 
 
-def _arguments(folder: Path, settings: LLMSettings, dtype: str, processor: type[Any], more: Mapping[str, Any]) -> Any:
+@contextmanager
+def _replaced(module: ModuleType, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Replaces a module's function until the block ends; what others put in its place meanwhile goes, too."""
+    before = getattr(module, name)
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def _arguments(folder: Path, settings: LLMSettings, processor: type[Any], more: Mapping[str, Any]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
         model=str(folder),
         runner="generate",  # by itself it takes a model whose config names no architecture for one of embeddings
         load_format=LOAD_FORMAT,
-        dtype=dtype,
         max_model_len=None if _fits(folder, settings) else settings.max_context_tokens,
         max_num_seqs=settings.max_batch,
         kv_cache_memory_bytes=settings.kv_memory_bytes,
@@ -172,42 +178,8 @@ def _arguments(folder: Path, settings: LLMSettings, dtype: str, processor: type[
         disable_log_stats=True,
         async_scheduling=False,
         logits_processors=[processor],
-        **_of_device(settings.max_batch),
         **more,
     )
-
-
-def _of_device(max_batch: int) -> Mapping[str, Any]:
-    """Arguments by the platform. Compiled kernels take longer to make than they save in a worker's first minutes; on a
-    GPU decode steps are graphs, which take a second and without which the host is slower than the device."""
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        return {"enforce_eager": True}
-    return {
-        "compilation_config": {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": _graph_sizes(max_batch),
-        },
-        "max_num_batched_tokens": max(CUDA_STEP_TOKENS, max_batch),
-        "gpu_memory_utilization": LEAST_UTILIZATION,
-    }
-
-
-def _graph_sizes(max_batch: int) -> list[int]:
-    """Numbers of sequences that get a graph: powers of two, and the largest batch."""
-    return sorted({1 << bits for bits in range(max_batch.bit_length())} | {max_batch})
-
-
-def _dtype(files: ModelFiles, settings: LLMSettings) -> str:
-    """vLLM's name of the arithmetic's dtype. "auto" is as stored, which vLLM by itself does not take for fp32; on
-    processors it is fp32, which all compute fast."""
-    from vllm.platforms import current_platform
-
-    if settings.dtype != "auto":
-        return DTYPES[settings.dtype]
-    return DTYPES["fp32" if current_platform.is_cpu() else stored_dtype(_fields(files.config, "config.json"))]
 
 
 def _close(vllm: Any) -> None:

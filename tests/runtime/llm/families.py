@@ -104,7 +104,7 @@ def greedy(theirs: Any, sequence: list[int], count: int) -> list[int]:
 
 
 def shortfall(theirs: Any, sequence: list[int], count: int) -> float:
-    """How far the logits of the last `count` tokens are at most below the largest ones, in spreads of the logits."""
+    """The largest distance of the last `count` tokens' logits below the largest ones, in spreads of the logits."""
     with torch.inference_mode():
         logits = theirs(torch.tensor([sequence[:-1]]), use_cache=False).logits[0, -count:]
     chosen = logits.gather(1, torch.tensor(sequence[-count:])[:, None])[:, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 import torch
@@ -60,9 +62,11 @@ def test_logits_stay_close_to_those_in_fp32(case: str) -> None:
     ("stored", "dtype", "in_bf16"),
     [("bfloat16", "bf16", True), ("bfloat16", "auto", True), ("bfloat16", "fp32", False), ("float16", "bf16", False)],
 )
-def test_only_weights_that_are_stored_in_bf16_are_multiplied_in_it(stored: str, dtype: str, in_bf16: bool) -> None:
+def test_only_weights_that_are_stored_in_bf16_are_multiplied_in_it(
+    stored: str, dtype: Literal["fp32", "bf16", "auto"], in_bf16: bool
+) -> None:
     weights = stored_in(tiny(), getattr(torch, stored), stored)
-    settings = LLMSettings(dtype=dtype, kv_memory_bytes=MIB, max_context_tokens=64)  # type: ignore[arg-type]
+    settings = LLMSettings(dtype=dtype, kv_memory_bytes=MIB, max_context_tokens=64)
     decoder = decoder_builder(weights, settings, threads=1, device="cpu").whole()
     assert isinstance(decoder, NativeDecoder)
     assert (decoder.isa == "amx") is (in_bf16 and HAS_AMX)
