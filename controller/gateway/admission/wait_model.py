@@ -22,6 +22,10 @@ LATE_SHARE = 0.1
 moment, but one that is a minute late is rarely ready in the next millisecond."""
 SAMPLES = 8
 """Reports of a segment, about one a second, that its rate is taken from: quick enough for a store that stalls."""
+STALL_REPORTS = 3
+"""After so many reports a stall shows. Fewer may lie between two chunks of a slow link."""
+STEADY_SHARE = 0.25
+"""A rate is steady while no STALL_REPORTS in a row brought less than this share of it."""
 LEAST_CALL_S = 0.001
 
 
@@ -100,6 +104,14 @@ class FillRate:
             return None
         (first_unix_ns, first_bytes), (last_unix_ns, last_bytes) = self._seen[0], self._seen[-1]
         return (last_bytes - first_bytes) * 1e9 / (last_unix_ns - first_unix_ns) or None
+
+    @property
+    def steady(self) -> bool:
+        """Whether the rate tells what comes next: not while reports of before and of after a stall are among them."""
+        points = list(self._seen)
+        spans = zip(points, points[STALL_REPORTS:], strict=False)
+        rates = [(after[1] - before[1]) * 1e9 / (after[0] - before[0]) for before, after in spans]
+        return not rates or min(rates) >= STEADY_SHARE * (self.bytes_per_s or 0.0)
 
 
 def remaining_fetch_s(pending_bytes: int, bytes_per_s: float, since_counted_s: float) -> float:

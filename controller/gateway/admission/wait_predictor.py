@@ -41,6 +41,16 @@ class WaitPrediction(NamedTuple):
     """Workers that are ready or ordered."""
 
 
+class _Coming(NamedTuple):
+    """A start that is under way."""
+
+    start: PendingStart
+    measured: bool
+    """The rate of its weights was measured, not taken from the planner."""
+    steady: bool
+    """That rate tells what comes next."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PendingStarts:
     at_ns: int
@@ -115,10 +125,9 @@ class WaitPredictor:
             return _PendingStarts(at_ns=now_ns, coming=coming, ordered=0, sure=learned)
         by_node = {state.node: state for state in states}
         found = [self._coming(backend, stages, by_node, measures, now_unix_ns) for stages in starts]
-        coming = tuple(one for one, _ in found)
-        return _PendingStarts(
-            at_ns=now_ns, coming=coming, ordered=len(found), sure=learned or all(seen for _, seen in found)
-        )
+        sure = all(one.steady and (learned or one.measured) for one in found)
+        coming = tuple(one.start for one in found)
+        return _PendingStarts(at_ns=now_ns, coming=coming, ordered=len(found), sure=sure)
 
     def _under_way(self, backend: VersionBackend, now_ns: int) -> list[list[OrderState]]:
         """Orders of each pending start: one worker's, or those of all stages of a pipeline."""
@@ -143,14 +152,15 @@ class WaitPredictor:
         states: dict[NodeId, NodeState],
         measures: VersionMeasures,
         now_unix_ns: int,
-    ) -> tuple[PendingStart, bool]:
-        """Predicts one start, which is ready when its last stage is; and whether its fill rate was measured."""
-        slowest, slowest_seen = PendingStart(ready_s=-1.0), False
+    ) -> _Coming:
+        """Predicts one start, which is ready when its last stage is."""
+        slowest = _Coming(PendingStart(ready_s=-1.0), measured=False, steady=True)
         for seen in stages:
             order, state = seen.order, states.get(seen.order.node)
             segment = self._segment(order)
             pending, rate, fetch_s = pending_bytes(seen, segment) if order.spec.weights else 0, 0.0, 0.0
-            observed = self._rate(order, segment)
+            arrival = self._arrival(order, segment)
+            observed = arrival.bytes_per_s if arrival is not None else None
             if pending:
                 rate = observed or _link_share(state)
                 counted_unix_ns = segment.counted_unix_ns if segment is not None else 0
@@ -162,17 +172,19 @@ class WaitPredictor:
                 since_s=(now_unix_ns - (order.decided_unix_ns or order.ordered_unix_ns)) / 1e9,
                 fetch_s=fetch_s,
             )
-            if left_s > slowest.ready_s:
+            if left_s > slowest.start.ready_s:
                 size_bytes = seen.size_bytes if order.spec.weights else 0
-                slowest_seen = bool(pending and observed)
-                slowest = PendingStart(
+                start = PendingStart(
                     ready_s=left_s,
                     slots=backend.spec.concurrency,
                     fetched_bytes=max(0, size_bytes - pending),
                     weight_bytes=size_bytes,
                     bytes_per_s=rate,
                 )
-        return msgspec.structs.replace(slowest, ready_s=slowest.ready_s + measures.rest_s.value), slowest_seen
+                steady = not pending or arrival is None or arrival.steady
+                slowest = _Coming(start, measured=bool(pending and observed), steady=steady)
+        ready_s = slowest.start.ready_s + measures.rest_s.value
+        return slowest._replace(start=msgspec.structs.replace(slowest.start, ready_s=ready_s))
 
     def _segment(self, order: WorkerOrder) -> SegmentReport | None:
         node = self._view.nodes.get(order.node)
@@ -183,8 +195,8 @@ class WaitPredictor:
                 return segment
         return None
 
-    def _rate(self, order: WorkerOrder, segment: SegmentReport | None) -> float | None:
-        """Measured fill rate; None before there were two reports."""
+    def _arrival(self, order: WorkerOrder, segment: SegmentReport | None) -> FillRate | None:
+        """How the bytes of an order's segment arrive, its newest report noted; None if none are on their way."""
         if segment is None or not segment.counted_unix_ns:
             return None
         key = (order.node, segment.checkpoint)
@@ -194,7 +206,7 @@ class WaitPredictor:
                 del self._arrivals[next(iter(self._arrivals))]
             arrival = self._arrivals[key] = FillRate()
         arrival.note(segment.counted_unix_ns, segment.ready_bytes)
-        return arrival.bytes_per_s
+        return arrival
 
     def _planned(self, backend: VersionBackend, now_ns: int, now_unix_ns: int) -> tuple[PendingStart, ...]:
         """The start that the planner would order now."""

@@ -117,3 +117,28 @@ def test_a_store_that_slows_down_is_believed_after_a_few_reports() -> None:
     for second in range(10, 20):
         seen.note(second * SECOND, 9000 + (second - 9) * 10)
     assert seen.bytes_per_s == pytest.approx(10)
+
+
+def test_a_rate_is_steady_while_no_stall_is_among_its_reports() -> None:
+    seen = FillRate()
+    assert seen.steady, "nothing speaks against it"
+    for second, ready_bytes in enumerate((0, 1000, 2000, 3000)):
+        seen.note(second * SECOND, ready_bytes)
+        assert seen.steady
+    for second in range(4, 7):
+        seen.note(second * SECOND, 3000)
+    assert not seen.steady, "it stalls"
+    for second in range(7, 11):
+        seen.note(second * SECOND, 3000)
+    assert seen.steady, "that it stands still is all that is seen"
+    seen.note(11 * SECOND, 4000)
+    assert not seen.steady, "it comes again"
+
+
+@given(st.lists(st.integers(500, 1000), min_size=1, max_size=20))
+def test_rates_that_differ_by_half_are_steady(brought: list[int]) -> None:
+    seen, ready_bytes = FillRate(), 0
+    for second, count in enumerate(brought):
+        ready_bytes += count
+        seen.note(second * SECOND, ready_bytes)
+        assert seen.steady

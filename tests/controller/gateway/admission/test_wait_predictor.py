@@ -99,6 +99,31 @@ def test_a_load_under_way_tells_from_its_own_rate_when_it_will_be_there() -> Non
     assert error.retry_after_s == pytest.approx(11, rel=0.01)
 
 
+def test_nobody_is_refused_for_the_rate_of_a_store_that_stalled_and_came_back() -> None:
+    """Else a call that comes right after it is told to wait a minute for a worker that is ready in seconds."""
+    cluster = Cluster()
+    backend, wait_predictor = deployed(cluster, layer_mib=100), waits_of(cluster)
+    cluster.view.version_measures[KEY] = TEST_MEASURES
+    cluster.load(1)
+    cluster.step()
+
+    def told(*ready_mib: int) -> WaitPrediction:
+        for mib in ready_mib:
+            cluster.clock.advance(1)
+            fill(cluster, mib)
+            found = predicted(wait_predictor, cluster, backend)
+        return found
+
+    assert told(50, 100, 150).sure
+    stalled = told(150, 150, 150)
+    assert not stalled.sure
+    assert stalled.wait.seconds > 20
+    assert not told(200, 250).sure, "half of what is seen is of the stall"
+    again = told(300, 350, 400, 450, 500, 550)
+    assert again.sure
+    assert again.wait.seconds == pytest.approx(5, rel=0.1)
+
+
 def test_calls_that_wait_for_the_same_start_come_first() -> None:
     cluster = Cluster()
     backend, wait_predictor = deployed(cluster, layer_mib=100), waits_of(cluster)
