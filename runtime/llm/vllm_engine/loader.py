@@ -23,6 +23,7 @@ from ..model.loaded_model import LoadedModel, ModelFiles
 from ..model.weights import ModelWeights, optional_file
 from .adapters import arguments as adapter_arguments
 from .adapters import requests_of, write_adapters
+from .compiled_kernels import offer_kernels
 from .device_arguments import device_arguments, dtype_of, refuse_adapters_in_fp32
 from .engine import VllmEngine, VllmModel
 from .environment import prepare_environment
@@ -49,6 +50,7 @@ def load_model(
     from vllm.v1.engine.llm_engine import LLMEngine
 
     register()
+    offer_kernels()
     _inspect_in_process()
     files = ModelFiles(weights)
     samplers: dict[int, RequestSampler] = {}

@@ -1,7 +1,8 @@
 """Warm-up of a fork server for vLLM: everything that an engine imports, and kernels bound once for all workers.
 
 An engine cannot be built in the parent, whose children would lose its threads. So a child builds one of a tiny model
-and says which modules that took; the parent imports these and is forked with one thread.
+and says which modules that took; the parent imports these and is forked with one thread. Kernels that Triton compiled
+for that engine are kept for the workers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,17 +28,22 @@ from ...contract.function.spec import LLMSettings
 from ...contract.sizes import MIB
 from ..engine.generation import Request
 from ..model.weights import ModelWeights
+from .compiled_kernels import keep_kernels
 from .environment import prepare_environment
 
 TRIAL_S = 120.0
 """Limit of the child's engine; without its list workers import for themselves."""
 THREADS_S = 10.0
+UNCHANGED_S = 1.0
+"""Threads that have not become fewer for so long do not end: CUDA and allocators have such ones."""
+CONTEXT_TOKENS = 256
+"""Of the trial's engine: a block table of 16 entries or a multiple, as those of real models, has the same kernel."""
 READ_BYTES = 1 << 16
 _WIDTH, _ROWS = 64, 256
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": _ROWS, "hidden_size": _WIDTH,
     "intermediate_size": _WIDTH, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
-    "head_dim": _WIDTH, "max_position_embeddings": 128, "tie_word_embeddings": True, "eos_token_id": 1,
+    "head_dim": _WIDTH, "max_position_embeddings": CONTEXT_TOKENS, "tie_word_embeddings": True, "eos_token_id": 1,
     "hidden_act": "silu", "rms_norm_eps": 1e-5, "torch_dtype": "float16",
 }  # fmt: skip
 
@@ -65,12 +73,14 @@ def warm_up_vllm() -> None:
     prepare_environment()
     importlib.import_module("vllm")
     importlib.import_module("vllm.v1.engine.llm_engine")
-    for name in _modules_of_an_engine():
-        with contextlib.suppress(Exception):  # parts of packages that fail alone are not needed alone
-            importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="fs-kernels-") as kernels:
+        for name in _modules_of_an_engine(kernels):
+            with contextlib.suppress(Exception):  # parts of packages that fail alone are not needed alone
+                importlib.import_module(name)
+        keep_kernels(Path(kernels))
     _bind_kernels()
     _close_device_files()
-    _wait_for_one_thread(time.monotonic() + THREADS_S)
+    _wait_for_threads(time.monotonic() + THREADS_S)
 
 
 def _close_device_files() -> None:
@@ -84,10 +94,13 @@ def _close_device_files() -> None:
         pass
 
 
-def _wait_for_one_thread(deadline_s: float) -> None:
+def _wait_for_threads(deadline_s: float) -> None:
     """Waits for the threads with which some imports look around; they end by themselves."""
-    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < deadline_s:
+    threads, since_s = os.listdir("/proc/self/task"), time.monotonic()
+    while len(threads) > 1 and (now_s := time.monotonic()) < min(deadline_s, since_s + UNCHANGED_S):
         time.sleep(0.01)
+        if (left := os.listdir("/proc/self/task")) != threads:
+            threads, since_s = left, now_s
 
 
 def _bind_kernels() -> None:
@@ -100,13 +113,17 @@ def _bind_kernels() -> None:
         type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
 
 
-def _modules_of_an_engine() -> list[str]:
-    """Names of the modules that building and running an engine imports, from a child that does it; none if it fails."""
+def _modules_of_an_engine(kernels: str) -> list[str]:
+    """Names of the modules that building and running an engine imports, from a child that does it; none if it fails.
+
+    Triton compiles its kernels into the folder `kernels`.
+    """
     before = set(sys.modules)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
+        os.environ["TRITON_CACHE_DIR"] = kernels
         _try_engine(writer, before)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
@@ -133,7 +150,7 @@ def _try_engine(writer: int, before: set[str]) -> None:
         from .loader import load_model
 
         weights: ModelWeights = _TinyWeights()
-        settings = LLMSettings(engine="vllm", max_batch=1, max_context_tokens=64, kv_memory_bytes=8 * MIB)
+        settings = LLMSettings(engine="vllm", max_batch=1, max_context_tokens=CONTEXT_TOKENS, kv_memory_bytes=8 * MIB)
         engine = load_model(weights, settings, threads=1).engine
         engine.add(Request(tokens=[2, 3], max_new_tokens=2))
         while not engine.idle:

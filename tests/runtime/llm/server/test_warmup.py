@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,3 +83,42 @@ os.waitpid(pid, 0)
 def test_workers_that_a_warm_fork_server_forks_have_the_gpu(preload: str) -> None:
     ran = subprocess.run([sys.executable, "-c", FORKS, preload], capture_output=True, text=True, timeout=120)
     assert ran.stdout.split()[-1:] == ["cuda:0"], ran.stderr[-4000:]
+
+
+COMPILES = """
+import os, sys
+from fleetstart.runtime.launch.profiles import warm_up
+warm_up("torch", "vllm")
+pid = os.fork()
+if pid == 0:
+    try:
+        from fleetstart.runtime.contract.function.spec import LLMSettings
+        from fleetstart.runtime.llm.engine.generation import Request
+        from fleetstart.runtime.llm.vllm_engine import loader, warmup
+        from triton import knobs
+        found = []
+        knobs.compilation.listener = lambda **told: found.append(told["cache_hit"])
+        settings = LLMSettings(engine="vllm", max_batch=8, max_context_tokens=256, kv_memory_bytes=64 << 20)
+        engine = loader.load_model(warmup._TinyWeights(), settings, threads=1).engine
+        engine.add(Request(tokens=[2, 3], max_new_tokens=2))
+        while not engine.idle:
+            engine.step()
+        print("found", *found, flush=True)
+    finally:
+        os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.vllm
+@NO_VLLM
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_worker_finds_the_kernels_that_the_fork_server_has_tried(tmp_path: Path) -> None:
+    empty = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILES]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=empty)
+    _, found, hits = ran.stdout.rpartition("found ")
+    assert found, ran.stderr[-4000:]
+    assert hits.split()
+    assert set(hits.split()) == {"True"}
