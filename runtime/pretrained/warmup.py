@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers.utils import logging
 
+from ..worker_io.hidden_gpus import gpus_hidden
 from .loading import load_model
 
 
@@ -24,7 +25,7 @@ def warm_up_pretrained() -> None:
         intermediate_size=8,
         max_position_embeddings=8,
     )
-    model = load_model(transformers.BertModel(config).state_dict(), config, kinds=("MODEL_MAPPING",))
-    with torch.inference_mode():
+    with gpus_hidden(), torch.inference_mode():
+        model = load_model(transformers.BertModel(config).state_dict(), config, kinds=("MODEL_MAPPING",))
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), attention_mask=torch.ones(1, 2, dtype=torch.int64))
     logging.enable_progress_bar()  # the workers of other handlers may want it

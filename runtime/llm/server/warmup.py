@@ -7,9 +7,6 @@ expressions, torch's operator tables, pages copied from its parent. The engine's
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import sys
 from array import array
 from collections.abc import Iterator, Mapping
 
@@ -21,13 +18,10 @@ from ...contract.function.spec import EngineName, LLMSettings
 from ...contract.sizes import MIB
 from ...contract.weights.token_table import EMPTY, FILE, HEAD, MAGIC, PIECE, AddedToken, RestOfTokenizer
 from ...worker_io.asgi import Message
+from ...worker_io.hidden_gpus import gpus_hidden
 from .app import create_app
 
 DEADLINE_S = 20.0
-HIDING = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""The second variable: torch counts the visible GPUs without the driver."""
-ASKING = ("transformers.utils.import_utils", "torch.utils._triton")
-"""Modules whose functions ask for GPUs and keep the answer."""
 _WIDTH = 32
 _BYTES = 256
 _CALLS = 6
@@ -102,34 +96,10 @@ def warm_up_engine(engine: EngineName = "native") -> None:
     worker."""
     loop = uvloop.new_event_loop()
     try:
-        with _gpus_hidden():
+        with gpus_hidden():
             loop.run_until_complete(asyncio.wait_for(_serve_calls(engine), DEADLINE_S))
     finally:
         loop.close()
-
-
-@contextlib.contextmanager
-def _gpus_hidden() -> Iterator[None]:
-    """Lets torch see no GPU, and not look for one: CUDA would start in this process, and does not survive a fork."""
-    before = {name: os.environ.get(name) for name in HIDING}
-    os.environ.update(HIDING)
-    try:
-        yield
-    finally:
-        _forget_answers()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _forget_answers() -> None:
-    """Clears what libraries keep of their questions about GPUs: workers, which have one, would get the same answers."""
-    for module in map(sys.modules.get, ASKING):
-        for value in vars(module).values() if module is not None else ():
-            if callable(clear := getattr(value, "cache_clear", None)):
-                clear()
 
 
 async def _serve_calls(engine: EngineName) -> None:

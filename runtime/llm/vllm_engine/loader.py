@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import msgspec
@@ -119,10 +118,15 @@ def _building(weights: ModelWeights) -> Iterator[None]:
     thread's own, and the thread that steps sets it: without that, an engine that came up behind another one computed
     with the one thread of that one.
 
+    vLLM tries its sampler while it is built, for which Triton compiles three kernels in 2 s beside an H200. Tokens are
+    chosen by ours, so it does not.
+
     In this thread alone, the collector does nothing: vLLM asks for it a dozen times, each of which looks through all
     modules, a third of the time that it took to build beside an H200. And a graph that is captured in this thread
     forbids memory calls to it alone: by default it would forbid them to the engine that computes meanwhile, too.
     """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # that of processors inherits from it
+
     builder, graph, collect = threading.get_ident(), torch.cuda.graph, gc.collect
 
     def collect_elsewhere(generation: int = 2) -> int:
@@ -140,6 +144,7 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             _replaced(torch, "set_num_threads", torch.set_num_threads),
             _replaced(torch.cuda, "graph", capture),
             _replaced(gc, "collect", collect_elsewhere),
+            _replaced(GPUModelRunner, "_dummy_sampler_run", lambda self, hidden_states: None),
             offering(cast("Mapping[str, torch.Tensor]", weights)),
         ):
             yield
@@ -156,14 +161,18 @@ def _building(weights: ModelWeights) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(module: ModuleType, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replaces a module's function until the block ends; what others put in its place meanwhile goes, too."""
-    before = getattr(module, name)
-    setattr(module, name, function)
+def _replaced(owner: object, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Replaces a function of a module or class until the block ends; what others put in its place meanwhile goes, too.
+    One that is not there stays away."""
+    before = getattr(owner, name, None)
+    if before is None:
+        yield
+        return
+    setattr(owner, name, function)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(owner, name, before)
 
 
 def _arguments(folder: Path, settings: LLMSettings, processor: type[Any], more: Mapping[str, Any]) -> Any:

@@ -75,7 +75,11 @@ def test_two_workers_share_one_gpu(gpus: System) -> None:
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: gpus.call("shared", {"seconds": 1.0}, timeout_s=60), range(2)))
     assert [answer.json()["device"] for answer in answers] == ["cuda:0"] * 2
-    assert len({row.worker for row in gpus.invocations() if row.function == "shared"}) == 2
+    rows = wait_until(
+        lambda: (found := [row for row in gpus.invocations() if row.function == "shared"])[1:] and found,
+        what="their rows",
+    )
+    assert len({row.worker for row in rows}) == 2
     gpus.fs("rm", "shared", "--yes")
 
 

@@ -48,15 +48,6 @@ def test_it_sees_no_gpu_meanwhile(monkeypatch: pytest.MonkeyPatch, before: str |
     assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
 
 
-@pytest.mark.slow  # imports transformers
-def test_answers_about_gpus_are_asked_anew_afterwards() -> None:
-    library = pytest.importorskip("transformers.utils.import_utils")
-    with warmup._gpus_hidden():
-        assert not library.is_torch_cuda_available()
-        assert library.is_torch_cuda_available.cache_info().currsize == 1
-    assert library.is_torch_cuda_available.cache_info().currsize == 0
-
-
 FORKS = """
 import os, sys
 from fleetstart.runtime.launch.profiles import warm_up
