@@ -37,7 +37,9 @@ THREADS_S = 10.0
 UNCHANGED_S = 1.0
 """Threads that have not become fewer for so long do not end: CUDA and allocators have such ones."""
 CONTEXT_TOKENS = 256
-"""Of the trial's engine: a block table of 16 entries or a multiple, as those of real models, has the same kernel."""
+MAX_BATCH = 8
+"""Of the trial's engine: kernels differ by what is 1 and what is a multiple of 16. A block table of 16 entries or a
+multiple and several sequences, as functions have them, share theirs."""
 READ_BYTES = 1 << 16
 _WIDTH, _ROWS = 64, 256
 _CONFIG = {
@@ -150,7 +152,9 @@ def _try_engine(writer: int, before: set[str]) -> None:
         from .loader import load_model
 
         weights: ModelWeights = _TinyWeights()
-        settings = LLMSettings(engine="vllm", max_batch=1, max_context_tokens=CONTEXT_TOKENS, kv_memory_bytes=8 * MIB)
+        settings = LLMSettings(
+            engine="vllm", max_batch=MAX_BATCH, max_context_tokens=CONTEXT_TOKENS, kv_memory_bytes=8 * MIB
+        )
         engine = load_model(weights, settings, threads=1).engine
         engine.add(Request(tokens=[2, 3], max_new_tokens=2))
         while not engine.idle:
