@@ -92,7 +92,7 @@ types: dev
 # Which tests start processes is not listed: each is stopped when it is about to. One that computes for long is marked
 # `slow`; the run names those that should be, and fails for one that is far above (tests/outcomes.py).
 quick-tests: dev
-	$(call timed,quick tests,$(BIN)/python -m pytest --quiet --quick -m 'not e2e and not slow' -r fE -n 3)
+	$(call timed,quick tests,$(BIN)/python -m pytest --quiet --quick -m 'not e2e and not slow' -r fE -n 4)
 
 # Types are checked beside the tests, which wait now and then.
 check: dev
