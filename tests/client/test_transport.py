@@ -73,6 +73,7 @@ class Together:
         await send({"type": "http.response.body", "body": b"1"})
 
 
+@pytest.mark.slow
 def test_connections_of_many_callers_stay_open_for_their_next_calls() -> None:
     """Connections that a pool closes beyond a number of idle ones may be those that a thread has just taken."""
     app = Together(150)

@@ -150,6 +150,7 @@ def test_a_context_has_build_file_packages_with_bytecode_and_bill() -> None:
     second.file.close()
 
 
+@pytest.mark.slow
 def test_a_bill_of_materials_is_valid_and_names_all_with_what_they_need() -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator  # late: two seconds of grammars
@@ -194,6 +195,7 @@ def test_paths_of_packages_are_real_ones_without_documentation() -> None:
     assert root_paths(["/usr/../usr/bin/env"]) == ["/usr/bin/env"]
 
 
+@pytest.mark.slow
 def test_the_interpreter_comes_with_its_library_and_without_what_no_server_imports() -> None:
     found = interpreter_files()
     assert any(path.startswith("/usr/local/bin/python3") for path in found)

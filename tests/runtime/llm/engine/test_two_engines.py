@@ -128,6 +128,7 @@ def may_differ(name: EngineName) -> range:
     return range(SEEDED, SEEDED + (name == "vllm" or (name == "transformers" and torch.cuda.is_available())))
 
 
+@pytest.mark.slow
 def test_a_hundred_handovers_neither_lose_nor_double_a_token(
     name: EngineName, first: InferenceEngine, second: LoadedModel
 ) -> None:
