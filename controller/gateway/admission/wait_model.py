@@ -22,10 +22,13 @@ LATE_SHARE = 0.1
 moment, but one that is a minute late is rarely ready in the next millisecond."""
 SAMPLES = 8
 """Reports of a segment, about one a second, that its rate is taken from: quick enough for a store that stalls."""
-STALL_REPORTS = 3
-"""After so many reports a stall shows. Fewer may lie between two chunks of a slow link."""
-STEADY_SHARE = 0.25
-"""A rate is steady while no STALL_REPORTS in a row brought less than this share of it."""
+LEAST_REPORTS = 3
+"""Reports that a rate is compared with others from: two may lie around a single chunk."""
+STEADY_RATIO = 4.0
+"""A rate is steady unless one of the last was more than this many times as high. Chunks that are fetched side by side
+also end side by side, and of such waves SAMPLES reports may see three or only one."""
+FORGOTTEN_NS = 15_000_000_000
+"""A report that comes so long after the one before, with no call to note those between, says nothing of a rate."""
 LEAST_CALL_S = 0.001
 
 
@@ -82,20 +85,26 @@ def remaining_start_s(*, own_s: float, since_s: float, fetch_s: float) -> float:
 
 
 class FillRate:
-    """The rate at which the bytes of one segment arrive, by the reports of its node."""
+    """The rate at which the bytes of one segment arrive, by those reports of its node that were noted."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
+        self._rates: deque[float] = deque(maxlen=2 * SAMPLES)
+        """The last rates, with which the present one is compared."""
 
     def note(self, counted_unix_ns: int, ready_bytes: int) -> None:
-        """The same report again changes nothing; one with fewer bytes than before starts over: they were evicted."""
+        """The same report again changes nothing. One with fewer bytes than before, which were evicted, or long after the
+        last one starts over."""
         if self._seen:
             last_unix_ns, last_bytes = self._seen[-1]
             if counted_unix_ns <= last_unix_ns:
                 return
-            if ready_bytes < last_bytes:
+            if ready_bytes < last_bytes or counted_unix_ns - last_unix_ns > FORGOTTEN_NS:
                 self._seen.clear()
+                self._rates.clear()
         self._seen.append((counted_unix_ns, ready_bytes))
+        if len(self._seen) >= LEAST_REPORTS and (rate := self.bytes_per_s):
+            self._rates.append(rate)
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -107,11 +116,9 @@ class FillRate:
 
     @property
     def steady(self) -> bool:
-        """Whether the rate tells what comes next: not while reports of before and of after a stall are among them."""
-        points = list(self._seen)
-        spans = zip(points, points[STALL_REPORTS:], strict=False)
-        rates = [(after[1] - before[1]) * 1e9 / (after[0] - before[0]) for before, after in spans]
-        return not rates or min(rates) >= STEADY_SHARE * (self.bytes_per_s or 0.0)
+        """Whether the rate tells what comes next: not while a stall, which may be over by now, is among its reports."""
+        rate = self.bytes_per_s
+        return rate is None or not self._rates or max(self._rates) <= STEADY_RATIO * rate
 
 
 def remaining_fetch_s(pending_bytes: int, bytes_per_s: float, since_counted_s: float) -> float:

@@ -41,14 +41,14 @@ class WaitPrediction(NamedTuple):
     """Workers that are ready or ordered."""
 
 
-class _Coming(NamedTuple):
-    """A start that is under way."""
+class _PredictedStart(NamedTuple):
+    """A start that is under way, and how much its prediction rests on."""
 
     start: PendingStart
     measured: bool
     """The rate of its weights was measured, not taken from the planner."""
     steady: bool
-    """That rate tells what comes next."""
+    """No stall is among the reports of that rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +152,9 @@ class WaitPredictor:
         states: dict[NodeId, NodeState],
         measures: VersionMeasures,
         now_unix_ns: int,
-    ) -> _Coming:
+    ) -> _PredictedStart:
         """Predicts one start, which is ready when its last stage is."""
-        slowest = _Coming(PendingStart(ready_s=-1.0), measured=False, steady=True)
+        slowest = _PredictedStart(PendingStart(ready_s=-1.0), measured=False, steady=True)
         for seen in stages:
             order, state = seen.order, states.get(seen.order.node)
             segment = self._segment(order)
@@ -182,7 +182,7 @@ class WaitPredictor:
                     bytes_per_s=rate,
                 )
                 steady = not pending or arrival is None or arrival.steady
-                slowest = _Coming(start, measured=bool(pending and observed), steady=steady)
+                slowest = _PredictedStart(start, measured=bool(pending and observed), steady=steady)
         ready_s = slowest.start.ready_s + measures.rest_s.value
         return slowest._replace(start=msgspec.structs.replace(slowest.start, ready_s=ready_s))
 
@@ -196,7 +196,7 @@ class WaitPredictor:
         return None
 
     def _arrival(self, order: WorkerOrder, segment: SegmentReport | None) -> FillRate | None:
-        """How the bytes of an order's segment arrive, its newest report noted; None if none are on their way."""
+        """How the bytes of an order's segment arrive, its newest report noted; None once all are here."""
         if segment is None or not segment.counted_unix_ns:
             return None
         key = (order.node, segment.checkpoint)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.gateway.admission.wait_model import (
+    SAMPLES,
     UNKNOWN_S,
     FillRate,
     QueueState,
@@ -119,20 +120,51 @@ def test_a_store_that_slows_down_is_believed_after_a_few_reports() -> None:
     assert seen.bytes_per_s == pytest.approx(10)
 
 
-def test_a_rate_is_steady_while_no_stall_is_among_its_reports() -> None:
+def test_a_rate_is_steady_unless_a_stall_is_among_its_reports() -> None:
     seen = FillRate()
     assert seen.steady, "nothing speaks against it"
-    for second, ready_bytes in enumerate((0, 1000, 2000, 3000)):
-        seen.note(second * SECOND, ready_bytes)
+    for second in range(8):
+        seen.note(second * SECOND, second * 1000)
         assert seen.steady
-    for second in range(4, 7):
-        seen.note(second * SECOND, 3000)
-    assert not seen.steady, "it stalls"
-    for second in range(7, 11):
-        seen.note(second * SECOND, 3000)
-    assert seen.steady, "that it stands still is all that is seen"
-    seen.note(11 * SECOND, 4000)
+    for second in range(8, 11):
+        seen.note(second * SECOND, 7000)
+    assert seen.steady, "half of what was: within what waves of chunks do"
+    for second in range(11, 14):
+        seen.note(second * SECOND, 7000)
+    assert not seen.steady
+    for second in range(14, 30):
+        seen.note(second * SECOND, 7000)
+    assert seen.bytes_per_s is None, "it stands still, and nothing else is seen"
+    seen.note(30 * SECOND, 8000)
     assert not seen.steady, "it comes again"
+    for second in range(31, 45):
+        seen.note(second * SECOND, (second - 22) * 1000)
+    assert seen.steady
+
+
+def test_a_stall_soon_after_the_first_bytes_is_seen() -> None:
+    seen = FillRate()
+    for second, ready_bytes in enumerate((0, 1000, *[2000] * 7)):
+        seen.note(second * SECOND, ready_bytes)
+    assert not seen.steady
+
+
+def test_a_report_long_after_the_last_one_starts_over() -> None:
+    seen = FillRate()
+    for second, ready_bytes in ((0, 1000), (1, 2000), (57, 2100)):
+        seen.note(second * SECOND, ready_bytes)
+    assert seen.bytes_per_s is None, "the store stalled for a minute that no call noted"
+
+
+@given(st.integers(1, 32), st.floats(1.0, 6.0), st.lists(st.floats(0.8, 1.2), min_size=8, max_size=8))
+def test_chunks_that_arrive_in_waves_have_a_steady_rate(chunks: int, wave_s: float, jitter: list[float]) -> None:
+    """Threads that share a link end their chunks at about the same time: nothing for seconds, then many at once."""
+    seen = FillRate()
+    waves = [wave_s * sum(jitter[: number + 1]) for number in range(len(jitter))]
+    for second in range(int(waves[-1])):
+        seen.note((second + 1) * SECOND, sum(at <= second for at in waves) * chunks * 1000)
+        if second >= 2 * SAMPLES:
+            assert seen.steady, second
 
 
 @given(st.lists(st.integers(500, 1000), min_size=1, max_size=20))

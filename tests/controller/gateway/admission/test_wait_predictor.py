@@ -99,7 +99,7 @@ def test_a_load_under_way_tells_from_its_own_rate_when_it_will_be_there() -> Non
     assert error.retry_after_s == pytest.approx(11, rel=0.01)
 
 
-def test_nobody_is_refused_for_the_rate_of_a_store_that_stalled_and_came_back() -> None:
+def test_no_call_is_refused_for_the_rate_of_a_store_that_stalled_and_came_back() -> None:
     """Else a call that comes right after it is told to wait a minute for a worker that is ready in seconds."""
     cluster = Cluster()
     backend, wait_predictor = deployed(cluster, layer_mib=100), waits_of(cluster)
@@ -107,21 +107,23 @@ def test_nobody_is_refused_for_the_rate_of_a_store_that_stalled_and_came_back() 
     cluster.load(1)
     cluster.step()
 
-    def told(*ready_mib: int) -> WaitPrediction:
+    def told(*ready_mib: int, after_s: float = 1.0) -> WaitPrediction:
         for mib in ready_mib:
-            cluster.clock.advance(1)
+            cluster.clock.advance(after_s)
             fill(cluster, mib)
             found = predicted(wait_predictor, cluster, backend)
         return found
 
-    assert told(50, 100, 150).sure
-    stalled = told(150, 150, 150)
+    assert told(20, 40, 60, 80, 100).sure
+    stalled = told(*[100] * 6)
+    assert stalled.wait.seconds > 100
     assert not stalled.sure
-    assert stalled.wait.seconds > 20
-    assert not told(200, 250).sure, "half of what is seen is of the stall"
-    again = told(300, 350, 400, 450, 500, 550)
+    assert not told(120).sure, "most of what is seen is of the stall"
+    again = told(*range(140, 501, 20))
     assert again.sure
-    assert again.wait.seconds == pytest.approx(5, rel=0.1)
+    assert again.wait.seconds == pytest.approx(15, rel=0.1)
+    rare = told(501, after_s=57)
+    assert rare.wait.seconds < 20, "a stall between two calls is no rate either"
 
 
 def test_calls_that_wait_for_the_same_start_come_first() -> None:
