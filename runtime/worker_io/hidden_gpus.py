@@ -20,7 +20,8 @@ ASKING = ("transformers.utils.import_utils", "torch.utils._triton")
 
 @contextlib.contextmanager
 def gpus_hidden() -> Iterator[None]:
-    """Lets torch see no GPU, and not look for one, until the block ends."""
+    """Lets torch see no GPU, and not look for one, until the block ends: in the whole process, so no thread may need
+    one."""
     before = {name: os.environ.get(name) for name in HIDING}
     capturing = torch.cuda.is_current_stream_capturing
     os.environ.update(HIDING)
@@ -30,12 +31,12 @@ def gpus_hidden() -> Iterator[None]:
         yield
     finally:
         torch.cuda.is_current_stream_capturing = capturing
-        _forget_answers()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+        _forget_answers()
 
 
 def _forget_answers() -> None:

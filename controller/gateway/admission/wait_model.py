@@ -93,8 +93,8 @@ class FillRate:
         """The last rates, with which the present one is compared."""
 
     def note(self, counted_unix_ns: int, ready_bytes: int) -> None:
-        """The same report again changes nothing. One with fewer bytes than before, which were evicted, or long after the
-        last one starts over."""
+        """The same report again changes nothing. One with fewer bytes than before, which were evicted, starts over, as
+        does one long after the last."""
         if self._seen:
             last_unix_ns, last_bytes = self._seen[-1]
             if counted_unix_ns <= last_unix_ns:

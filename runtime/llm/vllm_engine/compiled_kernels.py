@@ -1,8 +1,8 @@
 """Kernels that Triton compiled in a fork server's trial of an engine, kept in memory for its workers.
 
-Triton compiles a kernel at its first use, for which it starts a compiler and an assembler, and looks in a folder first.
-A worker has that folder for itself and finds it empty. Nobody can change what others find: the trial runs no code of
-functions, and each worker gets a copy.
+Triton compiles a kernel at its first use, for which it starts a compiler and an assembler, and looks in a folder
+first. A confined worker has that folder for itself and finds it empty. No function can change what others find: the
+trial runs no code of functions, and each worker gets a copy. Workers that are not confined share the folder anyway.
 """
 
 from __future__ import annotations
@@ -58,14 +58,16 @@ _of_trial = CompiledKernels()
 def keep_kernels(folder: Path) -> None:
     """Keeps what a trial has compiled into a folder for this process and its forks, and what Triton knows of itself."""
     global _of_trial  # forks inherit it
-    _of_trial = read_kernels(folder)
-    with contextlib.suppress(ImportError, AttributeError):  # no Triton, or one that does this otherwise
-        importlib.import_module("triton.runtime.cache").triton_key()  # it reads its compiler, half a GB, once a process
+    with contextlib.suppress(OSError):  # a compiler of a trial that was ended may still write
+        _of_trial = read_kernels(folder)
+    if _of_trial.files:
+        with contextlib.suppress(ImportError, AttributeError):  # a Triton that does this otherwise
+            # It reads its compiler, half a GB, once a process.
+            importlib.import_module("triton.runtime.cache").triton_key()
 
 
 def offer_kernels() -> None:
     """Puts the trial's kernels where this process's Triton looks; it compiles for itself if that cannot be."""
     if _of_trial.files:
-        knobs = importlib.import_module("triton.knobs")
-        with contextlib.suppress(OSError):
-            write_kernels(_of_trial, Path(knobs.cache.dir))
+        with contextlib.suppress(ImportError, AttributeError, OSError):
+            write_kernels(_of_trial, Path(importlib.import_module("triton.knobs").cache.dir))

@@ -118,8 +118,8 @@ def _building(weights: ModelWeights) -> Iterator[None]:
     thread's own, and the thread that steps sets it: without that, an engine that came up behind another one computed
     with the one thread of that one.
 
-    vLLM tries its sampler while it is built, for which Triton compiles three kernels in 2 s beside an H200. Tokens are
-    chosen by ours, so it does not.
+    vLLM tries its sampler while it is built, for which Triton compiles three kernels in 2 s beside an H200. Sampling is
+    ours, and vLLM takes the largest logits alone: so it tries that, with memory for the largest batch.
 
     In this thread alone, the collector does nothing: vLLM asks for it a dozen times, each of which looks through all
     modules, a third of the time that it took to build beside an H200. And a graph that is captured in this thread
@@ -144,7 +144,7 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             _replaced(torch, "set_num_threads", torch.set_num_threads),
             _replaced(torch.cuda, "graph", capture),
             _replaced(gc, "collect", collect_elsewhere),
-            _replaced(GPUModelRunner, "_dummy_sampler_run", lambda self, hidden_states: None),
+            _replaced(GPUModelRunner, "_dummy_sampler_run", _try_largest_logits),
             offering(cast("Mapping[str, torch.Tensor]", weights)),
         ):
             yield
@@ -160,14 +160,16 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             gc.enable()
 
 
+def _try_largest_logits(runner: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """What vLLM's model runner does in place of trying its sampler."""
+    tokens: torch.Tensor = runner.model.compute_logits(hidden_states).float().argmax(dim=-1)
+    return tokens
+
+
 @contextmanager
 def _replaced(owner: object, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replaces a function of a module or class until the block ends; what others put in its place meanwhile goes, too.
-    One that is not there stays away."""
-    before = getattr(owner, name, None)
-    if before is None:
-        yield
-        return
+    """Replaces a function of a module or class until the block ends; what others put there meanwhile goes, too."""
+    before = getattr(owner, name)
     setattr(owner, name, function)
     try:
         yield

@@ -1,8 +1,8 @@
 """Warm-up of a fork server for vLLM: everything that an engine imports, and kernels bound once for all workers.
 
 An engine cannot be built in the parent, whose children would lose its threads. So a child builds one of a tiny model
-and says which modules that took; the parent imports these and is forked with one thread. Kernels that Triton compiled
-for that engine are kept for the workers.
+and says which modules that took; the parent imports these and is forked with no thread of an import. Kernels that
+Triton compiled for that engine are kept for the workers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from .environment import prepare_environment
 TRIAL_S = 120.0
 """Limit of the child's engine; without its list workers import for themselves."""
 THREADS_S = 10.0
-UNCHANGED_S = 1.0
-"""Threads that have not become fewer for so long do not end: CUDA and allocators have such ones."""
+UNCHANGED_S = 3.0
+"""Threads that are the same for so long are of those that never end and hold no lock of ours: beside a GPU, some
+libraries have one for their events, and an allocator has one that gives memory back."""
 CONTEXT_TOKENS = 256
 MAX_BATCH = 8
 """Of the trial's engine: kernels differ by what is 1 and what is a multiple of 16. A block table of 16 entries or a
@@ -75,7 +76,7 @@ def warm_up_vllm() -> None:
     prepare_environment()
     importlib.import_module("vllm")
     importlib.import_module("vllm.v1.engine.llm_engine")
-    with tempfile.TemporaryDirectory(prefix="fs-kernels-") as kernels:
+    with tempfile.TemporaryDirectory(prefix="fs-kernels-", ignore_cleanup_errors=True) as kernels:
         for name in _modules_of_an_engine(kernels):
             with contextlib.suppress(Exception):  # parts of packages that fail alone are not needed alone
                 importlib.import_module(name)
@@ -97,7 +98,8 @@ def _close_device_files() -> None:
 
 
 def _wait_for_threads(deadline_s: float) -> None:
-    """Waits for the threads with which some imports look around; they end by themselves."""
+    """Waits for the threads with which some imports look around, which end by themselves, until those are left that do
+    not."""
     threads, since_s = os.listdir("/proc/self/task"), time.monotonic()
     while len(threads) > 1 and (now_s := time.monotonic()) < min(deadline_s, since_s + UNCHANGED_S):
         time.sleep(0.01)

@@ -77,7 +77,7 @@ def test_workers_that_a_warm_fork_server_forks_have_the_gpu(preload: str) -> Non
 
 
 COMPILES = """
-import os, sys
+import os, sys, traceback
 from fleetstart.runtime.launch.profiles import warm_up
 warm_up("torch", "vllm")
 pid = os.fork()
@@ -89,12 +89,14 @@ if pid == 0:
         from triton import knobs
         found = []
         knobs.compilation.listener = lambda **told: found.append(told["cache_hit"])
-        settings = LLMSettings(engine="vllm", max_batch=8, max_context_tokens=256, kv_memory_bytes=64 << 20)
+        settings = LLMSettings(engine="vllm", max_batch=8, max_context_tokens=256, kv_memory_bytes=8 << 20)
         engine = loader.load_model(warmup._TinyWeights(), settings, threads=1).engine
         engine.add(Request(tokens=[2, 3], max_new_tokens=2))
         while not engine.idle:
             engine.step()
         print("found", *found, flush=True)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(0)
 os.waitpid(pid, 0)
@@ -111,6 +113,4 @@ def test_a_worker_finds_the_kernels_that_the_fork_server_has_tried(tmp_path: Pat
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=empty)
     _, found, hits = ran.stdout.rpartition("found ")
     assert found, ran.stderr[-4000:]
-    compiled = hits.split()
-    # A kernel that depends on what the two engines differ in is compiled anew; five of seven were found on an H200.
-    assert compiled.count("True") > compiled.count("False")
+    assert set(hits.split()) == {"True"}, "the engine of the trial compiled others"

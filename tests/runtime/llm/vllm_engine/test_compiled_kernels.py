@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,3 +50,28 @@ def test_no_folder_and_too_many_bytes_are_no_kernels(tmp_path: Path, monkeypatch
     compiled(tmp_path / "trial")
     monkeypatch.setattr(compiled_kernels, "LIMIT_BYTES", 8)
     assert not read_kernels(tmp_path / "trial").files
+
+
+def test_what_is_kept_is_offered_where_triton_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    cache = SimpleNamespace(triton_key=lambda: asked.append("its key"))
+    monkeypatch.setitem(sys.modules, "triton.runtime.cache", cache)
+    knobs = SimpleNamespace(cache=SimpleNamespace(dir=str(tmp_path / "worker")))
+    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
+    monkeypatch.setattr(compiled_kernels, "_of_trial", compiled_kernels.CompiledKernels())
+    compiled_kernels.offer_kernels()
+    compiled_kernels.keep_kernels(tmp_path / "none")
+    assert not asked, "nothing was compiled, so the compiler is not read"
+    compiled(tmp_path / "trial")
+    compiled_kernels.keep_kernels(tmp_path / "trial")
+    assert asked == ["its key"]
+    assert not (tmp_path / "worker").exists()
+    compiled_kernels.offer_kernels()
+    assert (tmp_path / "worker" / "KEY" / "add.cubin").exists()
+
+
+def test_a_triton_without_such_a_folder_compiles_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton.knobs", SimpleNamespace())
+    compiled(tmp_path / "trial")
+    monkeypatch.setattr(compiled_kernels, "_of_trial", read_kernels(tmp_path / "trial"))
+    compiled_kernels.offer_kernels()
