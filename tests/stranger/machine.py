@@ -15,6 +15,9 @@ NOT_THEIRS = ("FS_", "PYTHON", "VIRTUAL_ENV", "CONDA", "MAKE", "MFLAGS")
 """Beginnings of variables that a developer's shell has and a stranger's has not."""
 SHOWN_LINES = 25
 
+SIMULATED = "simulation-"
+"""Prefix of what `make simulate` has in /dev/shm, which CI runs beside."""
+
 
 class Failed(Exception):
     """A step that did not do what it should; its text says what to look at."""
@@ -110,7 +113,8 @@ class Machine:
             wait_until(lambda: not self.processes(), 10, what="processes")
         except AssertionError as error:
             raise Failed("processes are left:\n" + "\n".join(self.processes())) from error
-        left = [f"/dev/shm/{name}" for name in sorted(set(os.listdir("/dev/shm")) - self._shm_before)]
+        names = sorted(set(os.listdir("/dev/shm")) - self._shm_before)
+        left = [f"/dev/shm/{name}" for name in names if not name.startswith(SIMULATED)]
         left += [str(path) for path in self.tmp.iterdir()]
         left += [str(path) for home in self.root.glob("vm*") for path in home.glob("run/**/*")]
         if left:
