@@ -75,6 +75,13 @@ def predicted_wait_s(line: QueueState) -> float:
     return max(at_s, at_s + (need - turns) / rate) if rate else UNKNOWN_S
 
 
+def possible_since_s(since_s: float, longest_s: float) -> float:
+    """The time that a start has taken by the clocks of two machines, of which one may be an hour off: 0 if it is
+    negative or longer than a start may take. Else a start would be expected later by a tenth of that hour, or all of
+    it."""
+    return since_s if 0 <= since_s <= longest_s else 0.0
+
+
 def remaining_start_s(*, own_s: float, since_s: float, fetch_s: float) -> float:
     """Predicts the time until a worker is ready whose order was given `since_s` ago.
 

@@ -27,7 +27,15 @@ from ...state.records import VersionKey
 from ...state.view import View
 from ..dispatch.version_backend import VersionBackend
 from .feasibility import FeasibilityCheck
-from .wait_model import UNKNOWN_S, FillRate, QueueState, predicted_wait_s, remaining_fetch_s, remaining_start_s
+from .wait_model import (
+    UNKNOWN_S,
+    FillRate,
+    QueueState,
+    possible_since_s,
+    predicted_wait_s,
+    remaining_fetch_s,
+    remaining_start_s,
+)
 
 PENDING_STARTS_KEPT_NS = 100_000_000
 FILL_RATES_KEPT = 256
@@ -167,11 +175,9 @@ class WaitPredictor:
                 since_s = (now_unix_ns - (counted_unix_ns or now_unix_ns)) / 1e9
                 fetch_s = remaining_fetch_s(pending, rate, since_s)
             own_s = (state.start_s if state is not None else 0.0) + measures.library_s.value
-            left_s = remaining_start_s(
-                own_s=own_s,
-                since_s=(now_unix_ns - (order.decided_unix_ns or order.ordered_unix_ns)) / 1e9,
-                fetch_s=fetch_s,
-            )
+            since_s = (now_unix_ns - (order.decided_unix_ns or order.ordered_unix_ns)) / 1e9
+            since_s = possible_since_s(since_s, order.spec.start_timeout_s)
+            left_s = remaining_start_s(own_s=own_s, since_s=since_s, fetch_s=fetch_s)
             if left_s > slowest.start.ready_s:
                 size_bytes = seen.size_bytes if order.spec.weights else 0
                 start = PendingStart(

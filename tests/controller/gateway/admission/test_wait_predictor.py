@@ -99,6 +99,20 @@ def test_a_load_under_way_tells_from_its_own_rate_when_it_will_be_there() -> Non
     assert error.retry_after_s == pytest.approx(11, rel=0.01)
 
 
+@pytest.mark.parametrize("off_s", [5000, -5000])
+def test_a_clock_that_is_off_makes_no_start_late(off_s: int) -> None:
+    """A gateway whose clock was an hour ahead refused calls for a start that it expected in 500 s."""
+    cluster = Cluster()
+    backend = deployed(cluster)
+    cluster.view.version_measures[KEY] = TEST_MEASURES
+    cluster.load(1)
+    cluster.step()
+    now_ns, now_unix_ns = cluster.clock.monotonic_ns(), cluster.clock.unix_ns()
+    right_s = waits_of(cluster).predict(backend, now_ns, now_unix_ns).wait.seconds
+    found_s = waits_of(cluster).predict(backend, now_ns, now_unix_ns + off_s * 10**9).wait.seconds
+    assert found_s == pytest.approx(right_s, abs=5)
+
+
 def test_no_call_is_refused_for_the_rate_of_a_store_that_stalled_and_came_back() -> None:
     """Else a call that comes right after it is told to wait a minute for a worker that is ready in seconds."""
     cluster = Cluster()
