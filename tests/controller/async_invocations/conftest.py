@@ -40,7 +40,10 @@ class Client:
             found.update(self.get(invocation))
             return found["status"] in statuses
 
-        wait_until(reached, deadline_s, what=f"{invocation} to be {statuses}, it is {found}")
+        try:
+            wait_until(reached, deadline_s, what=f"{invocation} to be {statuses}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: it is {found}") from error
         return found
 
     def listed(self, **query: str | int) -> list[dict[str, Any]]:
