@@ -13,8 +13,9 @@ from fleetstart.prefetcher.sources.folder import FolderSource
 from fleetstart.prefetcher.stage_links import relay_sender
 from fleetstart.prefetcher.stage_links.relay import Relays
 from tests.prefetcher.nodes import Node, S3Server, Store
+from tests.prefetcher.relays import at_work
 from tests.prefetcher.stages import Gated, Model
-from tests.servers import RedisServer
+from tests.servers import RedisServer, wait_until
 
 
 @pytest.fixture
@@ -96,6 +97,8 @@ def relays(s3_server: S3Server, aws: None, monkeypatch: pytest.MonkeyPatch) -> I
     relays = Relays("weights")
     yield relays
     relays.close()
+    # The links of tests have one name: one that still ends would take the objects of the next.
+    wait_until(lambda: not at_work("relay-"), what="the end of all links")
 
 
 @pytest.fixture
