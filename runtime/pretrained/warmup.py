@@ -25,7 +25,8 @@ def warm_up_pretrained() -> None:
         intermediate_size=8,
         max_position_embeddings=8,
     )
-    with gpus_hidden(), torch.inference_mode():
+    with gpus_hidden():
         model = load_model(transformers.BertModel(config).state_dict(), config, kinds=("MODEL_MAPPING",))
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), attention_mask=torch.ones(1, 2, dtype=torch.int64))
+        with torch.inference_mode():
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64), attention_mask=torch.ones(1, 2, dtype=torch.int64))
     logging.enable_progress_bar()  # the workers of other handlers may want it

@@ -123,7 +123,7 @@ class FillRate:
 
     @property
     def steady(self) -> bool:
-        """Whether the rate tells what comes next: not while a stall, which may be over by now, is among its reports."""
+        """True unless a stall, which may be over by now, is among the reports: the rate then says little."""
         rate = self.bytes_per_s
         return rate is None or not self._rates or max(self._rates) <= STEADY_RATIO * rate
 

@@ -202,7 +202,7 @@ class WaitPredictor:
         return None
 
     def _arrival(self, order: WorkerOrder, segment: SegmentReport | None) -> FillRate | None:
-        """How the bytes of an order's segment arrive, its newest report noted; None once all are here."""
+        """Rate at which an order's segment fills, with its newest report noted; None once it is full."""
         if segment is None or not segment.counted_unix_ns:
             return None
         key = (order.node, segment.checkpoint)

@@ -30,10 +30,10 @@ class CompiledKernels:
     files: Mapping[Path, bytes] = field(default_factory=dict)
 
 
-def read_kernels(folder: Path) -> CompiledKernels:
-    """Reads a folder in which Triton has compiled; none if there are more than LIMIT_BYTES."""
+def read_kernels(folder: Path, limit_bytes: int = LIMIT_BYTES) -> CompiledKernels:
+    """Reads a folder in which Triton has compiled; no kernels if they have more than `limit_bytes`."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
-    if sum(path.stat().st_size for path in paths) > LIMIT_BYTES:
+    if sum(path.stat().st_size for path in paths) > limit_bytes:
         return CompiledKernels()
     return CompiledKernels(folder, {path.relative_to(folder): path.read_bytes() for path in paths})
 

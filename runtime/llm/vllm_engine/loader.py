@@ -161,7 +161,7 @@ def _building(weights: ModelWeights) -> Iterator[None]:
 
 
 def _try_largest_logits(runner: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """What vLLM's model runner does in place of trying its sampler."""
+    """Tries the largest logits of a batch, in place of vLLM's sampler."""
     tokens: torch.Tensor = runner.model.compute_logits(hidden_states).float().argmax(dim=-1)
     return tokens
 

@@ -39,8 +39,8 @@ UNCHANGED_S = 3.0
 libraries have one for their events, and an allocator has one that gives memory back."""
 CONTEXT_TOKENS = 256
 MAX_BATCH = 8
-"""Of the trial's engine: kernels differ by what is 1 and what is a multiple of 16. A block table of 16 entries or a
-multiple and several sequences, as functions have them, share theirs."""
+"""Shape of the trial's engine. Kernels differ by what is 1 and what is a multiple of 16: with a block table of 16
+entries and several sequences, the trial compiles those that functions need."""
 READ_BYTES = 1 << 16
 _WIDTH, _ROWS = 64, 256
 _CONFIG = {

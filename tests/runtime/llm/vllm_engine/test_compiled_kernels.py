@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
-
-from fleetstart.runtime.llm.vllm_engine import compiled_kernels
 from fleetstart.runtime.llm.vllm_engine.compiled_kernels import read_kernels, write_kernels
 
 
 def compiled(folder: Path) -> None:
-    """What Triton leaves of one kernel and of its driver's module."""
+    """Writes files as Triton leaves them of one kernel and of its driver's module."""
     kernel = folder / "KEY"
     kernel.mkdir(parents=True)
     (kernel / "add.cubin").write_bytes(b"\x7fELF")
@@ -45,33 +44,32 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     assert (after / "KEY" / "add.json").read_text() == "own"
 
 
-def test_no_folder_and_too_many_bytes_are_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_and_too_many_bytes_are_no_kernels(tmp_path: Path) -> None:
     assert not read_kernels(tmp_path / "none").files
     compiled(tmp_path / "trial")
-    monkeypatch.setattr(compiled_kernels, "LIMIT_BYTES", 8)
-    assert not read_kernels(tmp_path / "trial").files
+    assert read_kernels(tmp_path / "trial").files
+    assert not read_kernels(tmp_path / "trial", limit_bytes=8).files
 
 
-def test_what_is_kept_is_offered_where_triton_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    cache = SimpleNamespace(triton_key=lambda: asked.append("its key"))
-    monkeypatch.setitem(sys.modules, "triton.runtime.cache", cache)
-    knobs = SimpleNamespace(cache=SimpleNamespace(dir=str(tmp_path / "worker")))
-    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
-    monkeypatch.setattr(compiled_kernels, "_of_trial", compiled_kernels.CompiledKernels())
-    compiled_kernels.offer_kernels()
-    compiled_kernels.keep_kernels(tmp_path / "none")
-    assert not asked, "nothing was compiled, so the compiler is not read"
+OFFERS = """
+import sys
+from pathlib import Path
+from fleetstart.runtime.llm.vllm_engine.compiled_kernels import keep_kernels, offer_kernels
+trial, offered = map(Path, sys.argv[1:])
+keep_kernels(trial / "none")
+offer_kernels()
+assert not offered.exists()
+keep_kernels(trial)
+assert not offered.exists()
+offer_kernels()
+print(offered.exists())
+"""
+
+
+def test_what_is_kept_is_offered_where_triton_looks_if_it_is_there(tmp_path: Path) -> None:
     compiled(tmp_path / "trial")
-    compiled_kernels.keep_kernels(tmp_path / "trial")
-    assert asked == ["its key"]
-    assert not (tmp_path / "worker").exists()
-    compiled_kernels.offer_kernels()
-    assert (tmp_path / "worker" / "KEY" / "add.cubin").exists()
-
-
-def test_a_triton_without_such_a_folder_compiles_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton.knobs", SimpleNamespace())
-    compiled(tmp_path / "trial")
-    monkeypatch.setattr(compiled_kernels, "_of_trial", read_kernels(tmp_path / "trial"))
-    compiled_kernels.offer_kernels()
+    folder = tmp_path / "worker"
+    argv = [sys.executable, "-c", OFFERS, str(tmp_path / "trial"), str(folder / "KEY" / "add.cubin")]
+    env = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
+    ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.split() == [str(find_spec("triton") is not None)], ran.stderr[-2000:]
