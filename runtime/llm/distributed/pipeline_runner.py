@@ -83,6 +83,10 @@ class PipelineRunner(PeerStages):
     def stalled(self) -> bool:
         return bool(self.broken)
 
+    @property
+    def host_is_free(self) -> bool:
+        return False  # `depth` steps are in flight anyway
+
     def submit(self, batch: Batch) -> None:
         number = next(self._numbers)
         self._under_way.append((number, batch))

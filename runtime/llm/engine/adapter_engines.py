@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
 from .generation import Request, ResumeState, TokenDelta
-from .inference_engine import EngineLoad, InferenceEngine
+from .inference_engine import Awaited, EngineLoad, InferenceEngine, never
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +101,11 @@ class AdapterEngines:
         if (engine := self._engines.get(self._adapter_of.pop(id, ""))) is not None:
             engine.cancel(id)
 
-    def step(self, now_ns: int = 0) -> list[TokenDelta]:
+    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
         deltas = [*self._take_built(), *self._expire(now_ns)]
         for engine in self._engines.values():
             if not engine.idle:
-                deltas += engine.step(now_ns)
+                deltas += engine.step(now_ns, awaited)
         for delta in deltas:
             if delta.last:
                 self._adapter_of.pop(delta.id, None)

@@ -12,7 +12,6 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -28,22 +27,14 @@ from .generation import (
     resumed_sampler,
     start_generation,
 )
-from .inference_engine import EngineLoad
-from .logprobs import TokenLogprob, token_logprob
+from .inference_engine import Awaited, EngineLoad, never
+from .logprobs import token_logprob
 from .runner import ReleasedRunner, Runner, RunnerLost, batch_of
 from .sampler import SamplingParams, sample
 from .scheduler import PlannedChunk, Scheduler, Sequence
+from .steps import SampledToken, StepInFlight
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _StepInFlight:
-    """A submitted step: its chunks, those whose last row is sampled, and those whose last hidden state is wanted."""
-
-    chunks: list[PlannedChunk]
-    sampling: list[PlannedChunk]
-    embedding: list[PlannedChunk]
 
 
 class Engine:
@@ -63,7 +54,9 @@ class Engine:
         """`make_runner` makes the runner again after a `release`; without it, nothing is ever released."""
         self._runner = runner
         self._make_runner = make_runner
-        self._in_flight: deque[_StepInFlight] = deque()
+        self._in_flight: deque[StepInFlight] = deque()
+        self._settled: list[TokenDelta] = []
+        """Deltas of a step that a release completed."""
         self.scheduler = scheduler
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -134,7 +127,12 @@ class Engine:
     def accept_remote(self, id: int, token: int) -> list[TokenDelta]:
         """Adds the next token of a request that another worker computes."""
         active = self._active.get(id)
-        return [] if active is None or active.on_remote_cancel is None else [self._accept(active, token)]
+        if active is None or active.on_remote_cancel is None:
+            return []
+        delta = active.accept(token)
+        if delta.last:
+            self.cancel(id)
+        return [delta]
 
     def resume_locally(self, id: int) -> None:
         """Continues a request here that another worker computed."""
@@ -198,7 +196,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not self._active and not self._migrated_in and not self._in_flight
+        return not (self._active or self._migrated_in or self._in_flight or self._settled)
 
     @property
     def stages(self) -> int:
@@ -210,15 +208,22 @@ class Engine:
         """Checks whether no step can run now: the runner is stalled, or all requests are computed elsewhere."""
         return not self._in_flight and (self._runner.stalled or not self.scheduler.pending)
 
-    def step(self, now_ns: int = 0) -> list[TokenDelta]:
-        """Submits steps until the runner is busy, and completes the oldest; returns its deltas."""
-        deltas = self._expire(now_ns)
+    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
+        """Submits steps until the runner is busy, and completes the oldest; returns its deltas.
+
+        Where a device computes by itself, the next step is submitted before the tokens of this one become text, unless
+        a request waits to be planned: in the scheduler, or outside, which `awaited` tells.
+        """
+        deltas, self._settled = self._settled + self._expire(now_ns), []
+        sampled: list[SampledToken] = []
+        failures: list[TokenDelta] = []
         try:
             self._submit_steps()
-            return deltas + self._complete_oldest()
+            deltas += self._complete_oldest(sampled)
+            if self._runner.host_is_free and not self.scheduler.waiting and not awaited():
+                self._submit_steps()
         except RunnerLost as error:
             self._restart(error)
-            return deltas
         except Exception as error:
             # Results of the steps in flight are unknown. Their sequences fail; waiting ones continue.
             logger.exception("step failed", extra={"steps": len(self._in_flight)})
@@ -228,17 +233,21 @@ class Engine:
             for sequence in failed:
                 self.cancel(sequence.id)
                 self.remove_migrated(sequence.id)
-            return deltas + [TokenDelta(id=sequence.id, error=reason) for sequence in failed]
+            failures = [TokenDelta(id=sequence.id, error=reason) for sequence in failed]
+        said = self._say(sampled)
+        ended = {delta.id for delta in said if delta.last}
+        return deltas + said + [failure for failure in failures if failure.id not in ended]
 
     def settle(self) -> list[TokenDelta]:
         """Completes all steps in flight and submits none; returns their deltas."""
         deltas: list[TokenDelta] = []
+        sampled: list[SampledToken] = []
         try:
             while self._in_flight:
-                deltas += self._complete_oldest()
+                deltas += self._complete_oldest(sampled)
         except RunnerLost as error:
             self._restart(error)
-        return deltas
+        return deltas + self._say(sampled)
 
     def _restart(self, error: RunnerLost) -> None:
         logger.warning("the pipeline is broken, requests are recomputed", extra={"error": str(error)})
@@ -256,13 +265,13 @@ class Engine:
     def release(self) -> None:
         """Frees weights and KV memory, as of `InferenceEngine`; running requests are recomputed after `regain`.
 
-        No step may be in flight. Errors: RuntimeError for a pipeline, whose weights other workers have.
+        A step in flight is completed. Errors: RuntimeError for a pipeline, whose weights other workers have.
         """
         if isinstance(self._runner, ReleasedRunner):
             return
         if self._make_runner is None:
             raise RuntimeError("this engine's weights cannot be released")
-        assert not self._in_flight
+        self._settled += self.settle()
         self.scheduler.restart()
         self._runner = ReleasedRunner()
         gc.collect()  # a model and its cache know one another
@@ -307,11 +316,12 @@ class Engine:
             sampling = [chunk for chunk in chunks if chunk.samples and not chunk.sequence.embeds]
             embedding = [chunk for chunk in chunks if chunk.samples and chunk.sequence.embeds]
             batch = batch_of(chunks)
-            self._in_flight.append(_StepInFlight(chunks, sampling, embedding))
+            self._in_flight.append(StepInFlight(chunks, sampling, embedding))
             self._runner.submit(batch)
 
-    def _complete_oldest(self) -> list[TokenDelta]:
-        """Completes the oldest step in flight: advances its sequences and samples their next tokens."""
+    def _complete_oldest(self, sampled: list[SampledToken]) -> list[TokenDelta]:
+        """Completes the oldest step in flight: advances its sequences and samples their next tokens, which are added to
+        `sampled`. Returns the deltas of those that have none."""
         if not self._in_flight:
             return []
         output = self._runner.collect()
@@ -327,20 +337,28 @@ class Engine:
         logits = output.logits
         if len(rows) < len(step.sampling):
             logits = logits[rows]
-        sampled = [step.sampling[row].sequence.id for row in rows]
-        tokens = sample(logits, [(self._active.get(id) or self._migrated_in[id]).sampler for id in sampled])
-        for row, (id, token) in enumerate(zip(sampled, tokens, strict=True)):
+        ids = [step.sampling[row].sequence.id for row in rows]
+        tokens = sample(logits, [(self._active.get(id) or self._migrated_in[id]).sampler for id in ids])
+        for row, (id, token) in enumerate(zip(ids, tokens, strict=True)):
             active = self._active.get(id)
             if active is not None and active.sampler.failure:
                 deltas.append(self._fail(active))
             elif active is not None:
-                reused = active.sequence.take_reused()
                 wanted = active.request.logprobs
                 logprob = None if wanted is None else token_logprob(logits[row], token, wanted)
-                delta = self._accept(active, token, logprob)
-                deltas.append(replace(delta, cached_tokens=reused) if reused else delta)
+                sampled.append(SampledToken(active, token, logprob, active.sequence.take_reused()))
+                if active.take(token):
+                    self.cancel(id)
             else:
                 self._forward_token(self._migrated_in[id], token)
+        return deltas
+
+    def _say(self, sampled: list[SampledToken]) -> list[TokenDelta]:
+        """Deltas of the tokens; a stop string ends its request, whose next token may be under way."""
+        deltas = [one.say() for one in sampled]
+        for delta in deltas:
+            if delta.last:
+                self.cancel(delta.id)
         return deltas
 
     def _embed(self, chunks: list[PlannedChunk], states: Tensor | None) -> list[TokenDelta]:
@@ -374,12 +392,6 @@ class Engine:
         count = answer.sequence.output_count
         reason = f"the answer cannot follow its grammar after {count} tokens: {answer.sampler.failure}"
         return TokenDelta(id=answer.sequence.id, error=InvalidInput(reason, hint="ask for a simpler schema"))
-
-    def _accept(self, answer: Generation, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
-        delta = answer.accept(token, logprob)
-        if delta.last:
-            self.cancel(delta.id)
-        return delta
 
 
 def _movable(request: Request) -> bool:

@@ -94,10 +94,20 @@ class Generation:
 
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
         """Adds the next token; returns its delta."""
-        logprobs = () if logprob is None else (logprob,)
+        self.take(token)
+        return self.say(token, logprob)
+
+    def take(self, token: int) -> bool:
+        """Adds the next token; True if it is the last one. A stop string may end the request before (`say`)."""
         sequence = self.sequence
         sequence.tokens.append(token)
-        if token in self.eos_ids and not self.request.ignore_eos:
+        return self._is_end(token) or sequence.output_count >= sequence.max_new_tokens
+
+    def say(self, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
+        """The delta of the token that was taken last."""
+        logprobs = () if logprob is None else (logprob,)
+        sequence = self.sequence
+        if self._is_end(token):
             return self._finish(self.stops.feed(self.detokenizer.flush()), token, "stop")
         text = self.stops.feed(self.detokenizer.feed(token))
         if self.stops.stopped:
@@ -106,6 +116,9 @@ class Generation:
             text += self.stops.feed(self.detokenizer.flush())
             return self._finish(text, token, "stop" if self.stops.stopped else "length", logprobs)
         return TokenDelta(id=sequence.id, text=text, tokens=(token,), logprobs=logprobs)
+
+    def _is_end(self, token: int) -> bool:
+        return token in self.eos_ids and not self.request.ignore_eos
 
     def _finish(
         self, text: str, token: int, reason: FinishReason, logprobs: tuple[TokenLogprob, ...] = ()

@@ -8,11 +8,20 @@ another engine, resumes with the tokens that it has (`Request.resume`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ...contract.errors import FleetError
 from .generation import Request, ResumeState, TokenDelta
+
+Awaited = Callable[[], bool]
+"""Checks whether a request, or another command, waits for the end of a step."""
+
+
+def never() -> bool:
+    """An `Awaited` where nothing waits."""
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +91,10 @@ class InferenceEngine(Protocol):
         """Cancels a request and frees what it holds; ignores a finished or unknown id."""
         ...
 
-    def step(self, now_ns: int = 0) -> list[TokenDelta]:
+    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
         """Computes some tokens; returns their deltas, and errors of requests whose deadline has passed (`now_ns`,
-        monotonic). Never raises for one request's sake: a delta has its error."""
+        monotonic). Never raises for one request's sake: a delta has its error. What is `awaited` waits for no more than
+        this step."""
         ...
 
     def fail_all(self, error: FleetError) -> list[TokenDelta]:

@@ -69,6 +69,11 @@ class StepOutput:
 class Decoder(Protocol):
     """Arithmetic of a whole model. Results are valid until the next call."""
 
+    @property
+    def host_is_free(self) -> bool:
+        """Checks whether the last `forward` gave its step to a device by one call, and the device may still compute."""
+        ...
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits [len(batch.logits_rows), vocab_size]."""
         ...
@@ -103,6 +108,12 @@ class Runner(Protocol):
         """Checks whether the runner accepts no steps for now."""
         ...
 
+    @property
+    def host_is_free(self) -> bool:
+        """Checks whether a device computes steps like the last one while the host does something else. Such a step is
+        submitted as soon as its tokens are known."""
+        ...
+
     def submit(self, batch: Batch) -> None:
         """Starts a step. Errors: RunnerLost, and those of the arithmetic."""
         ...
@@ -113,20 +124,31 @@ class Runner(Protocol):
 
 
 class LocalRunner:
-    """Runner over a decoder in this process, one step at a time."""
+    """Runner over a decoder in this process, one step at a time.
+
+    A step that follows one that a device computed by itself is computed when it is submitted, any other when it is
+    collected: the host would compute it before it had said what the last one gave.
+    """
 
     depth = 1
     stalled = False
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._batches: deque[Batch] = deque()
+        self._steps: deque[Batch | StepOutput] = deque()
+
+    @property
+    def host_is_free(self) -> bool:
+        return self._decoder.host_is_free
 
     def submit(self, batch: Batch) -> None:
-        self._batches.append(batch)
+        self._steps.append(self._compute(batch) if self.host_is_free else batch)
 
     def collect(self) -> StepOutput:
-        batch = self._batches.popleft()
+        step = self._steps.popleft()
+        return self._compute(step) if isinstance(step, Batch) else step
+
+    def _compute(self, batch: Batch) -> StepOutput:
         if not batch.embedding_rows:
             return StepOutput(logits=self._decoder.forward(batch))
         hidden = self._decoder.hidden(batch)
@@ -141,6 +163,7 @@ class ReleasedRunner:
 
     depth = 1
     stalled = True
+    host_is_free = False
 
     def submit(self, batch: Batch) -> None:
         raise RunnerLost("the weights are released")

@@ -23,7 +23,7 @@ from ...contract.errors import FleetError, InvalidInput
 from ...contract.node.orders import SecondEngine
 from .capture_gate import GATE
 from .generation import Request, ResumeState, TokenDelta
-from .inference_engine import EngineLoad, InferenceEngine
+from .inference_engine import Awaited, EngineLoad, InferenceEngine, never
 
 logger = logging.getLogger(__name__)
 
@@ -154,16 +154,16 @@ class TwoEngines:
         for engine in self._engines:
             engine.cancel(id)
 
-    def step(self, now_ns: int = 0) -> list[TokenDelta]:
+    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
         self._take_second()
         deltas: list[TokenDelta] = []
         if self._first is not None:
             if self._second is not None and not self._released:
                 self._move_some(self._first, self._second)
-            deltas += self._note(self._first.step(now_ns))
+            deltas += self._note(self._first.step(now_ns, awaited))
             self._end_first()
         if self._second is not None:
-            deltas += self._second.step(now_ns)
+            deltas += self._second.step(now_ns, awaited)
         return deltas
 
     def fail_all(self, error: FleetError) -> list[TokenDelta]:

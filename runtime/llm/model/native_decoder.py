@@ -24,6 +24,8 @@ from .rope import inverse_frequencies
 class NativeDecoder:
     """Layers of one stage with their KV blocks. Methods and their threads are those of `TorchDecoder`."""
 
+    host_is_free = False
+
     def __init__(
         self,
         config: DecoderConfig,

@@ -194,7 +194,7 @@ class EngineService:
             if self._prepare is not None:
                 self._prepare()
             while self._execute_commands():
-                deltas = self._engine.step(time.monotonic_ns())
+                deltas = self._engine.step(time.monotonic_ns(), self._awaited)
                 self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
                 self._publish(deltas)
         except Exception as error:
@@ -206,6 +206,9 @@ class EngineService:
             self._fail_all(Unavailable("the worker is shutting down", retry_after_s=0))
         finally:
             self._engine.close()
+
+    def _awaited(self) -> bool:
+        return not self._commands.empty()
 
     def _fail_all(self, error: FleetError) -> None:
         deltas = self._engine.fail_all(error)

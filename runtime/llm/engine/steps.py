@@ -1,0 +1,32 @@
+"""Steps of the engine between their submission and the text of their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .generation import Generation, TokenDelta
+from .logprobs import TokenLogprob
+from .scheduler import PlannedChunk
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A submitted step: its chunks, those whose last row is sampled, and those whose last hidden state is wanted."""
+
+    chunks: list[PlannedChunk]
+    sampling: list[PlannedChunk]
+    embedding: list[PlannedChunk]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that its request has taken and not yet said. `cached_tokens`: as of `TokenDelta`."""
+
+    generation: Generation
+    token: int
+    logprob: TokenLogprob | None
+    cached_tokens: int
+
+    def say(self) -> TokenDelta:
+        delta = self.generation.say(self.token, self.logprob)
+        return replace(delta, cached_tokens=self.cached_tokens) if self.cached_tokens else delta
