@@ -3,16 +3,18 @@
 Order: small files, then what runs before the first layer, then the layers by number, then the rest, so that a
 stage of layers is one contiguous range and chunks arrive in the order of use (ServerlessLLM section 4.1).
 Inside a layer tensors are ordered by name, not by their place in the source: equal weights get equal
-checkpoints, however they were sharded. A tensor that is equal to another one (tied weights) is only a further name
-for it. Parts are cut at tensor boundaries; gaps that alignment leaves are named pad tensors, because a safetensors
-file may have no holes.
+checkpoints, however they were sharded. But projections of one input, q, k and v, gate and up, lie one behind the other
+in one part, so that a device multiplies by all of them at once (`runtime.llm.model.projections`). A tensor that is
+equal to another one (tied weights) is only a further name for it. Parts are cut at tensor boundaries; gaps that
+alignment leaves are named pad tensors, because a safetensors file may have no holes.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -51,6 +53,8 @@ PAD_PREFIX = "__pad__."
 PATTERN_MAX = 200
 """Longest pattern of layer names, in characters."""
 
+_PROJECTION = re.compile(r"([qkv]|gate|up)_proj\.(weight|bias)$")
+"""Name of a projection of the input that its sisters have, too."""
 _BEFORE = re.compile(
     r"(?:^|[._])(?:embed\w*|wte|wpe|tok_embeddings|patch_embed\w*|cls_token|pos_embed\w*|rotary_emb)(?:[._]|$)"
 )
@@ -167,7 +171,7 @@ def layer_of_tensors(names: Iterable[str], pattern: str = "") -> dict[str, int]:
 def in_order_of_use(tensors: Sequence[StoredTensor], pattern: str = "") -> list[StoredTensor]:
     """Sorts tensors in the order of use."""
     layers = layer_of_tensors((tensor.name for tensor in tensors), pattern)
-    return sorted(tensors, key=lambda tensor: (layers[tensor.name], *_natural(tensor.name)))
+    return sorted(tensors, key=lambda tensor: (layers[tensor.name], *_natural("".join(_together(tensor.name)))))
 
 
 def plan_checkpoint(
@@ -226,15 +230,38 @@ def _cut(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> list
     """Cuts items into groups of at most the given size; a larger item has a group of its own."""
     groups: list[list[SmallFile | StoredTensor]] = [[]]
     end = 0
-    for item in items:
-        needed = _rounded(item.size_bytes, ALIGNMENT_BYTES)
+    for unit in _units(items, part_max_bytes):
+        needed = _room(unit)
         # Only an item with bytes opens a part: empty tensors alone make none.
         if end and needed and end + needed > part_max_bytes:
             groups.append([])
             end = 0
-        groups[-1].append(item)
+        groups[-1] += unit
         end += needed
     return groups
+
+
+def _units(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> Iterator[list[SmallFile | StoredTensor]]:
+    """Items that go into one part, in their order: projections of one input, if it holds them, or one item."""
+    for _, found in itertools.groupby(items, key=lambda item: _together(item.name)[0]):
+        unit = list(found)
+        if _room(unit) <= part_max_bytes:
+            yield unit
+        else:
+            yield from ([item] for item in unit)
+
+
+def _room(items: Iterable[SmallFile | StoredTensor]) -> int:
+    return sum(_rounded(item.size_bytes, ALIGNMENT_BYTES) for item in items)
+
+
+def _together(name: str) -> tuple[str, str]:
+    """What a projection's name has in common with those of its sisters, and the rest; a name and nothing for others."""
+    match = _PROJECTION.search(name)
+    if match is None:
+        return name, ""
+    sisters = "qkv_proj" if len(match[1]) == 1 else "gate_up_proj"
+    return f"{name[: match.start()]}{sisters}.{match[2]}.", match[1]
 
 
 class _Layout:

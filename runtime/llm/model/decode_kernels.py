@@ -31,6 +31,7 @@ MOST_GROUPED = 8
 THREADS, NORM_THREADS = 128, 256
 BLOCKS_PER_PROCESSOR = 2
 """Thread blocks for each of the device's multiprocessors that keep its memory busy."""
+KERNELS = ("rotate_and_store", "attend", "combine", "normalise", "add_and_normalise", "apply_gates")
 LEAST_KEYS = 64
 """Keys of a thread block: fewer cost more to merge than they save."""
 
@@ -61,6 +62,20 @@ def splits_for(rows: int, groups: int, context: int, processors: int) -> int:
     return max(1, min(wanted, context // LEAST_KEYS))
 
 
+def in_lanes(tensor: Tensor, lane: int) -> bool:
+    """Checks whether rows begin at, and have, a multiple of `lane` numbers, each row's one behind the other.
+
+    Shapes:  tensor [width], [rows, width], or [rows, inner, width], where a row is [inner, width].
+    """
+    strides = tensor.stride()
+    return (
+        tensor.numel() > 0 and tensor.dim() <= 3 and strides[-1] == 1
+        and not tensor.shape[-1] % lane and (tensor.dim() == 1 or not strides[0] % lane)
+        and (tensor.dim() < 3 or strides[1] == tensor.shape[2])
+        and not tensor.data_ptr() % (lane * tensor.itemsize)
+    )  # fmt: skip
+
+
 @functools.cache
 def kernels_for(device: torch.device, shape: KernelShape) -> Future[DecodeKernels | None]:
     """Starts to compile, once for a process; the result is None where that fails, which is logged. `device` has its
@@ -85,6 +100,8 @@ class DecodeKernels:
         """Compiles. Errors: ImportError without cuda-python, RuntimeError with the compiler's or driver's words."""
         torch.cuda.set_device(device)  # of this thread: a module belongs to its current context
         self._shape = shape
+        self._lane = 16 // shape.dtype.itemsize
+        """Numbers of 16 bytes, which a thread reads at a time."""
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._module = _Module(shape, device)
 
@@ -93,16 +110,18 @@ class DecodeKernels:
     ) -> Tensor:
         """Rotated queries; rotated keys and values are in the cache's written slots.
 
-        Shapes:  query [rows, heads, head_dim], key and value [rows, kv_heads, head_dim], turns [rows, 1, rotary_dim],
-                 written [rows], cache [2 * kv_heads, slots, head_dim]. Returns the shape of `query`.
+        Shapes:  query [rows, heads, head_dim], key and value [rows, kv_heads, head_dim], whose rows may lie apart;
+                 turns [rows, 1, rotary_dim], written [rows], cache [2 * kv_heads, slots, head_dim]. Returns
+                 [rows, heads, head_dim].
         """
         cos, sin = turns
         (rows, heads, width), kv_heads = query.shape, key.shape[1]
-        rotated = torch.empty_like(query)
+        rotated = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         self._module.launch(
             "rotate_and_store", (heads + 2 * kv_heads, rows, 1), width,
             query, key, value, cos, sin, written, rotated, cache,
-            _long(cache.shape[1]), heads, kv_heads, cos.shape[-1],
+            _long(cache.shape[1]), *(_long(one.stride(0)) for one in (query, key, value)),
+            heads, kv_heads, cos.shape[-1],
         )  # fmt: skip
         return rotated
 
@@ -140,20 +159,43 @@ class DecodeKernels:
         return mixed
 
     def normalise(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm over the last dimension. Shapes: hidden [..., width], weight [width]; width of whole lanes."""
+        """RMSNorm over the last dimension. Shapes: hidden [..., width], weight [width]."""
         width = weight.shape[0]
-        normed = torch.empty_like(hidden)
-        self._module.launch("normalise", (hidden.numel() // width, 1, 1), NORM_THREADS,
-                            hidden, weight, normed, width, eps)  # fmt: skip
+        inner = hidden.shape[1] if hidden.dim() == 3 else 1
+        normed = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
+        self._module.launch(
+            "normalise", (hidden.numel() // width, 1, 1), NORM_THREADS,
+            hidden, weight, normed, _long(hidden.stride(0)), inner, width, eps,
+        )  # fmt: skip
         return normed
 
-    def normalises(self, hidden: Tensor, weight: Tensor) -> bool:
-        """Checks whether `normalise` is made for these."""
-        dtype = self._shape.dtype
-        return (
-            weight.dtype == hidden.dtype == dtype and not weight.shape[0] * dtype.itemsize % 16
-            and hidden.is_contiguous() and hidden.numel() > 0
+    def add_and_normalise(self, hidden: Tensor, result: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The sum of the first two, and its RMSNorm, of what `adds` allows. Shapes: hidden and result [rows, width],
+        weight [width]."""
+        (rows, width), total, normed = hidden.shape, torch.empty_like(hidden), torch.empty_like(hidden)
+        self._module.launch(
+            "add_and_normalise", (rows, 1, 1), NORM_THREADS, hidden, result, weight, total, normed, width, eps
+        )
+        return total, normed
+
+    def apply_gates(self, gate: Tensor, up: Tensor, *, tanh_gelu: bool) -> Tensor:
+        """SiLU, or GELU by its approximation with tanh, of `gate`, times `up`. Shapes: [rows, width]."""
+        rows, width = gate.shape
+        out = torch.empty((rows, width), dtype=gate.dtype, device=gate.device)
+        parts = -(-width // (NORM_THREADS * self._lane))
+        self._module.launch(
+            "apply_gates", (parts, rows, 1), NORM_THREADS,
+            gate, up, out, _long(gate.stride(0)), _long(up.stride(0)), width, int(tanh_gelu),
         )  # fmt: skip
+        return out
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Checks whether the kernels over rows take these, a weight, or matrices whose rows may lie apart."""
+        return all(one.dtype == self._shape.dtype and in_lanes(one, self._lane) for one in tensors)
+
+    def adds(self, hidden: Tensor, result: Tensor, weight: Tensor) -> bool:
+        """Checks whether `add_and_normalise` is made for these."""
+        return self.takes(hidden, result, weight) and hidden.is_contiguous() and result.is_contiguous()
 
 
 class _long(int):
@@ -169,10 +211,7 @@ class _Module:
         self._driver, self._device = driver, device
         self._binary = _compiled(shape, device)
         self._loaded = _checked(driver.cuModuleLoadData(self._binary))
-        self._functions = {
-            name: _checked(driver.cuModuleGetFunction(self._loaded, name.encode()))
-            for name in ("rotate_and_store", "attend", "combine", "normalise")
-        }
+        self._functions = {name: _checked(driver.cuModuleGetFunction(self._loaded, name.encode())) for name in KERNELS}
 
     def launch(self, name: str, grid: tuple[int, int, int], threads: int, *arguments: Tensor | int | float) -> None:
         """Launches on the current stream. Tensors are given by their addresses, numbers as int or float."""

@@ -23,6 +23,7 @@ from ..engine.runner import Batch
 from .decode_graphs import DecodeGraphs
 from .decode_kernels import DecodeKernels, kernels_for, shape_for
 from .layers import LayerWeights, StageWeights, capped, finished, rms_norm
+from .projections import Projections
 from .rope import inverse_frequencies
 from .torch_steps import Group, StepInputs, StepTensors, decodes_only, rotated, slots_of
 
@@ -75,6 +76,13 @@ class TorchDecoder:
         self._ropes = [config.rope_of(layer) for layer in range(weights.first, ends)]
         self._embedding = None if weights.embedding is None else self._move(weights.embedding)
         self._layers = [self._move_layer(layer) for layer in weights.layers]
+        self._qkv = [
+            Projections((layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias))
+            for layer in self._layers
+        ]
+        self._gate_up = [
+            Projections((layer.gate, layer.up), (layer.gate_bias, layer.up_bias)) for layer in self._layers
+        ]
         self._final_norm = None if weights.final_norm is None else self._move_norm(weights.final_norm)
         if weights.head is None:
             self._head = None
@@ -98,6 +106,8 @@ class TorchDecoder:
             dtype=dtype,
             device=device,
         )
+        self.host_is_free = False
+        """As of `Decoder`: true after a step that was a graph."""
         self._compiling: Future[DecodeKernels | None] | None = None
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda":
@@ -149,10 +159,10 @@ class TorchDecoder:
         """
         if (hidden is None) is not (self._embedding is not None):
             raise ValueError("the first stage takes tokens, the others hidden states")
-        if self._graphs is not None and decodes_only(batch):
-            logits = self._graphs.logits(batch)
-            if logits is not None:
-                return self._of_rows(logits, batch)
+        logits = self._graphs.logits(batch) if self._graphs is not None and decodes_only(batch) else None
+        self.host_is_free = logits is not None
+        if logits is not None:
+            return self._of_rows(logits, batch)
         if self._embedding is not None:
             hidden = self._embed(torch.tensor(batch.tokens, device=self.device))
         assert hidden is not None
@@ -186,26 +196,35 @@ class TorchDecoder:
         return hidden if self._embedding_scale == 1.0 else hidden * self._embedding_scale
 
     def _through_layers(self, step: StepTensors, hidden: Tensor) -> Tensor:
+        normed = self._norm(hidden, self._layers[0].attention_norm)
         for index, layer in enumerate(self._layers):
-            attended = self._attention(layer, index, self._norm(hidden, layer.attention_norm), step)
-            hidden = self._add(hidden, attended, layer.attention_output_norm)
-            fed = self._feed_forward(layer, self._norm(hidden, layer.ffn_norm))
-            hidden = self._add(hidden, fed, layer.ffn_output_norm)
+            attended = self._attention(layer, index, normed, step)
+            hidden, normed = self._add(hidden, attended, layer.attention_output_norm, layer.ffn_norm)
+            fed = self._feed_forward(layer, index, normed)
+            last = index + 1 == len(self._layers)
+            following = None if last else self._layers[index + 1].attention_norm
+            hidden, normed = self._add(hidden, fed, layer.ffn_output_norm, following)
         return hidden
 
-    def _add(self, hidden: Tensor, result: Tensor, norm: Tensor | None) -> Tensor:
-        """Residual connection, with what a family does to a result before."""
-        if norm is not None:
-            result = self._norm(result, norm)
-        scale = self.config.residual_scale
-        return hidden + result if scale == 1.0 else hidden + result * scale
+    def _add(
+        self, hidden: Tensor, result: Tensor, output_norm: Tensor | None, norm: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Residual connection, with what a family does to a result before, and the norm behind it, if there is one."""
+        if output_norm is not None:
+            result = self._norm(result, output_norm)
+        scale, kernels = self.config.residual_scale, self._kernels
+        if scale == 1.0 and norm is not None and kernels is not None and kernels.adds(hidden, result, norm):
+            return kernels.add_and_normalise(hidden, result, norm, self.config.norm_eps)
+        hidden = hidden + result if scale == 1.0 else hidden + result * scale
+        return hidden, hidden if norm is None else self._norm(hidden, norm)
 
-    def _feed_forward(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        gate = functional.linear(normed, layer.gate, layer.gate_bias)
-        active = (
-            functional.silu(gate) if self.config.activation == "silu" else functional.gelu(gate, approximate="tanh")
-        )
-        wide = active * functional.linear(normed, layer.up, layer.up_bias)
+    def _feed_forward(self, layer: LayerWeights, index: int, normed: Tensor) -> Tensor:
+        gate, up = self._gate_up[index](normed)
+        silu, kernels = self.config.activation == "silu", self._kernels
+        if kernels is not None and kernels.takes(gate, up):
+            wide = kernels.apply_gates(gate, up, tanh_gelu=not silu)
+        else:
+            wide = (functional.silu(gate) if silu else functional.gelu(gate, approximate="tanh")) * up
         return self._summed(functional.linear(wide, layer.down, layer.down_bias))
 
     def _summed(self, partial: Tensor) -> Tensor:
@@ -283,16 +302,14 @@ class TorchDecoder:
         return slots_of(table, end, self.block_tokens)[begin:].to(self.device)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        if (kernels := self._kernels) is not None and kernels.normalises(hidden, weight):
+        if (kernels := self._kernels) is not None and kernels.takes(hidden, weight):
             return kernels.normalise(hidden, weight, self.config.norm_eps)
         return rms_norm(hidden, weight, self.config.norm_eps)
 
     def _attention(self, layer: LayerWeights, index: int, normed: Tensor, step: StepTensors) -> Tensor:
         config, cache = self.config, self._cache[index].flatten(0, 1)
         rows = normed.shape[0]
-        query = functional.linear(normed, layer.q, layer.q_bias).view(rows, config.head_count, config.head_dim)
-        key = functional.linear(normed, layer.k, layer.k_bias).view(rows, config.kv_head_count, config.head_dim)
-        value = functional.linear(normed, layer.v, layer.v_bias).view(rows, config.kv_head_count, config.head_dim)
+        query, key, value = (part.view(rows, -1, config.head_dim) for part in self._qkv[index](normed))
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
         turns, window = step.turns[self._ropes[index]], self._windows[index]

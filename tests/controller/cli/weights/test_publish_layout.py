@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -167,6 +168,30 @@ def test_tensors_are_aligned_and_in_the_order_of_use(
     for part in plan.parts:
         inside = [offset for offset in stored if 0 <= offset - part.segment_offset < part.data_bytes]
         assert part.data_bytes <= PART_MAX or len(inside) == 1
+
+
+@pytest.mark.parametrize("width", [3, 7, 30])
+def test_projections_of_one_input_lie_one_behind_the_other(tmp_path: Path, width: int) -> None:
+    """Their parts are cut before or behind them; those of the last width are larger than a part."""
+    sizes = {"q": 4, "k": 2, "v": 2, "o": 4, "gate": 6, "up": 6, "down": 6}
+    tensors = {
+        f"model.layers.{layer}.{'mlp' if len(name) > 1 else 'self_attn'}.{name}_proj.{kind}": tensor(
+            *((16 * size, width) if kind == "weight" else (16 * size,))
+        )
+        for layer in range(3)
+        for name, size in sizes.items()
+        for kind in ("weight", "bias")
+    }
+    plan = plan_of(source_of(tmp_path, tensors, {}))
+    assert len(plan.parts) > 1
+    for layer in range(3):
+        for kind in ("weight", "bias"):
+            for group in (("self_attn.k", "self_attn.q", "self_attn.v"), ("mlp.gate", "mlp.up")):
+                entries = [plan.tensors[f"model.layers.{layer}.{name}_proj.{kind}"] for name in group]
+                if sum(entry.size_bytes for entry in entries) > PART_MAX:
+                    continue
+                for before, after in itertools.pairwise(entries):
+                    assert before.offset + before.size_bytes == after.offset, (layer, group, kind)
 
 
 @pytest.mark.slow

@@ -11,12 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from fleetstart.runtime.llm.model.decode_kernels import (
     LEAST_KEYS,
     MOST_GROUPED,
     DecodeKernels,
     KernelShape,
+    in_lanes,
     kernels_for,
     shape_for,
     splits_for,
@@ -126,12 +128,17 @@ def test_attention_is_that_of_each_sequence_alone(
 @NO_CUDA
 @pytest.mark.parametrize(("dtype", "head_dim", "heads", "kv_heads"), SHAPES)
 @pytest.mark.parametrize("share", [1.0, 0.5], ids=["whole", "half"])
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
 def test_keys_are_rotated_and_stored_with_values(
-    dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, share: float
+    dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, share: float, joined: bool
 ) -> None:
     kernels, rows, width = _kernels(dtype, head_dim, heads, kv_heads), 5, int(head_dim * share)
     query = _noise(rows, heads, head_dim, dtype=dtype)
     key, value = (_noise(rows, kv_heads, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    if joined:
+        together = torch.cat([one.flatten(1) for one in (key, query, value)], dim=1)
+        parts = torch.split(together, [kv_heads * head_dim, heads * head_dim, kv_heads * head_dim], dim=1)
+        key, query, value = (part.view(rows, -1, head_dim) for part in parts)
     angles = _noise(rows, 1, width // 2, dtype=torch.float32, seed=3)
     turns = tuple(torch.cat(pair, -1).to(dtype) for pair in ((angles.cos(),) * 2, (-angles.sin(), angles.sin())))
     written = torch.tensor([7, 80, 3, 0, 95], device="cuda")
@@ -154,10 +161,67 @@ def test_norms_are_those_of_torch(dtype: torch.dtype) -> None:
     kernels = _kernels(dtype, 128, 8, 2)
     for shape in ((1, 64), (3, 4096), (7, 576), (5, 6, 128)):
         hidden, weight = _noise(*shape, dtype=dtype), _noise(shape[-1], dtype=dtype, seed=1)
-        assert kernels.normalises(hidden, weight)
+        assert kernels.takes(hidden, weight)
         wanted = rms_norm(hidden.float(), weight.float(), 1e-5).to(dtype)
         torch.testing.assert_close(
             kernels.normalise(hidden, weight, 1e-5), wanted, rtol=CLOSE[dtype], atol=CLOSE[dtype]
         )
-    assert not kernels.normalises(hidden, weight.double())
-    assert not kernels.normalises(hidden.transpose(0, 1), weight)
+    assert not kernels.takes(hidden, weight.double())
+    assert not kernels.takes(hidden.transpose(0, 1), weight)
+
+
+@gpu
+@NO_CUDA
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_heads_in_wider_rows_are_normalised_where_they_lie(dtype: torch.dtype) -> None:
+    kernels, close = _kernels(dtype, 128, 8, 2), CLOSE[dtype]
+    rows, weight = _noise(5, 12 * 128, dtype=dtype), _noise(128, dtype=dtype, seed=1)
+    for heads in (rows[:, : 8 * 128].view(5, 8, 128), rows[:, 8 * 128 : 10 * 128].view(5, 2, 128)):
+        assert kernels.takes(heads, weight)
+        wanted = rms_norm(heads.float(), weight.float(), 1e-5).to(dtype)
+        got = kernels.normalise(heads, weight, 1e-5)
+        assert got.is_contiguous()
+        torch.testing.assert_close(got, wanted, rtol=close, atol=close)
+
+
+@gpu
+@NO_CUDA
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_a_sum_and_its_norm_are_those_of_two_operations(dtype: torch.dtype) -> None:
+    kernels = _kernels(dtype, 128, 8, 2)
+    for rows, width in ((1, 64), (3, 4096), (64, 576), (2, 8192)):
+        hidden, result = _noise(rows, width, dtype=dtype), _noise(rows, width, dtype=dtype, seed=2)
+        weight = _noise(width, dtype=dtype, seed=1)
+        assert kernels.adds(hidden, result, weight)
+        total, normed = kernels.add_and_normalise(hidden, result, weight, 1e-5)
+        assert torch.equal(total, hidden + result)
+        assert torch.equal(normed, kernels.normalise(total, weight, 1e-5))
+    wide = _noise(4, 2 * 64, dtype=dtype)
+    assert not kernels.adds(wide[:, :64], wide[:, 64:], _noise(64, dtype=dtype))
+
+
+@gpu
+@NO_CUDA
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("tanh_gelu", [False, True], ids=["silu", "gelu"])
+def test_gates_are_those_of_torch(dtype: torch.dtype, tanh_gelu: bool) -> None:
+    kernels, close = _kernels(dtype, 128, 8, 2), CLOSE[dtype]
+    for rows, width in ((1, 64), (3, 14336), (64, 1536)):
+        both = 4 * _noise(rows, 2 * width, dtype=dtype)
+        for gate, up in ((both[:, :width], both[:, width:]), (both[:, :width].contiguous(), both[:, width:])):
+            assert kernels.takes(gate, up)
+            active = functional.gelu(gate.float(), approximate="tanh") if tanh_gelu else functional.silu(gate.float())
+            wanted = (active.to(dtype).float() * up.float()).to(dtype)
+            got = kernels.apply_gates(gate, up, tanh_gelu=tanh_gelu)
+            torch.testing.assert_close(got, wanted, rtol=close, atol=close)
+
+
+def test_rows_in_lanes() -> None:
+    whole = torch.zeros(6, 64)
+    for taken in (whole, whole[0], whole[:, 8:24], whole[1:], whole.view(6, 4, 16), whole[:, :32].view(6, 2, 16)):
+        assert in_lanes(taken, 8), (taken.shape, taken.stride())
+    for other in (
+        whole[:, 1:9], whole[:, :12], whole.t(), whole[:, ::2], whole[:0], whole.view(2, 3, 4, 16),
+        whole.view(6, 4, 16).transpose(0, 1), torch.zeros(6, 60)[:, :8],
+    ):  # fmt: skip
+        assert not in_lanes(other, 8), (other.shape, other.stride())
