@@ -107,13 +107,16 @@ class PipelineRunner(PeerStages):
 
     def collect(self) -> StepOutput:
         number, batch = self._under_way.popleft()
-        try:
-            result = self._results.get(timeout=RESULT_S)
-        except queue.Empty:
-            self.break_up(f"no stage answered in {RESULT_S:g} s")
-            result = None
-        if result is None or self.broken:
-            raise self._lost()
+        while True:
+            try:
+                result = self._results.get(timeout=RESULT_S)
+            except queue.Empty:
+                self.break_up(f"no stage answered in {RESULT_S:g} s")
+                result = None
+            if result is None or self.broken:
+                raise self._lost()
+            if result[0] >= number:  # others were dropped
+                break
         if result[0] != number:
             self.break_up(f"step {result[0]} came back, expected {number}")
             raise self._lost()
@@ -123,6 +126,9 @@ class PipelineRunner(PeerStages):
             logits=self.front.logits(hidden[:count]),
             embeddings=self.front.normed(hidden[count:]) if batch.embedding_rows else None,
         )
+
+    def drop(self) -> None:
+        self._under_way.clear()
 
     def _lost(self) -> RunnerLost:
         self._under_way.clear()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
+from ...contract.errors import FleetError, HandlerFailed
 from ..text.tokenizer import Vocabulary
 from .generation import (
     Generation,
@@ -29,8 +29,8 @@ from .generation import (
 )
 from .inference_engine import Awaited, EngineLoad, never
 from .logprobs import token_logprob
-from .runner import ReleasedRunner, Runner, RunnerLost, batch_of
-from .sampler import SamplingParams, sample
+from .runner import ReleasedRunner, Runner, RunnerLost, batch_of, following_batch
+from .sampler import SamplingParams, begin_draw
 from .scheduler import PlannedChunk, Scheduler, Sequence
 from .steps import SampledToken, StepInFlight
 
@@ -101,7 +101,7 @@ class Engine:
         return [
             (sequence.id, sequence.max_new_tokens - sequence.output_count)
             for sequence in self.scheduler.running
-            if sequence.output_count and (active := self._active.get(sequence.id)) and _movable(active.request)
+            if sequence.output_count and (active := self._active.get(sequence.id)) and active.request.movable
         ]
 
     def migration_snapshot(self, id: int) -> tuple[list[int], int, int, SamplingParams] | None:
@@ -211,15 +211,17 @@ class Engine:
     def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
         """Submits steps until the runner is busy, and completes the oldest; returns its deltas.
 
-        Where a device computes by itself, the next step is submitted before the tokens of this one become text, unless
-        a request waits to be planned: in the scheduler, or outside, which `awaited` tells.
+        Where a device computes by itself, the next step is submitted before the tokens of this one are known here, or
+        else before they become text; unless a request waits to be planned, in the scheduler, or outside, as `awaited`
+        tells.
         """
         deltas, self._settled = self._settled + self._expire(now_ns), []
         sampled: list[SampledToken] = []
         failures: list[TokenDelta] = []
         try:
             self._submit_steps()
-            deltas += self._complete_oldest(sampled)
+            ahead = self._runner.host_is_free and not awaited()
+            deltas += self._complete_oldest(sampled, ahead=ahead)
             if self._runner.host_is_free and not self.scheduler.waiting and not awaited():
                 self._submit_steps()
         except RunnerLost as error:
@@ -228,12 +230,12 @@ class Engine:
             # Results of the steps in flight are unknown. Their sequences fail; waiting ones continue.
             logger.exception("step failed", extra={"steps": len(self._in_flight)})
             self._in_flight.clear()
+            self._runner.drop()
             reason = error if isinstance(error, FleetError) else HandlerFailed(f"the model failed: {error!r}")
-            failed = list(self.scheduler.running)
-            for sequence in failed:
-                self.cancel(sequence.id)
-                self.remove_migrated(sequence.id)
-            failures = [TokenDelta(id=sequence.id, error=reason) for sequence in failed]
+            failures = [TokenDelta(id=sequence.id, error=reason) for sequence in self.scheduler.running]
+            for failure in failures:
+                self.cancel(failure.id)
+                self.remove_migrated(failure.id)
         said = self._say(sampled)
         ended = {delta.id for delta in said if delta.last}
         return deltas + said + [failure for failure in failures if failure.id not in ended]
@@ -293,18 +295,10 @@ class Engine:
         return deltas
 
     def _expire(self, now_ns: int) -> list[TokenDelta]:
-        late = [
-            id
-            for id, active in self._active.items()
-            if active.request.deadline_ns is not None and now_ns >= active.request.deadline_ns
-        ]
-        deltas = []
-        for id in late:
-            count = self._active[id].sequence.output_count
-            self.cancel(id)
-            error = DeadlineExceeded(f"the deadline passed after {count} new tokens", hint="ask for fewer max_tokens")
-            deltas.append(TokenDelta(id=id, error=error))
-        return deltas
+        late = [active for active in self._active.values() if active.is_late(now_ns)]
+        for active in late:
+            self.cancel(active.sequence.id)
+        return [active.expired() for active in late]
 
     def _submit_steps(self) -> None:
         if self._runner.stalled:
@@ -319,9 +313,10 @@ class Engine:
             self._in_flight.append(StepInFlight(chunks, sampling, embedding))
             self._runner.submit(batch)
 
-    def _complete_oldest(self, sampled: list[SampledToken]) -> list[TokenDelta]:
+    def _complete_oldest(self, sampled: list[SampledToken], *, ahead: bool = False) -> list[TokenDelta]:
         """Completes the oldest step in flight: advances its sequences and samples their next tokens, which are added to
-        `sampled`. Returns the deltas of those that have none."""
+        `sampled`. Returns the deltas of those that have none. With `ahead`, the step behind it is submitted if only the
+        device need know its tokens."""
         if not self._in_flight:
             return []
         output = self._runner.collect()
@@ -338,11 +333,15 @@ class Engine:
         if len(rows) < len(step.sampling):
             logits = logits[rows]
         ids = [step.sampling[row].sequence.id for row in rows]
-        tokens = sample(logits, [(self._active.get(id) or self._migrated_in[id]).sampler for id in ids])
-        for row, (id, token) in enumerate(zip(ids, tokens, strict=True)):
+        states = [(self._active.get(id) or self._migrated_in[id]).sampler for id in ids]
+        draw = begin_draw(logits, states, on_device=logits.is_cuda or ahead)
+        if ahead and draw.tokens is not None and len(rows) == len(step.chunks):
+            self._submit_following(step, draw.tokens)
+        for row, (id, token) in enumerate(zip(ids, draw.finish(), strict=True)):
             active = self._active.get(id)
             if active is not None and active.sampler.failure:
-                deltas.append(self._fail(active))
+                deltas.append(active.lost_grammar())
+                self.cancel(id)
             elif active is not None:
                 wanted = active.request.logprobs
                 logprob = None if wanted is None else token_logprob(logits[row], token, wanted)
@@ -352,6 +351,20 @@ class Engine:
             else:
                 self._forward_token(self._migrated_in[id], token)
         return deltas
+
+    def _submit_following(self, step: StepInFlight, tokens: Tensor) -> None:
+        """Submits the step behind one whose tokens, [rows], are on the device; not if their logits are read again."""
+        active = [self._active.get(chunk.sequence.id) for chunk in step.chunks]
+        if any(one is None or one.request.logprobs is not None for one in active):
+            return
+        if chunks := self.scheduler.plan_following(step.chunks):
+            try:
+                self._runner.submit(following_batch(chunks, step.rows_of(chunks, tokens)))
+            except Exception:  # it is begun once more when this one is complete, whose tokens are not lost so
+                logger.warning("a step was not begun ahead", exc_info=True)
+                self.scheduler.take_back(chunks)
+            else:
+                self._in_flight.append(StepInFlight(chunks, chunks, []))
 
     def _say(self, sampled: list[SampledToken]) -> list[TokenDelta]:
         """Deltas of the tokens; a stop string ends its request, whose next token may be under way."""
@@ -385,14 +398,3 @@ class Engine:
     def _runs(self, chunk: PlannedChunk) -> bool:
         """Checks whether the chunk's sequence still runs."""
         return chunk.sequence.id in self._active or chunk.sequence.id in self._migrated_in
-
-    def _fail(self, answer: Generation) -> TokenDelta:
-        """Ends a request whose grammar is too complex from here on."""
-        self.cancel(answer.sequence.id)
-        count = answer.sequence.output_count
-        reason = f"the answer cannot follow its grammar after {count} tokens: {answer.sampler.failure}"
-        return TokenDelta(id=answer.sequence.id, error=InvalidInput(reason, hint="ask for a simpler schema"))
-
-
-def _movable(request: Request) -> bool:
-    return request.logprobs is None and request.constraint is None

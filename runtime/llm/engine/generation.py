@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...contract.errors import FleetError, InvalidInput
+from ...contract.errors import DeadlineExceeded, FleetError, InvalidInput
 from ..text.tokenizer import Detokenizer, Vocabulary
 from .constraint import Constraint
 from .logprobs import TokenLogprob
@@ -57,6 +57,11 @@ class Request:
     embeds: bool = False
     """True if the hidden state of the last prompt token is wanted, instead of text; with `max_new_tokens=0`."""
 
+    @property
+    def movable(self) -> bool:
+        """True if another worker may compute it, which gets the sampling parameters alone."""
+        return self.logprobs is None and self.constraint is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
@@ -91,6 +96,20 @@ class Generation:
     eos_ids: frozenset[int]
     on_remote_cancel: Callable[[], object] | None = None
     """Set while another worker computes the tokens: called on cancellation."""
+
+    def is_late(self, now_ns: int) -> bool:
+        return self.request.deadline_ns is not None and now_ns >= self.request.deadline_ns
+
+    def expired(self) -> TokenDelta:
+        """The last delta of a request whose deadline has passed."""
+        reason = f"the deadline passed after {self.sequence.output_count} new tokens"
+        return TokenDelta(id=self.sequence.id, error=DeadlineExceeded(reason, hint="ask for fewer max_tokens"))
+
+    def lost_grammar(self) -> TokenDelta:
+        """The last delta of a request whose grammar is too complex from here on."""
+        count = self.sequence.output_count
+        reason = f"the answer cannot follow its grammar after {count} tokens: {self.sampler.failure}"
+        return TokenDelta(id=self.sequence.id, error=InvalidInput(reason, hint="ask for a simpler schema"))
 
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
         """Adds the next token; returns its delta."""

@@ -29,6 +29,20 @@ class Batch:
     """Rows whose next-token logits are wanted."""
     embedding_rows: list[int] = field(default_factory=list)
     """Rows whose final hidden state is wanted."""
+    device_tokens: Tensor | None = None
+    """Tokens [rows] on the decoder's device, where the host does not know them yet; `tokens` is zeros then."""
+
+
+def following_batch(chunks: list[PlannedChunk], tokens: Tensor) -> Batch:
+    """The batch of chunks of one token each, which are [rows] on the decoder's device."""
+    return Batch(
+        tokens=[0] * len(chunks),
+        positions=[chunk.begin for chunk in chunks],
+        starts=list(range(len(chunks) + 1)),
+        tables=[chunk.sequence.table for chunk in chunks],
+        logits_rows=list(range(len(chunks))),
+        device_tokens=tokens,
+    )
 
 
 def batch_of(chunks: list[PlannedChunk]) -> Batch:
@@ -110,8 +124,8 @@ class Runner(Protocol):
 
     @property
     def host_is_free(self) -> bool:
-        """Checks whether a device computes steps like the last one while the host does something else. Such a step is
-        submitted as soon as its tokens are known."""
+        """Checks whether a device computes steps like the last one while the host does something else. The next one is
+        submitted before the host knows its tokens, or else as soon as it does."""
         ...
 
     def submit(self, batch: Batch) -> None:
@@ -120,6 +134,10 @@ class Runner(Protocol):
 
     def collect(self) -> StepOutput:
         """Waits for the oldest step. Errors: as of `submit`."""
+        ...
+
+    def drop(self) -> None:
+        """Drops the steps that were submitted and not collected."""
         ...
 
 
@@ -148,6 +166,9 @@ class LocalRunner:
         step = self._steps.popleft()
         return self._compute(step) if isinstance(step, Batch) else step
 
+    def drop(self) -> None:
+        self._steps.clear()
+
     def _compute(self, batch: Batch) -> StepOutput:
         if not batch.embedding_rows:
             return StepOutput(logits=self._decoder.forward(batch))
@@ -170,3 +191,6 @@ class ReleasedRunner:
 
     def collect(self) -> StepOutput:
         raise RunnerLost("the weights are released")
+
+    def drop(self) -> None:
+        pass

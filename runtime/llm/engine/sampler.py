@@ -83,13 +83,54 @@ def sample(logits: Tensor, states: list[SamplerState]) -> list[int]:
 
     Shapes:  logits [len(states), vocab], float; not changed.
     """
+    return begin_draw(logits, states, on_device=logits.device.type == "cuda").finish()
+
+
+@dataclass(slots=True)
+class Draw:
+    """One token a row, chosen but not yet known to the host."""
+
+    logits: Tensor
+    states: list[SamplerState]
+    tokens: Tensor | None
+    """Tokens [rows] where the logits are; None if the host chooses some of them."""
+    found: Tensor | None
+    """Tokens [rows] that reach the host with `copied`: all, but for those that the host chooses; None if it chooses
+    all."""
+    copied: torch.cuda.Event | None
+
+    def finish(self) -> list[int]:
+        """The tokens, counted in their rows' states. Waits for a device. Called once."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        if self.found is None:
+            chosen = sample_on_host(self.logits, self.states)
+        else:
+            chosen = _with_those_of_the_host(self.found.tolist(), self.logits, self.states)
+        for token, state in zip(chosen, self.states, strict=True):
+            state.counts[token] += 1
+            if state.matcher is not None and not state.matcher.failure:
+                state.matcher.consume(token)
+        return chosen
+
+
+def begin_draw(logits: Tensor, states: list[SamplerState], *, on_device: bool) -> Draw:
+    """Chooses one token a row. With `on_device` the host waits for nothing; without, for everything, when it finishes.
+
+    Shapes:  logits [len(states), vocab], float; not changed, and read until the draw is finished unless it has
+             `tokens`.
+    """
     logits = _adjusted(logits, states)
-    chosen = sample_on_device(logits, states) if logits.device.type == "cuda" else sample_on_host(logits, states)
-    for token, state in zip(chosen, states, strict=True):
-        state.counts[token] += 1
-        if state.matcher is not None and not state.matcher.failure:
-            state.matcher.consume(token)
-    return chosen
+    if not on_device:
+        return Draw(logits, states, None, None, None)
+    tokens = tokens_on_device(logits, states)
+    alone = None if any(map(_needs_the_host, states)) else tokens
+    if not tokens.is_cuda:
+        return Draw(logits, states, alone, tokens, None)
+    found = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    return Draw(logits, states, alone, found, copied)
 
 
 def sample_on_host(logits: Tensor, states: list[SamplerState]) -> list[int]:
@@ -102,7 +143,12 @@ def sample_on_host(logits: Tensor, states: list[SamplerState]) -> list[int]:
 
 def sample_on_device(logits: Tensor, states: list[SamplerState]) -> list[int]:
     """`sample_on_host` for a device: draws of all rows at once, which the host waits for once and not several times a
-    row. Rows with penalties or a grammar need the host, and are drawn as there.
+    row. Rows with penalties or a grammar need the host, and are drawn as there."""
+    return _with_those_of_the_host(tokens_on_device(logits, states).tolist(), logits, states)
+
+
+def tokens_on_device(logits: Tensor, states: list[SamplerState]) -> Tensor:
+    """Tokens [rows], of which those of rows that need the host mean nothing. Waits for nothing.
 
     The draws are those of `_sample_row`, except within the rounding of a sum over a vocabulary.
     """
@@ -113,19 +159,21 @@ def sample_on_device(logits: Tensor, states: list[SamplerState]) -> list[int]:
         if chosen:
             rows = torch.tensor(chosen, device=logits.device)
             tokens[rows] = draw(logits[rows].double(), [states[row] for row in chosen])
-    found: list[int] = tokens.tolist()
+    return tokens
+
+
+def _with_those_of_the_host(found: list[int], logits: Tensor, states: list[SamplerState]) -> list[int]:
     return [
-        _sample_row(logits[row], state) if state.penalised or _draws_by_grammar(state) else found[row]
-        for row, state in enumerate(states)
+        _sample_row(logits[row], state) if _needs_the_host(state) else found[row] for row, state in enumerate(states)
     ]
+
+
+def _needs_the_host(state: SamplerState) -> bool:
+    return state.penalised or (state.matcher is not None and not state.params.greedy)
 
 
 def _draws_plainly(state: SamplerState) -> bool:
     return not (state.params.greedy or state.penalised or state.matcher is not None)
-
-
-def _draws_by_grammar(state: SamplerState) -> bool:
-    return state.matcher is not None and not state.params.greedy
 
 
 def _draw_by_token(logits: Tensor, states: list[SamplerState]) -> Tensor:

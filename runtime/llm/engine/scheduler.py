@@ -171,6 +171,30 @@ class Scheduler:
             chunk.sequence.submitted = chunk.end
         return list(chunks.values())
 
+    def plan_following(self, chunks: list[PlannedChunk]) -> list[PlannedChunk]:
+        """Plans the step behind one of decodes in flight, whose tokens are not known yet: one more token of each
+        sequence that does not end by its number of tokens.
+
+        Empty if that is not all there is to plan, or if it needs blocks that others have.
+        """
+        sequences = [chunk.sequence for chunk in chunks]
+        if self.waiting or len(sequences) != len(self.running):
+            return []
+        if any(one.held or one.embeds or one.submitted != len(one.tokens) for one in sequences):
+            return []
+        going_on = [one for one in sequences if one.output_count + 1 < one.max_new_tokens]
+        if not all(self.pool.grow(one.table, one.submitted + 1) for one in going_on):
+            return []
+        planned = [_chunk(one, 1) for one in going_on]
+        for chunk in planned:
+            chunk.sequence.submitted = chunk.end
+        return planned
+
+    def take_back(self, chunks: list[PlannedChunk]) -> None:
+        """Takes back the last plan, which was not submitted."""
+        for chunk in chunks:
+            chunk.sequence.submitted = chunk.begin
+
     def advance(self, chunk: PlannedChunk) -> None:
         """Marks a chunk as computed."""
         sequence = chunk.sequence

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from .generation import Generation, TokenDelta
 from .logprobs import TokenLogprob
 from .scheduler import PlannedChunk
@@ -16,6 +19,14 @@ class StepInFlight:
     chunks: list[PlannedChunk]
     sampling: list[PlannedChunk]
     embedding: list[PlannedChunk]
+
+    def rows_of(self, chunks: list[PlannedChunk], values: Tensor) -> Tensor:
+        """Those of the values, [chunks of this step], that belong to the sequences of other chunks, in their order."""
+        if len(chunks) == len(self.chunks):
+            return values
+        wanted = {chunk.sequence.id for chunk in chunks}
+        rows = [row for row, chunk in enumerate(self.chunks) if chunk.sequence.id in wanted]
+        return values[torch.tensor(rows, device=values.device)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ class DecodeGraphs:
         graph.read.synchronize()
         fill(graph.host, batch, self._block_tokens, self._spare_block)
         graph.inputs.copy_(graph.host, non_blocking=True)
+        if batch.device_tokens is not None:
+            graph.inputs[: len(batch.tokens), 0].copy_(batch.device_tokens)
         graph.read.record()
         graph.graph.replay()
         return graph.logits[: len(batch.tokens)]

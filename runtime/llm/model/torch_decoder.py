@@ -164,10 +164,13 @@ class TorchDecoder:
         if logits is not None:
             return self._of_rows(logits, batch)
         if self._embedding is not None:
-            hidden = self._embed(torch.tensor(batch.tokens, device=self.device))
+            hidden = self._embed(self._tokens(batch))
         assert hidden is not None
         hidden = self._through_layers(self._inputs.of_batch(batch, self._kernels), self._move(hidden))
         return self.logits(self._of_rows(hidden, batch)) if self._whole else hidden
+
+    def _tokens(self, batch: Batch) -> Tensor:
+        return torch.tensor(batch.tokens, device=self.device) if batch.device_tokens is None else batch.device_tokens
 
     def _of_rows(self, values: Tensor, batch: Batch) -> Tensor:
         """Those of the rows whose logits are wanted."""
@@ -183,7 +186,7 @@ class TorchDecoder:
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states [rows, hidden_size] after the last layer of a whole model, before the final norm."""
-        hidden = self._embed(torch.tensor(batch.tokens, device=self.device))
+        hidden = self._embed(self._tokens(batch))
         return self._through_layers(self._inputs.of_batch(batch, self._kernels), hidden)
 
     def _embed(self, tokens: Tensor) -> Tensor:

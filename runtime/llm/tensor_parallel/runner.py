@@ -46,3 +46,6 @@ class TensorParallelRunner:
             return self._own.collect()
         except Exception as error:
             self._ranks.lost(f"a step failed in the first rank: {error}")
+
+    def drop(self) -> None:
+        self._own.drop()

@@ -47,6 +47,9 @@ class TransformersRunner:
     def submit(self, batch: Batch) -> None:
         self._batches.append(batch)
 
+    def drop(self) -> None:
+        self._batches.clear()
+
     @torch.inference_mode()
     def collect(self) -> StepOutput:
         batch = self._batches.popleft()

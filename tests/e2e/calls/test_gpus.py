@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -43,6 +44,13 @@ theirs = LLM(weights="./weights", dtype="fp32", engine="transformers", gpu="8GiB
              scale=Scale(max=1, keep_alive_s=600))
 cpu = LLM(weights="./weights", dtype="fp32", memory="1GiB", scale=Scale(max=1, keep_alive_s=600))
 """
+RESTS = """
+from fleetstart.runtime import LLM, Scale
+
+resting = LLM(weights="./weights", dtype="fp32", engine="{engine}", gpu="8GiB", kv_memory="4GiB", memory="4GiB",
+              scale=Scale(max=1, keep_alive_s=0.3, standby_s=600))
+"""
+PROMPT = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +107,7 @@ def test_a_language_model_says_on_the_gpu_what_it_says_on_the_cpu(gpus: System, 
     gpus.deploy_file(tmp_path / "handler.py", "--no-probe")
     said = {}
     for name in ("cpu", "whole", "theirs"):
-        answer = gpus.call(name, {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}, timeout_s=120)
+        answer = gpus.call(name, PROMPT, timeout_s=120)
         assert answer.status_code == 200, answer.text
         said[name] = answer.json()["text"]
     assert said["whole"] == said["cpu"]
@@ -108,3 +116,29 @@ def test_a_language_model_says_on_the_gpu_what_it_says_on_the_cpu(gpus: System, 
     assert any(device.load_bytes_per_s > 0 for device in node.devices)
     for name in said:
         gpus.fs("rm", name, "--yes")
+
+
+@pytest.mark.parametrize("engine", ["native", "transformers"])
+def test_a_model_that_stands_by_gives_its_gpu_back(gpus: System, tmp_path: Path, engine: str) -> None:
+    torch.cuda.mem_get_info()  # this process's own context, which takes a while
+    write_noise(tmp_path / "weights", QUICK_NOISE)
+    (tmp_path / "handler.py").write_text(RESTS.format(engine=engine))
+    gpus.deploy_file(tmp_path / "handler.py", "--no-probe")
+    try:
+        started = gpus.call("resting", PROMPT, timeout_s=120)
+        assert started.status_code == 200, started.text
+        for _ in range(2):
+            running_bytes = torch.cuda.mem_get_info()[0]
+            wait_until(lambda: _states(gpus, "resting") == ["standby"], what="standby")
+            wait_until(lambda: not reserved(gpus), what="the end of the reservation")
+            assert torch.cuda.mem_get_info()[0] - running_bytes > 3 * GIB  # the KV memory and more
+            woken = gpus.call("resting", PROMPT, timeout_s=120)
+            assert (woken.status_code, woken.headers["fs-start"]) == (200, "standby"), woken.text
+            assert woken.json()["text"] == started.json()["text"]
+    finally:
+        gpus.fs("rm", "resting", "--yes")
+
+
+def _states(system: System, name: str) -> list[str]:
+    [shown] = [one for one in msgspec.json.decode(system.fs("ls", "--json").out) if one["name"] == name]
+    return [worker["state"] for worker in shown["workers"]]

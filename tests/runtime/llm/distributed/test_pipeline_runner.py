@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import logging
 from typing import Any
 from weakref import WeakSet
 
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
@@ -169,3 +171,24 @@ def test_a_stage_that_lost_another_before_it_was_at_work_says_so_first() -> None
         assert stages.hurried.is_set()
         found = asyncio.run(generate(stages, [request()]))
     assert [tokens_of(deltas) for deltas in found] == alone([request()])
+
+
+def test_a_failed_step_leaves_no_results_to_the_steps_behind_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other steps were in flight; what the stages give for them arrives later."""
+    with pipeline(WEIGHTS, cuts_of([1, 3])) as stages:
+        front = stages.first._pipeline.front
+        logits, left = front.logits, [6]
+
+        def fails_once(hidden: torch.Tensor) -> torch.Tensor:
+            left[0] -= 1
+            if not left[0]:
+                raise RuntimeError("out of memory")
+            return logits(hidden)
+
+        monkeypatch.setattr(front, "logits", fails_once)
+        with caplog.at_level(logging.CRITICAL), pytest.raises(HandlerFailed, match="out of memory"):
+            asyncio.run(generate(stages, [request(seed=seed) for seed in range(4)]))
+        requests = [request(20, 12, seed) for seed in range(5, 9)]
+        assert [tokens_of(deltas) for deltas in asyncio.run(generate(stages, requests))] == alone(requests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.runtime.llm.models import Checkpoint, engine, native, run, text_of, t
 class Device:
     """A decoder that leaves the host free after each step of decodes, and says which steps it has begun."""
 
-    def __init__(self, decoder: Decoder, fails_in: int = -1) -> None:
+    def __init__(self, decoder: Decoder, fails_in: range = range(0)) -> None:
         self._decoder = decoder
         self._fails_in = fails_in
         self.begun: list[Batch] = []
@@ -30,9 +31,12 @@ class Device:
 
     def forward(self, batch: Batch) -> Tensor:
         self.begun.append(batch)
-        if len(self.begun) == self._fails_in:
+        if len(self.begun) in self._fails_in:
             raise RuntimeError("the device is lost")
         self.host_is_free = len(batch.tokens) == len(batch.tables)
+        if batch.device_tokens is not None:
+            assert not any(batch.tokens)
+            batch = replace(batch, tokens=batch.device_tokens.tolist())
         return self._decoder.forward(batch)
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -56,6 +60,30 @@ def test_the_next_step_is_under_way_when_tokens_are_said(tiny_model: Checkpoint)
         begun.append(len(device.begun))
     assert begun == [1, 3, 4, 4]  # the prompt's step leaves the host busy, and after the last token there is none
     assert delta.finish == "length"
+    known = [batch.device_tokens is None for batch in device.begun]
+    assert known == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "follows"),
+    [
+        ({}, True),
+        ({"sampling": SamplingParams(temperature=0.8, seed=1)}, True),
+        ({"sampling": SamplingParams(temperature=0, presence_penalty=1.0)}, False),
+        ({"logprobs": 2}, False),
+    ],
+    ids=["greedy", "drawn", "penalised", "probabilities"],
+)
+def test_a_step_follows_on_the_device_where_only_that_need_know_its_tokens(
+    tiny_model: Checkpoint, fields: dict[str, Any], follows: bool
+) -> None:
+    device = Device(native(tiny_model))
+    found = run(engine(tiny_model, device), [request(new=9), request(new=12, seed=2, **fields)])
+    wanted = run(engine(tiny_model, native(tiny_model)), [request(new=9), request(new=12, seed=2, **fields)])
+    assert [tokens_of(deltas) for deltas in found] == [tokens_of(deltas) for deltas in wanted]
+    both = [batch for batch in device.begun if len(batch.tables) == 2]
+    assert (sum(batch.device_tokens is not None for batch in both) > 5) is follows
+    assert all(batch.device_tokens is None for batch in both) is not follows
 
 
 def test_no_step_is_begun_while_a_request_waits_for_one(tiny_model: Checkpoint) -> None:
@@ -117,7 +145,7 @@ def test_a_stop_string_drops_the_token_under_way(tiny_model: Checkpoint) -> None
 def test_tokens_of_before_a_failed_step_are_said_first(
     tiny_model: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subject = engine(tiny_model, Device(native(tiny_model), fails_in=4))
+    subject = engine(tiny_model, Device(native(tiny_model), fails_in=range(4, 6)))
     first, ends = subject.add(request(new=8)), subject.add(request(new=3, seed=2))
     deltas: list[TokenDelta] = []
     with caplog.at_level(logging.CRITICAL):
@@ -130,12 +158,22 @@ def test_tokens_of_before_a_failed_step_are_said_first(
     assert subject.scheduler.pool.free_count == subject.scheduler.pool.block_count
 
 
+def test_a_step_that_cannot_be_begun_ahead_is_begun_in_its_turn(
+    tiny_model: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = [request(new=8), request(new=20, seed=2)]
+    wanted = run(engine(tiny_model, native(tiny_model)), requests)
+    with caplog.at_level(logging.CRITICAL):
+        found = run(engine(tiny_model, Device(native(tiny_model), fails_in=range(5, 6))), requests)
+    assert [tokens_of(deltas) for deltas in found] == [tokens_of(deltas) for deltas in wanted]
+
+
 def test_a_request_that_a_stop_string_ends_has_not_failed_with_the_step_behind(
     tiny_model: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     [whole] = run(engine(tiny_model, native(tiny_model)), [request(new=12)])
     at = next(number for number, delta in enumerate(whole) if number >= 3 and delta.text)
-    subject = engine(tiny_model, Device(native(tiny_model), fails_in=at + 2))
+    subject = engine(tiny_model, Device(native(tiny_model), fails_in=range(at + 2, at + 4)))
     subject.add(request(new=12, stops=[whole[at].text]))
     deltas: list[TokenDelta] = []
     with caplog.at_level(logging.CRITICAL):
