@@ -55,7 +55,7 @@ class DockerEngine:
         arguments += ["--host", self.address, "--cgroup-parent", f"/{self._group}"]
         arguments += self._options
         if not self._networks:
-            arguments += ["--bridge=none", "--iptables=false", "--ip6tables=false"]
+            arguments += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--userland-proxy=false"]
         inside = 'ip link set lo up; exec "$@"' if self._networks else 'exec "$@"'
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -131,7 +131,7 @@ def test_a_model_that_stands_by_gives_its_gpu_back(gpus: System, tmp_path: Path,
             running_bytes = torch.cuda.mem_get_info()[0]
             wait_until(lambda: _states(gpus, "resting") == ["standby"], what="standby")
             wait_until(lambda: not reserved(gpus), what="the end of the reservation")
-            assert torch.cuda.mem_get_info()[0] - running_bytes > 3 * GIB  # the KV memory and more
+            assert torch.cuda.mem_get_info()[0] - running_bytes > GIB // 4  # KV memory and weights
             woken = gpus.call("resting", PROMPT, timeout_s=120)
             assert (woken.status_code, woken.headers["fs-start"]) == (200, "standby"), woken.text
             assert woken.json()["text"] == started.json()["text"]

@@ -186,7 +186,8 @@ def test_a_function_in_a_container_computes_on_its_gpu_until_it_ends(tmp_path: P
 def specification_of_real(gpu: str) -> dict[str, object]:
     """What nvidia-ctk would write of the first GPU, as far as the driver's own interface needs it."""
     library = driver_library()
-    mount = {"hostPath": str(library), "containerPath": str(library), "options": ["ro", "nosuid", "bind"]}
+    known = str(library.with_name("libcuda.so.1"))  # the file has the driver's version in its name
+    mount = {"hostPath": str(library), "containerPath": known, "options": ["ro", "nosuid", "bind"]}
     paths = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
     nodes = [{"path": path} for path in paths if Path(path).exists()]
     edits = {"deviceNodes": nodes, "mounts": [mount], "env": [f"LD_LIBRARY_PATH={library.parent}"]}
