@@ -2,7 +2,7 @@
 
 Synchronous, in its own thread (`engine_service` joins it to the server). A step gets a plan from the scheduler, logits
 from the runner, tokens from the sampler, and text from each request's `Generation`. Along a pipeline several steps are
-in flight, each with its own sequences.
+in flight, each with its own sequences. A GPU has the next step before the host knows the tokens of this one.
 """
 
 from __future__ import annotations

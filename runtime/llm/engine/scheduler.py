@@ -6,7 +6,8 @@ tokens, prompt and output alike, are recomputed later. The oldest is never preem
 rejects what never could), so each step makes progress.
 
 Along a pipeline several steps are in flight. A sequence waits for its last token; a long prompt does not wait: its next
-chunk follows the one before, and every stage computes them in that order.
+chunk follows the one before, and every stage computes them in that order. On a GPU a step of decodes may follow
+another one whose tokens only the GPU knows yet (`plan_following`).
 
 With `share_prefixes`, full blocks are kept in the pool, and a sequence that begins with the same tokens starts behind
 them. Its last token is always computed, for the next one follows from it.

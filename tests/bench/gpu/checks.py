@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from tests.bench.harness.samples import ROOT, Report, parse_options
+from tests.engine import why_none
 
 FILES = (
     "tests/e2e/calls/test_gpus.py",
@@ -31,6 +32,8 @@ FILES = (
     "tests/runtime/worker/test_device_init.py",
 )
 """Files with tests marked `gpu`: collecting all files would take longer than the tests."""
+CONTAINER_FILES = ("tests/e2e/isolation/test_container_gpus.py",)
+"""Files that need a container engine beside the GPU."""
 ENGINE_FILES = (
     "tests/runtime/llm/engine/test_adapter_engines.py",
     "tests/runtime/llm/engine/test_inference_engine.py",
@@ -64,7 +67,8 @@ def main() -> None:
         code = 0
         runs = [["-m", "gpu", *FILES]]
         if options.device == "cuda":  # elsewhere all of the first run are skipped, and the second one is in `make test`
-            runs = [[*TOGETHER, "-m", "gpu", *FILES], [*TOGETHER, "-m", "not gpu", *ENGINE_FILES]]
+            containers = [] if why_none() else CONTAINER_FILES
+            runs = [[*TOGETHER, "-m", "gpu", *FILES, *containers], [*TOGETHER, "-m", "not gpu", *ENGINE_FILES]]
         for arguments in runs:
             written = Path(folder) / f"{len(found)}.xml"
             argv = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={written}", *arguments]
