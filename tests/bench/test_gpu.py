@@ -32,7 +32,8 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_file_with_a_test_for_gpus_is_in_it() -> None:
     found = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARKED in path.read_text()]
-    assert [str(path.relative_to(ROOT)) for path in found if path != Path(__file__)] == sorted(checks.FILES + checks.CONTAINER_FILES)
+    named = sorted(checks.FILES + checks.CONTAINER_FILES)
+    assert [str(path.relative_to(ROOT)) for path in found if path != Path(__file__)] == named
 
 
 def test_its_parts_fit_forty_minutes() -> None:

@@ -53,8 +53,11 @@ PAD_PREFIX = "__pad__."
 PATTERN_MAX = 200
 """Longest pattern of layer names, in characters."""
 
-_PROJECTION = re.compile(r"([qkv]|gate|up)_proj\.(weight|bias)$")
-"""Name of a projection of the input that its sisters have, too."""
+TOGETHER_PARTS = 4
+"""Largest part that projections of one input may have together, in parts: of a model with 400 billion parameters they
+are cut."""
+_PROJECTION = re.compile(r"(?<![^._])([qkv]|gate|up)_proj\.(weight|bias)$")
+"""End of the name of a matrix or bias that is applied to the same input as others."""
 _BEFORE = re.compile(
     r"(?:^|[._])(?:embed\w*|wte|wpe|tok_embeddings|patch_embed\w*|cls_token|pos_embed\w*|rotary_emb)(?:[._]|$)"
 )
@@ -171,7 +174,11 @@ def layer_of_tensors(names: Iterable[str], pattern: str = "") -> dict[str, int]:
 def in_order_of_use(tensors: Sequence[StoredTensor], pattern: str = "") -> list[StoredTensor]:
     """Sorts tensors in the order of use."""
     layers = layer_of_tensors((tensor.name for tensor in tensors), pattern)
-    return sorted(tensors, key=lambda tensor: (layers[tensor.name], *_natural("".join(_together(tensor.name)))))
+
+    def place(tensor: StoredTensor) -> tuple[int, list[tuple[int, str]], str, str]:
+        return layers[tensor.name], *_natural("".join(_together(tensor.name))), tensor.name
+
+    return sorted(tensors, key=place)
 
 
 def plan_checkpoint(
@@ -227,7 +234,7 @@ def chunk_size(total_bytes: int) -> int:
 
 
 def _cut(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> list[list[SmallFile | StoredTensor]]:
-    """Cuts items into groups of at most the given size; a larger item has a group of its own."""
+    """Cuts items into groups of at most the given size; larger ones that belong together have a group of their own."""
     groups: list[list[SmallFile | StoredTensor]] = [[]]
     end = 0
     for unit in _units(items, part_max_bytes):
@@ -242,10 +249,10 @@ def _cut(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> list
 
 
 def _units(items: Iterable[SmallFile | StoredTensor], part_max_bytes: int) -> Iterator[list[SmallFile | StoredTensor]]:
-    """Items that go into one part, in their order: projections of one input, if it holds them, or one item."""
+    """Items that go into one part, in their order: projections of one input, or one item."""
     for _, found in itertools.groupby(items, key=lambda item: _together(item.name)[0]):
         unit = list(found)
-        if _room(unit) <= part_max_bytes:
+        if _room(unit) <= TOGETHER_PARTS * part_max_bytes:
             yield unit
         else:
             yield from ([item] for item in unit)
@@ -256,12 +263,12 @@ def _room(items: Iterable[SmallFile | StoredTensor]) -> int:
 
 
 def _together(name: str) -> tuple[str, str]:
-    """What a projection's name has in common with those of its sisters, and the rest; a name and nothing for others."""
+    """What names of projections of one input have in common, and the rest; any other name itself, and nothing."""
     match = _PROJECTION.search(name)
     if match is None:
         return name, ""
-    sisters = "qkv_proj" if len(match[1]) == 1 else "gate_up_proj"
-    return f"{name[: match.start()]}{sisters}.{match[2]}.", match[1]
+    group = "qkv_proj" if len(match[1]) == 1 else "gate_up_proj"
+    return f"{name[: match.start()]}{group}.{match[2]}.", match[1]
 
 
 class _Layout:

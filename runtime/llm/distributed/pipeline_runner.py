@@ -84,7 +84,7 @@ class PipelineRunner(PeerStages):
         return bool(self.broken)
 
     @property
-    def host_is_free(self) -> bool:
+    def asynchronous(self) -> bool:
         return False  # `depth` steps are in flight anyway
 
     def submit(self, batch: Batch) -> None:

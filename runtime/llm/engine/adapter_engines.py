@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
 from .generation import Request, ResumeState, TokenDelta
-from .inference_engine import Awaited, EngineLoad, InferenceEngine, never
+from .inference_engine import EngineLoad, InferenceEngine, never
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +101,15 @@ class AdapterEngines:
         if (engine := self._engines.get(self._adapter_of.pop(id, ""))) is not None:
             engine.cancel(id)
 
-    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
+    def step(self, now_ns: int = 0, awaited: Callable[[], bool] = never) -> list[TokenDelta]:
         deltas = [*self._take_built(), *self._expire(now_ns)]
         for engine in self._engines.values():
             if not engine.idle:
                 deltas += engine.step(now_ns, awaited)
+        return self._forget(deltas)
+
+    def _forget(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
+        """The deltas; the requests that end with them have no adapter any more."""
         for delta in deltas:
             if delta.last:
                 self._adapter_of.pop(delta.id, None)
@@ -117,10 +121,9 @@ class AdapterEngines:
         self._adapter_of.clear()
         return deltas + [delta for engine in self._engines.values() for delta in engine.fail_all(error)]
 
-    def release(self) -> None:
+    def release(self) -> list[TokenDelta]:
         self._released = True
-        for engine in self._engines.values():
-            engine.release()
+        return self._forget([delta for engine in self._engines.values() for delta in engine.release()])
 
     def regain(self) -> None:
         for engine in self._engines.values():

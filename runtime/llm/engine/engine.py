@@ -7,32 +7,34 @@ in flight, each with its own sequences. A GPU has the next step before the host 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
 from ...contract.errors import FleetError, HandlerFailed
 from ..text.tokenizer import Vocabulary
 from .generation import (
+    Completed,
     Generation,
     MigratedRequest,
     Request,
     ResumeState,
+    SampledToken,
     TokenDelta,
     resume_state,
     resumed_sampler,
     start_generation,
 )
-from .inference_engine import Awaited, EngineLoad, never
+from .inference_engine import EngineLoad, never
 from .logprobs import token_logprob
-from .runner import ReleasedRunner, Runner, RunnerLost, batch_of, following_batch
+from .runner import ReleasedRunner, Runner, RunnerLost, StepInFlight, batch_of, following_batch
 from .sampler import SamplingParams, begin_draw
 from .scheduler import PlannedChunk, Scheduler, Sequence
-from .steps import SampledToken, StepInFlight
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +57,6 @@ class Engine:
         self._runner = runner
         self._make_runner = make_runner
         self._in_flight: deque[StepInFlight] = deque()
-        self._settled: list[TokenDelta] = []
-        """Deltas of a step that a release completed."""
         self.scheduler = scheduler
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -196,7 +196,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self._active or self._migrated_in or self._in_flight or self._settled)
+        return not (self._active or self._migrated_in or self._in_flight)
 
     @property
     def stages(self) -> int:
@@ -208,48 +208,49 @@ class Engine:
         """Checks whether no step can run now: the runner is stalled, or all requests are computed elsewhere."""
         return not self._in_flight and (self._runner.stalled or not self.scheduler.pending)
 
-    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
+    def step(self, now_ns: int = 0, awaited: Callable[[], bool] = never) -> list[TokenDelta]:
         """Submits steps until the runner is busy, and completes the oldest; returns its deltas.
 
-        Where a device computes by itself, the next step is submitted before the tokens of this one are known here, or
-        else before they become text; unless a request waits to be planned, in the scheduler, or outside, as `awaited`
-        tells.
+        Where a device computes asynchronously, the next step is submitted before the tokens of this one are known to
+        the host, or else before they become text; but not while a command is `awaited`.
         """
-        deltas, self._settled = self._settled + self._expire(now_ns), []
-        sampled: list[SampledToken] = []
-        failures: list[TokenDelta] = []
-        try:
+        with self._completing() as completed:
+            completed.deltas += self._expire(now_ns)
             self._submit_steps()
-            ahead = self._runner.host_is_free and not awaited()
-            deltas += self._complete_oldest(sampled, ahead=ahead)
-            if self._runner.host_is_free and not self.scheduler.waiting and not awaited():
+            follow = self._runner.asynchronous and not awaited()
+            self._complete_oldest(completed, follow=follow)
+            if self._runner.asynchronous and not self.scheduler.waiting and not awaited():
                 self._submit_steps()
+        return completed.deltas
+
+    def settle(self) -> list[TokenDelta]:
+        """Completes all steps in flight and submits none; returns their deltas."""
+        with self._completing() as completed:
+            while self._in_flight:
+                self._complete_oldest(completed)
+        return completed.deltas
+
+    @contextlib.contextmanager
+    def _completing(self) -> Iterator[Completed]:
+        """What steps give, with the deltas of their tokens at the end. If one fails, so do all sequences that run; if
+        the runner is lost, they are recomputed. Waiting ones go on."""
+        completed, failures = Completed(), list[TokenDelta]()
+        try:
+            yield completed
         except RunnerLost as error:
             self._restart(error)
         except Exception as error:
-            # Results of the steps in flight are unknown. Their sequences fail; waiting ones continue.
+            # Results of the steps in flight are unknown.
             logger.exception("step failed", extra={"steps": len(self._in_flight)})
             self._in_flight.clear()
             self._runner.drop()
             reason = error if isinstance(error, FleetError) else HandlerFailed(f"the model failed: {error!r}")
             failures = [TokenDelta(id=sequence.id, error=reason) for sequence in self.scheduler.running]
-            for failure in failures:
-                self.cancel(failure.id)
-                self.remove_migrated(failure.id)
-        said = self._say(sampled)
-        ended = {delta.id for delta in said if delta.last}
-        return deltas + said + [failure for failure in failures if failure.id not in ended]
-
-    def settle(self) -> list[TokenDelta]:
-        """Completes all steps in flight and submits none; returns their deltas."""
-        deltas: list[TokenDelta] = []
-        sampled: list[SampledToken] = []
-        try:
-            while self._in_flight:
-                deltas += self._complete_oldest(sampled)
-        except RunnerLost as error:
-            self._restart(error)
-        return deltas + self._say(sampled)
+        ended = completed.make_deltas()
+        completed.deltas += [failure for failure in failures if failure.id not in ended]
+        for id in ended.union(failure.id for failure in failures):
+            self.cancel(id)
+            self.remove_migrated(id)
 
     def _restart(self, error: RunnerLost) -> None:
         logger.warning("the pipeline is broken, requests are recomputed", extra={"error": str(error)})
@@ -264,19 +265,20 @@ class Engine:
         self.scheduler.pool.forget()
         self.scheduler.share_prefixes = runner.depth == 1
 
-    def release(self) -> None:
+    def release(self) -> list[TokenDelta]:
         """Frees weights and KV memory, as of `InferenceEngine`; running requests are recomputed after `regain`.
 
-        A step in flight is completed. Errors: RuntimeError for a pipeline, whose weights other workers have.
+        Errors: RuntimeError for a pipeline, whose weights other workers have.
         """
         if isinstance(self._runner, ReleasedRunner):
-            return
+            return []
         if self._make_runner is None:
             raise RuntimeError("this engine's weights cannot be released")
-        self._settled += self.settle()
+        deltas = self.settle()
         self.scheduler.restart()
         self._runner = ReleasedRunner()
         gc.collect()  # a model and its cache know one another
+        return deltas
 
     def regain(self) -> None:
         """Takes weights and KV memory again. Errors: those of loading."""
@@ -313,66 +315,58 @@ class Engine:
             self._in_flight.append(StepInFlight(chunks, sampling, embedding))
             self._runner.submit(batch)
 
-    def _complete_oldest(self, sampled: list[SampledToken], *, ahead: bool = False) -> list[TokenDelta]:
-        """Completes the oldest step in flight: advances its sequences and samples their next tokens, which are added to
-        `sampled`. Returns the deltas of those that have none. With `ahead`, the step behind it is submitted if only the
-        device need know its tokens."""
+    def _complete_oldest(self, completed: Completed, *, follow: bool = False) -> None:
+        """Completes the oldest step in flight: advances its sequences and samples their next tokens. With `follow`, the
+        next step is submitted first if only the device has to know these tokens."""
         if not self._in_flight:
-            return []
+            return
         output = self._runner.collect()
         step = self._in_flight.popleft()
         for chunk in step.chunks:
             if self._runs(chunk):
                 self.scheduler.advance(chunk)
-                self._note_caught_up(chunk.sequence)
-        deltas = self._embed(step.embedding, output.embeddings)
+                if (migrated := self._migrated_in.get(chunk.sequence.id)) is not None:
+                    migrated.note_advance()
+        completed.deltas += self._embed(step.embedding, output.embeddings)
         rows = [row for row, chunk in enumerate(step.sampling) if self._runs(chunk)]
         if not rows:
-            return deltas
+            return
         logits = output.logits
         if len(rows) < len(step.sampling):
             logits = logits[rows]
         ids = [step.sampling[row].sequence.id for row in rows]
         states = [(self._active.get(id) or self._migrated_in[id]).sampler for id in ids]
-        draw = begin_draw(logits, states, on_device=logits.is_cuda or ahead)
-        if ahead and draw.tokens is not None and len(rows) == len(step.chunks):
+        draw = begin_draw(logits, states, on_device=logits.is_cuda or follow)
+        if follow and draw.tokens is not None and len(rows) == len(step.chunks):
             self._submit_following(step, draw.tokens)
         for row, (id, token) in enumerate(zip(ids, draw.finish(), strict=True)):
             active = self._active.get(id)
-            if active is not None and active.sampler.failure:
-                deltas.append(active.lost_grammar())
+            if active is None:
+                if self._migrated_in[id].append(token):
+                    self.remove_migrated(id)
+            elif active.sampler.failure:
+                completed.deltas.append(active.lost_grammar())
                 self.cancel(id)
-            elif active is not None:
+            else:
                 wanted = active.request.logprobs
                 logprob = None if wanted is None else token_logprob(logits[row], token, wanted)
-                sampled.append(SampledToken(active, token, logprob, active.sequence.take_reused()))
-                if active.take(token):
+                completed.sampled.append(SampledToken(active, token, logprob, active.sequence.take_reused()))
+                if active.append(token):
                     self.cancel(id)
-            else:
-                self._forward_token(self._migrated_in[id], token)
-        return deltas
 
     def _submit_following(self, step: StepInFlight, tokens: Tensor) -> None:
-        """Submits the step behind one whose tokens, [rows], are on the device; not if their logits are read again."""
+        """Submits the step after one whose tokens, [rows], are on the device; not if its logits are read again."""
         active = [self._active.get(chunk.sequence.id) for chunk in step.chunks]
         if any(one is None or one.request.logprobs is not None for one in active):
             return
         if chunks := self.scheduler.plan_following(step.chunks):
             try:
                 self._runner.submit(following_batch(chunks, step.rows_of(chunks, tokens)))
-            except Exception:  # it is begun once more when this one is complete, whose tokens are not lost so
-                logger.warning("a step was not begun ahead", exc_info=True)
+            except Exception:  # the tokens of this step are not lost; the next one is planned again after it
+                logger.warning("the next step could not be submitted before its tokens were known", exc_info=True)
                 self.scheduler.take_back(chunks)
             else:
                 self._in_flight.append(StepInFlight(chunks, chunks, []))
-
-    def _say(self, sampled: list[SampledToken]) -> list[TokenDelta]:
-        """Deltas of the tokens; a stop string ends its request, whose next token may be under way."""
-        deltas = [one.say() for one in sampled]
-        for delta in deltas:
-            if delta.last:
-                self.cancel(delta.id)
-        return deltas
 
     def _embed(self, chunks: list[PlannedChunk], states: Tensor | None) -> list[TokenDelta]:
         """Ends the requests for embeddings whose last token is computed."""
@@ -382,18 +376,6 @@ class Engine:
         for id, _ in ended:
             self.cancel(id)
         return [TokenDelta(id=id, embedding=tuple(states[row].tolist()), finish="stop") for id, row in ended]
-
-    def _note_caught_up(self, sequence: Sequence) -> None:
-        migrated = self._migrated_in.get(sequence.id)
-        if migrated is not None and sequence.held and sequence.computed == len(sequence.tokens):
-            migrated.caught_up()
-
-    def _forward_token(self, migrated: MigratedRequest, token: int) -> None:
-        sequence = migrated.sequence
-        sequence.tokens.append(token)
-        migrated.on_token(token)
-        if sequence.output_count >= sequence.max_new_tokens:
-            self.remove_migrated(sequence.id)
 
     def _runs(self, chunk: PlannedChunk) -> bool:
         """Checks whether the chunk's sequence still runs."""

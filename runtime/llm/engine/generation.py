@@ -5,17 +5,20 @@ A request may resume after tokens that another worker generated and whose text w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ...contract.errors import DeadlineExceeded, FleetError, InvalidInput
+from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
 from ..text.tokenizer import Detokenizer, Vocabulary
 from .constraint import Constraint
 from .logprobs import TokenLogprob
 from .sampler import SamplerState, SamplingParams
 from .scheduler import Sequence as TokenSequence
 from .stop_strings import StopMatcher
+
+logger = logging.getLogger(__name__)
 
 FinishReason = Literal["stop", "length"]
 
@@ -113,17 +116,17 @@ class Generation:
 
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
         """Adds the next token; returns its delta."""
-        self.take(token)
-        return self.say(token, logprob)
+        self.append(token)
+        return self.delta(token, logprob)
 
-    def take(self, token: int) -> bool:
-        """Adds the next token; True if it is the last one. A stop string may end the request before (`say`)."""
+    def append(self, token: int) -> bool:
+        """Adds the next token; True if it is the last one. A stop string may end the request before (`delta`)."""
         sequence = self.sequence
         sequence.tokens.append(token)
         return self._is_end(token) or sequence.output_count >= sequence.max_new_tokens
 
-    def say(self, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
-        """The delta of the token that was taken last."""
+    def delta(self, token: int, logprob: TokenLogprob | None = None) -> TokenDelta:
+        """The delta of the token that was added last. Called once for each."""
         logprobs = () if logprob is None else (logprob,)
         sequence = self.sequence
         if self._is_end(token):
@@ -146,6 +149,41 @@ class Generation:
         return TokenDelta(id=self.sequence.id, text=text, tokens=(token,), logprobs=logprobs, finish=reason)
 
 
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that was added to its request, and whose delta is not made yet. `cached_tokens`: as of `TokenDelta`."""
+
+    generation: Generation
+    token: int
+    logprob: TokenLogprob | None
+    cached_tokens: int
+
+    def delta(self) -> TokenDelta:
+        """Its delta; one with an error if it cannot be made, so that no other request of the step is hurt."""
+        try:
+            delta = self.generation.delta(self.token, self.logprob)
+        except Exception as error:
+            logger.exception("a token has no text", extra={"token": self.token})
+            reason = HandlerFailed(f"the text of token {self.token} cannot be made: {error!r}")
+            return TokenDelta(id=self.generation.sequence.id, error=reason)
+        return replace(delta, cached_tokens=self.cached_tokens) if self.cached_tokens else delta
+
+
+@dataclass(slots=True)
+class Completed:
+    """What steps gave: deltas, and tokens whose deltas are not made yet."""
+
+    deltas: list[TokenDelta] = field(default_factory=list)
+    sampled: list[SampledToken] = field(default_factory=list)
+
+    def make_deltas(self) -> set[int]:
+        """Makes the deltas of the tokens; returns the ids of requests that end with them."""
+        made = [one.delta() for one in self.sampled]
+        self.sampled.clear()
+        self.deltas += made
+        return {delta.id for delta in made if delta.last}
+
+
 @dataclass(slots=True)
 class MigratedRequest:
     """Sequence of another worker that is computed here. `on_token` sends each token to its owner."""
@@ -154,6 +192,17 @@ class MigratedRequest:
     sampler: SamplerState
     caught_up: Callable[[], object]
     on_token: Callable[[int], object]
+
+    def note_advance(self) -> None:
+        """Reports that all tokens known here are computed, once they are."""
+        if self.sequence.held and self.sequence.computed == len(self.sequence.tokens):
+            self.caught_up()
+
+    def append(self, token: int) -> bool:
+        """Adds the next token and sends it to its owner; True if it is the last one."""
+        self.sequence.tokens.append(token)
+        self.on_token(token)
+        return self.sequence.output_count >= self.sequence.max_new_tokens
 
 
 def resumed_sampler(

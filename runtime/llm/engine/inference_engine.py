@@ -15,12 +15,9 @@ from typing import Protocol
 from ...contract.errors import FleetError
 from .generation import Request, ResumeState, TokenDelta
 
-Awaited = Callable[[], bool]
-"""Checks whether a request, or another command, waits for the end of a step."""
-
 
 def never() -> bool:
-    """An `Awaited` where nothing waits."""
+    """What `InferenceEngine.step` is told where nothing waits."""
     return False
 
 
@@ -91,19 +88,19 @@ class InferenceEngine(Protocol):
         """Cancels a request and frees what it holds; ignores a finished or unknown id."""
         ...
 
-    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
+    def step(self, now_ns: int = 0, awaited: Callable[[], bool] = never) -> list[TokenDelta]:
         """Computes some tokens; returns their deltas, and errors of requests whose deadline has passed (`now_ns`,
-        monotonic). Never raises for one request's sake: a delta has its error. What is `awaited` waits for no more than
-        this step."""
+        monotonic). Never raises for one request's sake: a delta has its error. `awaited` tells whether a request or
+        another command waits for the end of the step: then no further one is begun before it."""
         ...
 
     def fail_all(self, error: FleetError) -> list[TokenDelta]:
         """Ends every request with the error, when the worker ends."""
         ...
 
-    def release(self) -> None:
-        """Frees weights and KV memory (standby). Unfinished requests wait, and are recomputed from their tokens after
-        `regain`. Does nothing if they are released."""
+    def release(self) -> list[TokenDelta]:
+        """Frees weights and KV memory (standby); returns the deltas of a step that was under way. Unfinished requests
+        wait, and are recomputed from their tokens after `regain`. Does nothing if they are released."""
         ...
 
     def regain(self) -> None:

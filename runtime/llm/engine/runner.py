@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .scheduler import PlannedChunk
@@ -68,6 +69,24 @@ def batch_of(chunks: list[PlannedChunk]) -> Batch:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A submitted step: its chunks, those whose last row is sampled, and those whose last hidden state is wanted."""
+
+    chunks: list[PlannedChunk]
+    sampling: list[PlannedChunk]
+    embedding: list[PlannedChunk]
+
+    def rows_of(self, chunks: list[PlannedChunk], values: Tensor) -> Tensor:
+        """Those of the values, one a chunk of this step, that belong to the sequences of other chunks, in their
+        order. The host waits for nothing."""
+        if len(chunks) == len(self.chunks):
+            return values
+        wanted = {chunk.sequence.id for chunk in chunks}
+        rows = [row for row, chunk in enumerate(self.chunks) if chunk.sequence.id in wanted]
+        return values[torch.tensor(rows).to(values.device, non_blocking=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """Output of one step. Valid until the next one.
@@ -84,7 +103,7 @@ class Decoder(Protocol):
     """Arithmetic of a whole model. Results are valid until the next call."""
 
     @property
-    def host_is_free(self) -> bool:
+    def asynchronous(self) -> bool:
         """Checks whether the last `forward` gave its step to a device by one call, and the device may still compute."""
         ...
 
@@ -123,7 +142,7 @@ class Runner(Protocol):
         ...
 
     @property
-    def host_is_free(self) -> bool:
+    def asynchronous(self) -> bool:
         """Checks whether a device computes steps like the last one while the host does something else. The next one is
         submitted before the host knows its tokens, or else as soon as it does."""
         ...
@@ -142,10 +161,11 @@ class Runner(Protocol):
 
 
 class LocalRunner:
-    """Runner over a decoder in this process, one step at a time.
+    """Runner over a decoder in this process.
 
-    A step that follows one that a device computed by itself is computed when it is submitted, any other when it is
-    collected: the host would compute it before it had said what the last one gave.
+    A step is computed when it is submitted if a device computed the last one asynchronously. Otherwise it is computed
+    when it is collected, for the host, which computes it or launches it kernel by kernel, first makes text of the last
+    one's tokens.
     """
 
     depth = 1
@@ -156,11 +176,11 @@ class LocalRunner:
         self._steps: deque[Batch | StepOutput] = deque()
 
     @property
-    def host_is_free(self) -> bool:
-        return self._decoder.host_is_free
+    def asynchronous(self) -> bool:
+        return self._decoder.asynchronous
 
     def submit(self, batch: Batch) -> None:
-        self._steps.append(self._compute(batch) if self.host_is_free else batch)
+        self._steps.append(self._compute(batch) if self.asynchronous else batch)
 
     def collect(self) -> StepOutput:
         step = self._steps.popleft()
@@ -184,7 +204,7 @@ class ReleasedRunner:
 
     depth = 1
     stalled = True
-    host_is_free = False
+    asynchronous = False
 
     def submit(self, batch: Batch) -> None:
         raise RunnerLost("the weights are released")

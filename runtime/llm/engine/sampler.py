@@ -93,10 +93,10 @@ class Draw:
     logits: Tensor
     states: list[SamplerState]
     tokens: Tensor | None
-    """Tokens [rows] where the logits are; None if the host chooses some of them."""
+    """Tokens [rows] on the device of the logits; None if the host chooses some of them."""
     found: Tensor | None
-    """Tokens [rows] that reach the host with `copied`: all, but for those that the host chooses; None if it chooses
-    all."""
+    """Tokens [rows] in host memory after `copied`; those of rows that need the host mean nothing. None if the host
+    chooses all."""
     copied: torch.cuda.Event | None
 
     def finish(self) -> list[int]:
@@ -115,21 +115,21 @@ class Draw:
 
 
 def begin_draw(logits: Tensor, states: list[SamplerState], *, on_device: bool) -> Draw:
-    """Chooses one token a row. With `on_device` the host waits for nothing; without, for everything, when it finishes.
+    """Begins to choose one token a row: with `on_device` without a wait of the host, but for grammars; without, the
+    draw is made when it finishes.
 
-    Shapes:  logits [len(states), vocab], float; not changed, and read until the draw is finished unless it has
-             `tokens`.
+    Shapes:  logits [len(states), vocab], float; not changed. A draw without `tokens` reads them until it finishes.
     """
     logits = _adjusted(logits, states)
     if not on_device:
         return Draw(logits, states, None, None, None)
-    tokens = tokens_on_device(logits, states)
+    tokens = _tokens_on_device(logits, states)
     alone = None if any(map(_needs_the_host, states)) else tokens
     if not tokens.is_cuda:
         return Draw(logits, states, alone, tokens, None)
     found = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
+    copied.record(torch.cuda.current_stream(tokens.device))
     return Draw(logits, states, alone, found, copied)
 
 
@@ -141,14 +141,10 @@ def sample_on_host(logits: Tensor, states: list[SamplerState]) -> list[int]:
     ]
 
 
-def sample_on_device(logits: Tensor, states: list[SamplerState]) -> list[int]:
-    """`sample_on_host` for a device: draws of all rows at once, which the host waits for once and not several times a
-    row. Rows with penalties or a grammar need the host, and are drawn as there."""
-    return _with_those_of_the_host(tokens_on_device(logits, states).tolist(), logits, states)
+def _tokens_on_device(logits: Tensor, states: list[SamplerState]) -> Tensor:
+    """`sample_on_host` for a device: draws of all rows at once, and no wait.
 
-
-def tokens_on_device(logits: Tensor, states: list[SamplerState]) -> Tensor:
-    """Tokens [rows], of which those of rows that need the host mean nothing. Waits for nothing.
+    Returns [rows], of which those of rows with penalties or a grammar, which need the host, mean nothing.
 
     The draws are those of `_sample_row`, except within the rounding of a sum over a vocabulary.
     """
@@ -157,7 +153,7 @@ def tokens_on_device(logits: Tensor, states: list[SamplerState]) -> Tensor:
     for chosen, draw in (([row for row in drawn if states[row].params.ordered], _draw_ordered),
                          ([row for row in drawn if not states[row].params.ordered], _draw_by_token)):  # fmt: skip
         if chosen:
-            rows = torch.tensor(chosen, device=logits.device)
+            rows = torch.tensor(chosen).to(logits.device, non_blocking=True)
             tokens[rows] = draw(logits[rows].double(), [states[row] for row in chosen])
     return tokens
 
@@ -223,8 +219,8 @@ def _adjusted(logits: Tensor, states: list[SamplerState]) -> Tensor:
         return logits
     logits = logits.clone()
     for row, bias in biased:
-        tokens = torch.tensor([token for token, _ in bias], device=logits.device)
-        values = torch.tensor([value for _, value in bias], dtype=logits.dtype, device=logits.device)
+        tokens = torch.tensor([token for token, _ in bias]).to(logits.device, non_blocking=True)
+        values = torch.tensor([value for _, value in bias], dtype=logits.dtype).to(logits.device, non_blocking=True)
         logits[row].index_add_(0, tokens, values)
     return masked(logits, [row for row, _ in matched], [matcher for _, matcher in matched])
 

@@ -146,7 +146,7 @@ class Scheduler:
                 if self.preemptions > preempted and sequence not in self.running:
                     continue  # just preempted for an older one
                 pending = len(sequence.tokens) - sequence.submitted
-                if pending == 0 or (pending == 1) is not decoding:
+                if pending <= 0 or (pending == 1) is not decoding:
                     continue
                 count = min(pending, budget)
                 before = len(chunks)
@@ -155,13 +155,9 @@ class Scheduler:
                     budget -= count
                 if len(chunks) <= before:  # others were preempted, and give their tokens back
                     budget = self.token_budget - sum(chunk.end - chunk.begin for chunk in chunks.values())
-        while self.waiting and budget > 0 and len(self.running) < self.max_batch and len(chunks) < most:
+        while self.waiting and budget > 0 and len(chunks) < most:
             sequence = self.waiting[0]
-            # The whole prompt must fit now, though only a chunk runs: half a prompt that is then
-            # preempted by decodes would be computed for nothing.
-            kept = self._kept_prefix(sequence)
-            taken = self.pool.blocks_for(len(sequence.tokens)) - len(kept) + self.pool.unowned_count(kept)
-            if taken > self.pool.free_count - self._reserve():
+            if (kept := self._room_for(sequence)) is None:
                 break
             self.waiting.popleft()
             self._admit(sequence, kept)
@@ -173,17 +169,20 @@ class Scheduler:
         return list(chunks.values())
 
     def plan_following(self, chunks: list[PlannedChunk]) -> list[PlannedChunk]:
-        """Plans the step behind one of decodes in flight, whose tokens are not known yet: one more token of each
+        """Plans the step after a step of decodes in flight, whose tokens are not known yet: one more token of each
         sequence that does not end by its number of tokens.
 
-        Empty if that is not all there is to plan, or if it needs blocks that others have.
+        Empty if there is more to plan (other running sequences, prompts, one that waits and has room), or if it needs
+        blocks that others have.
         """
         sequences = [chunk.sequence for chunk in chunks]
-        if self.waiting or len(sequences) != len(self.running):
+        if len(sequences) != len(self.running):
             return []
         if any(one.held or one.embeds or one.submitted != len(one.tokens) for one in sequences):
             return []
         going_on = [one for one in sequences if one.output_count + 1 < one.max_new_tokens]
+        if self.waiting and (len(going_on) < len(sequences) or self._room_for(self.waiting[0]) is not None):
+            return []
         if not all(self.pool.grow(one.table, one.submitted + 1) for one in going_on):
             return []
         planned = [_chunk(one, 1) for one in going_on]
@@ -192,7 +191,7 @@ class Scheduler:
         return planned
 
     def take_back(self, chunks: list[PlannedChunk]) -> None:
-        """Takes back the last plan, which was not submitted."""
+        """Takes back the last plan, which was not submitted. Blocks that it needed stay with their sequences."""
         for chunk in chunks:
             chunk.sequence.submitted = chunk.begin
 
@@ -215,6 +214,18 @@ class Scheduler:
         while self.running:
             self._preempt(self.running.pop())
         self.pool.forget()
+
+    def _room_for(self, sequence: Sequence) -> list[int] | None:
+        """Kept blocks that a waiting sequence begins with, if it can be admitted now; None if not.
+
+        The whole prompt must fit, though only a chunk runs: half a prompt that is then preempted by decodes would be
+        computed for nothing.
+        """
+        if len(self.running) >= self.max_batch:
+            return None
+        kept = self._kept_prefix(sequence)
+        taken = self.pool.blocks_for(len(sequence.tokens)) - len(kept) + self.pool.unowned_count(kept)
+        return kept if taken <= self.pool.free_count - self._reserve() else None
 
     def _kept_prefix(self, sequence: Sequence) -> list[int]:
         """Kept blocks that a waiting sequence can begin with."""

@@ -23,7 +23,7 @@ from ...contract.errors import FleetError, InvalidInput
 from ...contract.node.orders import SecondEngine
 from .capture_gate import GATE
 from .generation import Request, ResumeState, TokenDelta
-from .inference_engine import Awaited, EngineLoad, InferenceEngine, never
+from .inference_engine import EngineLoad, InferenceEngine, never
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class TwoEngines:
         for engine in self._engines:
             engine.cancel(id)
 
-    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
+    def step(self, now_ns: int = 0, awaited: Callable[[], bool] = never) -> list[TokenDelta]:
         self._take_second()
         deltas: list[TokenDelta] = []
         if self._first is not None:
@@ -230,12 +230,15 @@ class TwoEngines:
 
     # ── weights ────────────────────────────────────────────────────────────────────────────────────
 
-    def release(self) -> None:
+    def release(self) -> list[TokenDelta]:
         with self._lock:
             self._released = True
             engines = self._all()
+        deltas: list[TokenDelta] = []
         for engine in engines:
-            engine.release()
+            given = engine.release()
+            deltas += self._note(given) if engine is self._first else given
+        return deltas
 
     def regain(self) -> None:
         with self._lock:

@@ -77,7 +77,9 @@ class DecodeGraphs:
     def logits(self, batch: Batch) -> Tensor | None:
         """Logits [rows, vocab_size] of one token a sequence, valid until the next call; None without a graph."""
         shape = shape_of(batch, self._block_tokens)
-        graph = self._graphs.get(shape) or self._captured(shape)
+        graph = self._graphs.get(shape)
+        if graph is None and batch.device_tokens is None:  # else tokens that are known would wait for the capture
+            graph = self._captured(shape)
         if graph is None:
             return None
         graph.read.synchronize()

@@ -63,7 +63,7 @@ def splits_for(rows: int, groups: int, context: int, processors: int) -> int:
 
 
 def in_lanes(tensor: Tensor, lane: int) -> bool:
-    """Checks whether rows begin at, and have, a multiple of `lane` numbers, each row's one behind the other.
+    """Checks whether each row is contiguous, begins at a multiple of `lane` numbers, and has a multiple of them.
 
     Shapes:  tensor [width], [rows, width], or [rows, inner, width], where a row is [inner, width].
     """

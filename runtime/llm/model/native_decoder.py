@@ -24,7 +24,7 @@ from .rope import inverse_frequencies
 class NativeDecoder:
     """Layers of one stage with their KV blocks. Methods and their threads are those of `TorchDecoder`."""
 
-    host_is_free = False
+    asynchronous = False
 
     def __init__(
         self,

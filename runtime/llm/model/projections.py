@@ -11,7 +11,8 @@ from torch.nn import functional
 
 
 class Projections:
-    """Linear maps of one input. On a device a product with few rows costs its launch and the reading of its matrix."""
+    """Linear maps of one input, computed as one product where they can be: with few rows a device spends as long on the
+    launch of a small one as on its arithmetic."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         """Shapes: weights [out, in] each, with its bias [out]."""

@@ -106,8 +106,8 @@ class TorchDecoder:
             dtype=dtype,
             device=device,
         )
-        self.host_is_free = False
-        """As of `Decoder`: true after a step that was a graph."""
+        self.asynchronous = False
+        """True after a step that was a graph (`Decoder`)."""
         self._compiling: Future[DecodeKernels | None] | None = None
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda":
@@ -160,7 +160,7 @@ class TorchDecoder:
         if (hidden is None) is not (self._embedding is not None):
             raise ValueError("the first stage takes tokens, the others hidden states")
         logits = self._graphs.logits(batch) if self._graphs is not None and decodes_only(batch) else None
-        self.host_is_free = logits is not None
+        self.asynchronous = logits is not None
         if logits is not None:
             return self._of_rows(logits, batch)
         if self._embedding is not None:
@@ -186,6 +186,7 @@ class TorchDecoder:
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states [rows, hidden_size] after the last layer of a whole model, before the final norm."""
+        self.asynchronous = False
         hidden = self._embed(self._tokens(batch))
         return self._through_layers(self._inputs.of_batch(batch, self._kernels), hidden)
 

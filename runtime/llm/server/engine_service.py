@@ -54,9 +54,9 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A release of the engine's weights, or the end of one, between two steps."""
+    """A release of the engine's weights, or the end of one, between two steps; returns deltas."""
 
-    change: Callable[[], None]
+    change: Callable[[], list[TokenDelta]]
     done: Future[None]
 
 
@@ -170,9 +170,13 @@ class EngineService:
 
     def regain(self) -> None:
         """Takes weights and KV memory again; returns when steps can run. Errors: those of loading; as of `release`."""
-        self._change(self._engine.regain)
+        self._change(self._regain)
 
-    def _change(self, change: Callable[[], None]) -> None:
+    def _regain(self) -> list[TokenDelta]:
+        self._engine.regain()
+        return []
+
+    def _change(self, change: Callable[[], list[TokenDelta]]) -> None:
         done: Future[None] = Future()
         self._commands.put(_Change(change, done))
         while not self._closed:
@@ -194,9 +198,7 @@ class EngineService:
             if self._prepare is not None:
                 self._prepare()
             while self._execute_commands():
-                deltas = self._engine.step(time.monotonic_ns(), self._awaited)
-                self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
-                self._publish(deltas)
+                self._record(self._engine.step(time.monotonic_ns(), self._awaited))
         except Exception as error:
             # A bug: fail all waiting requests, which would wait forever otherwise.
             logger.exception("the engine's thread failed")
@@ -238,12 +240,10 @@ class EngineService:
                     self._speeds.add(id, time.monotonic_ns(), self._engine.stages, len(request.tokens))
                 case _Run(act=act):
                     assert isinstance(self._engine, Engine)
-                    deltas = act(self._engine)
-                    self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
-                    self._publish(deltas)
+                    self._record(act(self._engine))
                 case _Change(change=change, done=done):
                     try:
-                        change()
+                        self._record(change())
                     except Exception as error:
                         done.set_exception(error)
                     else:
@@ -251,6 +251,10 @@ class EngineService:
                 case _Cancel(id=id):
                     self._engine.cancel(id)
                     self._speeds.discard(id)
+
+    def _record(self, deltas: list[TokenDelta]) -> None:
+        self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)
+        self._publish(deltas)
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
         if not deltas or self._loop is None:

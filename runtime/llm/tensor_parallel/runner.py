@@ -28,7 +28,7 @@ class TensorParallelRunner:
 
     depth = 1
     stalled = False
-    host_is_free = False
+    asynchronous = False
 
     def __init__(self, decoder: Decoder, ranks: OtherRanks) -> None:
         self._own = LocalRunner(decoder)

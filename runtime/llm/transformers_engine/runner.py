@@ -33,7 +33,7 @@ class TransformersRunner:
 
     depth = 1
     stalled = False
-    host_is_free = False
+    asynchronous = False
 
     def __init__(self, model: Any, cache: PagedCache, block_tokens: int, vocab_size: int) -> None:
         self._model = model

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
 from ..engine.generation import Generation, Request, ResumeState, TokenDelta, resume_state, start_generation
-from ..engine.inference_engine import Awaited, EngineLoad, never
+from ..engine.inference_engine import EngineLoad, never
 from ..engine.logprobs import TokenLogprob
 from .sampling import KEY, RequestSampler, is_plain
 
@@ -115,7 +115,7 @@ class VllmEngine:
             if self._vllm is not None:
                 self._vllm.abort_request([str(id)])
 
-    def step(self, now_ns: int = 0, awaited: Awaited = never) -> list[TokenDelta]:
+    def step(self, now_ns: int = 0, awaited: Callable[[], bool] = never) -> list[TokenDelta]:
         deltas = self._expire(now_ns)
         if self._vllm is None or not self._active:
             return deltas
@@ -136,7 +136,7 @@ class VllmEngine:
             self.cancel(delta.id)
         return deltas
 
-    def release(self) -> None:
+    def release(self) -> list[TokenDelta]:
         """Frees weights and KV memory by ending vLLM's engine; the process keeps its modules and threads."""
         if self._vllm is not None:
             vllm, self._vllm = self._vllm, None
@@ -144,6 +144,7 @@ class VllmEngine:
             self._close(vllm)
             del vllm
             gc.collect()  # its parts know one another, so that nothing else frees the weights
+        return []
 
     def regain(self) -> None:
         if self._vllm is None:

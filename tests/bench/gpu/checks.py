@@ -19,6 +19,7 @@ from tests.engine import why_none
 FILES = (
     "tests/e2e/calls/test_gpus.py",
     "tests/runtime/llm/engine/test_golden.py",
+    "tests/runtime/llm/engine/test_sampler.py",
     "tests/runtime/llm/model/test_adapters.py",
     "tests/runtime/llm/model/test_decode_graphs.py",
     "tests/runtime/llm/model/test_decode_kernels.py",

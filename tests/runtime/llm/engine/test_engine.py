@@ -33,7 +33,7 @@ def request(length: int = 12, new: int = 20, seed: int = 1, **fields: Any) -> Re
 class LogitsOnly:
     """The part of a decoder that computes no embeddings."""
 
-    host_is_free = False
+    asynchronous = False
 
     def hidden(self, batch: Batch) -> Tensor:
         raise NotImplementedError

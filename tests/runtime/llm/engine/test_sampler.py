@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetstart.runtime.llm.engine.sampler import SamplerState, SamplingParams, sample, sample_on_device, sample_on_host
+from fleetstart.runtime.llm.engine.sampler import SamplerState, SamplingParams, begin_draw, sample
 
 DRAWS = 4000
 
@@ -93,11 +93,26 @@ def test_a_device_draws_all_rows_at_once_and_as_the_host_does(
     ours, theirs = ([SamplerState(one) for one in params] for _ in range(2))
     for _ in range(4):
         logits = torch.randn(len(params), vocab, generator=noise) * 3
-        got = sample_on_device(logits, ours)
-        assert got == sample_on_host(logits, theirs)
-        for token, *states in zip(got, ours, theirs, strict=True):
-            for state in states:
-                state.counts[token] += 1
+        needs_host = any(state.penalised for state in ours)
+        draw = begin_draw(logits, ours, on_device=True)
+        got = draw.finish()
+        assert got == sample(logits, theirs)
+        assert (draw.tokens is None) is needs_host
+        assert draw.tokens is None or draw.tokens.tolist() == got
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_host_waits_for_no_draw_before_it_finishes() -> None:
+    params = [SamplingParams(temperature=0.0), SamplingParams(seed=1), SamplingParams(seed=2, top_p=0.9, top_k=40)]
+    logits = torch.randn(len(params), 700, generator=torch.Generator().manual_seed(1)).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        draw = begin_draw(logits, [SamplerState(one) for one in params], on_device=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert draw.tokens is not None
+    assert draw.finish() == sample(logits.cpu(), [SamplerState(one) for one in params])
 
 
 def test_penalties_push_down_what_was_said() -> None:

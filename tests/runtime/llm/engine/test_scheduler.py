@@ -35,6 +35,53 @@ def compute(scheduler: Scheduler, chunks: list[PlannedChunk]) -> None:
                 scheduler.remove(chunk.sequence)
 
 
+def decoding(subject: Scheduler, *requests: tuple[int, int]) -> list[PlannedChunk]:
+    """The step in flight in which sequences of these prompts and new tokens decode their second token."""
+    for id, (prompt, new) in enumerate(requests):
+        subject.add(sequence(id, prompt, new))
+    compute(subject, subject.plan())
+    return subject.plan()
+
+
+def test_a_step_that_follows_has_the_sequences_that_go_on() -> None:
+    subject = scheduler()
+    chunks = decoding(subject, (3, 9), (2, 2), (1, 9))
+    following = subject.plan_following(chunks)
+    assert [(chunk.sequence.id, chunk.begin, chunk.end) for chunk in following] == [(0, 4, 5), (2, 2, 3)]
+    assert [len(chunk.sequence.table) for chunk in following] == [2, 1]
+    assert subject.plan() == []
+    subject.take_back(following)
+    compute(subject, chunks)
+    assert [(chunk.sequence.id, chunk.begin) for chunk in subject.plan()] == [(0, 4), (2, 2)]
+
+
+@pytest.mark.parametrize("waits", [(1, 1), (20, 1)], ids=["room", "no room"])
+def test_a_step_follows_unless_one_that_waits_has_room(waits: tuple[int, int]) -> None:
+    subject = scheduler(blocks=6)
+    chunks = decoding(subject, (3, 9), (2, 9))
+    subject.add(sequence(2, *waits))
+    assert bool(subject.plan_following(chunks)) is (waits == (20, 1))
+
+
+def test_a_step_does_not_follow_where_one_that_ends_makes_room() -> None:
+    subject = scheduler(max_batch=2)
+    chunks = decoding(subject, (3, 9), (2, 2))
+    assert subject.plan_following(chunks)
+    subject.take_back(chunks)
+    subject.add(sequence(2, 1, 1))
+    assert subject.plan_following(chunks) == []
+
+
+def test_a_step_that_needs_blocks_of_others_does_not_follow() -> None:
+    subject = scheduler(blocks=5, budget=16)
+    chunks = decoding(subject, (7, 9), (7, 9))
+    assert [chunk.end for chunk in chunks] == [8, 8]  # the next token of either begins a block, and one is free
+    assert subject.plan_following(chunks) == []
+    assert [chunk.sequence.submitted for chunk in chunks] == [8, 8]
+    compute(subject, chunks)
+    assert [chunk.begin for chunk in subject.plan()] == [8]
+
+
 class Pool(RuleBasedStateMachine):
     """A pool never gives a block twice, nor loses one."""
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,33 +20,40 @@ from torch import Tensor
 from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
+from fleetstart.runtime.llm.engine.inference_engine import never
 from fleetstart.runtime.llm.engine.runner import Batch, Decoder, LocalRunner
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
+from fleetstart.runtime.llm.engine.two_engines import TwoEngines
+from fleetstart.runtime.llm.server.engine_service import EngineService, _Close
 from tests.runtime.llm.engine.test_engine import GREEDY, embedding, request
 from tests.runtime.llm.models import Checkpoint, engine, native, run, text_of, tiny, tokens_of
+from tests.servers import wait_until
 
 
 class Device:
-    """A decoder that leaves the host free after each step of decodes, and says which steps it has begun."""
+    """A decoder whose steps of decodes are asynchronous, and write their logits where those of the last one were."""
 
     def __init__(self, decoder: Decoder, fails_in: range = range(0)) -> None:
         self._decoder = decoder
         self._fails_in = fails_in
+        self._logits = torch.empty(0)
         self.begun: list[Batch] = []
-        self.host_is_free = False
+        self.asynchronous = False
 
     def forward(self, batch: Batch) -> Tensor:
         self.begun.append(batch)
         if len(self.begun) in self._fails_in:
             raise RuntimeError("the device is lost")
-        self.host_is_free = len(batch.tokens) == len(batch.tables)
+        self.asynchronous = len(batch.tokens) == len(batch.tables)
         if batch.device_tokens is not None:
             assert not any(batch.tokens)
             batch = replace(batch, tokens=batch.device_tokens.tolist())
-        return self._decoder.forward(batch)
+        self._logits.fill_(math.nan)
+        self._logits = self._decoder.forward(batch).clone()
+        return self._logits
 
     def hidden(self, batch: Batch) -> Tensor:
-        self.host_is_free = False
+        self.asynchronous = False
         return self._decoder.hidden(batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -182,50 +195,160 @@ def test_a_request_that_a_stop_string_ends_has_not_failed_with_the_step_behind(
     assert [delta.finish for delta in deltas if delta.last] == ["stop"]
 
 
-def test_a_release_keeps_what_the_step_under_way_gives(tiny_model: Checkpoint) -> None:
-    wanted = tokens_of(run(engine(tiny_model, native(tiny_model)), [request(new=10)])[0])
-    plain = engine(tiny_model, Device(native(tiny_model)))
-    subject = Engine(
-        LocalRunner(Device(native(tiny_model))), plain.scheduler, plain._tokenizer, frozenset(),
-        lambda: LocalRunner(Device(native(tiny_model))),
+def releasable(weights: Checkpoint, fails_in: range = range(0)) -> Engine:
+    plain = engine(weights, native(weights))
+    return Engine(
+        LocalRunner(Device(native(weights), fails_in)), plain.scheduler, plain._tokenizer, frozenset(),
+        lambda: LocalRunner(Device(native(weights))),
     )  # fmt: skip
+
+
+def test_a_release_returns_what_the_step_under_way_gives(tiny_model: Checkpoint) -> None:
+    wanted = tokens_of(run(engine(tiny_model, native(tiny_model)), [request(new=10)])[0])
+    subject = releasable(tiny_model)
     subject.add(request(new=10))
     deltas = [*subject.step(), *subject.step()]
-    subject.release()
-    assert subject.stalled
-    assert not subject.idle
-    deltas += subject.step()  # those of the step that was under way
+    deltas += subject.release()
     assert len(tokens_of(deltas)) == 3
+    assert subject.stalled
+    assert subject.step() == []
     subject.regain()
     while not subject.idle:
         deltas += subject.step()
     assert tokens_of(deltas) == wanted
 
 
-def test_a_release_after_the_last_token_leaves_its_delta(tiny_model: Checkpoint) -> None:
-    plain = engine(tiny_model, Device(native(tiny_model)))
-    subject = Engine(
-        LocalRunner(Device(native(tiny_model))), plain.scheduler, plain._tokenizer, frozenset(),
-        lambda: LocalRunner(Device(native(tiny_model))),
-    )  # fmt: skip
-    subject.add(request(new=3))
+def test_a_release_fails_what_the_step_under_way_fails(
+    tiny_model: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = releasable(tiny_model)
+    id = subject.add(request(new=10))
     deltas = [*subject.step(), *subject.step()]
-    subject.release()
-    assert not subject.idle
-    deltas += subject.step()
-    assert [delta.finish for delta in deltas] == [None, None, "length"]
+    with caplog.at_level(logging.CRITICAL), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject._runner, "collect", lambda: 1 / 0)
+        [failed] = subject.release()
+    assert (failed.id, len(tokens_of(deltas))) == (id, 2)
+    assert isinstance(failed.error, HandlerFailed)
     assert subject.idle
+    subject.regain()
+    assert len(tokens_of(run(subject, [request(new=10)])[0])) == 10
+
+
+def test_a_reader_gets_the_last_token_of_a_release_that_a_close_follows(tiny_model: Checkpoint) -> None:
+    subject = releasable(tiny_model)
+    steps, step = [0], subject.step
+
+    async def read() -> list[TokenDelta]:
+        async with service.open([request(new=3)]) as stream:
+            return [delta async for _, delta in stream]
+
+    def last_step_is_a_release(now_ns: int = 0, awaited: Callable[[], bool] = never) -> list[TokenDelta]:
+        """Two tokens by steps; the third one is under way when the release and the close come."""
+        if not subject.idle:
+            steps[0] += 1
+        deltas = step(now_ns, awaited)
+        if steps[0] == 2:
+            Thread(target=service.release).start()
+            wait_until(lambda: not service._commands.empty(), what="the release")
+            service._commands.put(_Close())
+        return deltas
+
+    subject.step = last_step_is_a_release  # type: ignore[method-assign]
+    service = EngineService(subject)
+    deltas = asyncio.run(asyncio.wait_for(read(), 10))
+    assert [delta.finish for delta in deltas] == [None, None, "length"]
+
+
+def test_a_request_moves_to_a_second_engine_with_the_token_of_a_release(tiny_model: Checkpoint) -> None:
+    wanted = tokens_of(run(engine(tiny_model, native(tiny_model)), [request(new=40)])[0])
+    second = releasable(tiny_model)
+    both = TwoEngines(releasable(tiny_model), lambda: second, name="other", embeds=True, quiet_s=30)
+    both.add(request(new=40))
+    deltas = [*both.step(), *both.step()]
+    wait_until(lambda: both.second.state == "ready", what="the second engine")
+    deltas += both.release()
+    both.regain()
+    while not both.idle:
+        deltas += both.step()
+    assert both.second.moved == 1
+    assert tokens_of(deltas) == wanted
+
+
+def test_a_token_without_text_ends_its_own_request(
+    tiny_model: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = engine(tiny_model, Device(native(tiny_model)))
+    hurt, other = subject.add(request(new=8)), subject.add(request(new=8, seed=2))
+    deltas = [*subject.step(), *subject.step()]
+    monkeypatch.setattr(subject._active[hurt].detokenizer, "feed", lambda token: [][token])
+    with caplog.at_level(logging.CRITICAL):
+        while not subject.idle:
+            deltas += subject.step()
+    mine = [delta for delta in deltas if delta.id == hurt]
+    assert isinstance(mine[-1].error, HandlerFailed)
+    assert len(mine) == 3
+    assert len(tokens_of([delta for delta in deltas if delta.id == other])) == 8
+    assert subject.scheduler.pool.free_count == subject.scheduler.pool.block_count
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(chance=st.randoms(use_true_random=False), blocks=st.integers(6, 14), budget=st.sampled_from([8, 16, 64]))
+def test_answers_survive_whatever_comes_between_steps(chance: Any, blocks: int, budget: int) -> None:
+    """Requests that come late, are cancelled or wait, and releases; each answer is that of its request alone."""
+    weights = tiny()
+    requests = [
+        request(
+            chance.randint(1, 40), chance.randint(1, 25), seed % 3, ignore_eos=chance.random() < 0.7,
+            sampling=SamplingParams(
+                temperature=chance.choice([0, 1.0]), seed=seed, presence_penalty=chance.choice([0, 0, 1.0]),
+                top_p=chance.choice([1.0, 0.9]),
+            ),
+            stops=["e"] if chance.random() < 0.3 else [], logprobs=1 if chance.random() < 0.15 else None,
+        )
+        for seed in range(6)
+    ]  # fmt: skip
+    alone = [tokens_of(run(engine(weights, native(weights)), [one])[0]) for one in requests]
+    plain = engine(weights, native(weights), blocks=blocks, token_budget=budget, share_prefixes=chance.random() < 0.5)
+
+    def runner() -> LocalRunner:
+        return LocalRunner(Device(native(weights, blocks=blocks)))
+
+    subject = Engine(runner(), plain.scheduler, plain._tokenizer, plain._eos_ids, runner)
+    waiting, places, cancelled = list(enumerate(requests)), dict[int, int](), set[int]()
+    deltas: list[TokenDelta] = []
+    while waiting or not subject.idle:
+        if waiting and chance.random() < 0.3:
+            place, one = waiting.pop()
+            places[subject.add(one)] = place
+        if places and chance.random() < 0.02:
+            gone = chance.choice(list(places))
+            cancelled.add(gone)
+            subject.cancel(gone)
+        if chance.random() < 0.02:
+            deltas += subject.release()
+            subject.regain()
+        deltas += subject.step(0, partial(bool, chance.random() < 0.2))
+    assert subject.scheduler.pool.free_count == blocks
+    for id, place in places.items():
+        mine = [delta for delta in deltas if delta.id == id]
+        got = tokens_of(mine)
+        if id in cancelled:
+            assert got == alone[place][: len(got)]
+        else:
+            assert got == alone[place]
+            assert [delta.last for delta in mine].count(True) == 1
 
 
 def test_a_cancelled_request_has_no_part_in_the_step_under_way(tiny_model: Checkpoint) -> None:
     subject = engine(tiny_model, Device(native(tiny_model)))
     gone, stays = subject.add(request(new=9)), subject.add(request(new=9, seed=2))
-    deltas = [*subject.step(), *subject.step()]
+    deltas = [*subject.step(), *subject.step(), *subject.step()]
     subject.cancel(gone)
     new = subject.add(Request(tokens=[5, 6, 7], max_new_tokens=2, sampling=GREEDY, ignore_eos=True))
     while not subject.idle:
         deltas += subject.step()
-    assert len([delta for delta in deltas if delta.id == gone]) == 2
+    assert len([delta for delta in deltas if delta.id == gone]) == 3
     mine = [delta for delta in deltas if delta.id == stays]
     assert tokens_of(mine) == tokens_of(run(engine(tiny_model, native(tiny_model)), [request(new=9, seed=2)])[0])
     assert [delta.finish for delta in deltas if delta.id == new] == [None, "length"]
