@@ -127,14 +127,7 @@ def engine_with(folder: Path, about_gpus: dict[str, object], root: Path) -> Iter
 
 
 def test_it_has_the_device_the_library_and_the_variable_of_its_own_gpu(engine: DockerEngine) -> None:
-    client = ContainerEngine(engine.address)
-    made = client.create(plan("look", "GPU-0"))
-    try:
-        client.start(made)
-        said = wait_until(lambda: engine.docker("logs", "look").strip(), 20, what="what it sees")
-    finally:
-        client.remove(made)
-    assert said == f"1 0 {USER} yes of-the-node"
+    assert output_of(engine, plan("look", "GPU-0")) == f"1 0 {USER} yes of-the-node"
 
 
 def test_a_gpu_that_the_specification_does_not_name_is_refused_with_its_name(engine: DockerEngine) -> None:
@@ -156,13 +149,7 @@ def test_a_program_in_a_container_computes_on_a_real_gpu(tmp_path: Path) -> None
         (root / library.parent.relative_to("/")).mkdir(parents=True, exist_ok=True)
         shutil.copy(library, root / library.relative_to("/"))
     with engine_with(tmp_path, specification_of_real(gpu), root) as engine:
-        client = ContainerEngine(engine.address)
-        made = client.create(plan("computes", gpu))
-        try:
-            client.start(made)
-            said = wait_until(lambda: engine.docker("logs", "computes").strip(), 30, what="what it computes")
-        finally:
-            client.remove(made)
+        said = output_of(engine, plan("computes", gpu))
     assert said == f"{torch.cuda.get_device_name(0)}: {7 * 4096}"
 
 
@@ -209,6 +196,17 @@ def libraries_of(*programs: Path) -> set[Path]:
         said = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True, timeout=20).stdout
         found |= {Path(path) for path in re.findall(r"(/\S+) \(0x", said)}
     return found
+
+
+def output_of(engine: DockerEngine, container: ContainerPlan) -> str:
+    """What a container's program prints."""
+    client = ContainerEngine(engine.address)
+    made = client.create(container)
+    try:
+        client.start(made)
+        return wait_until(lambda: engine.docker("logs", container.name).strip(), 30, what=f"what {container.name} says")
+    finally:
+        client.remove(made)
 
 
 def plan(name: str, gpu: str) -> ContainerPlan:

@@ -21,7 +21,7 @@ from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.engine.inference_engine import never
-from fleetstart.runtime.llm.engine.runner import Batch, Decoder, LocalRunner
+from fleetstart.runtime.llm.engine.runner import Batch, Decoder, LocalRunner, StepOutput
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.engine.two_engines import TwoEngines
 from fleetstart.runtime.llm.server.engine_service import EngineService, _Close
@@ -195,11 +195,40 @@ def test_a_request_that_a_stop_string_ends_has_not_failed_with_the_step_behind(
     assert [delta.finish for delta in deltas if delta.last] == ["stop"]
 
 
-def releasable(weights: Checkpoint, fails_in: range = range(0)) -> Engine:
+class Lossy(LocalRunner):
+    """A runner whose steps fail when they are collected, once it is told so."""
+
+    lost = False
+
+    def collect(self) -> StepOutput:
+        if self.lost:
+            raise RuntimeError("the device is lost")
+        return super().collect()
+
+
+class Closing(Engine):
+    """An engine whose service gets a release and a close behind its second step."""
+
+    service: EngineService | None = None
+    steps = 0
+
+    def step(self, now_ns: int = 0, awaited: Callable[[], bool] = never) -> list[TokenDelta]:
+        self.steps += not self.idle
+        deltas = super().step(now_ns, awaited)
+        if self.steps == 2:
+            service = self.service
+            assert service is not None
+            Thread(target=service.release).start()
+            wait_until(lambda: not service._commands.empty(), what="the release")
+            service._commands.put(_Close())
+        return deltas
+
+
+def releasable(weights: Checkpoint, kind: type[Engine] = Engine) -> Engine:
     plain = engine(weights, native(weights))
-    return Engine(
-        LocalRunner(Device(native(weights), fails_in)), plain.scheduler, plain._tokenizer, frozenset(),
-        lambda: LocalRunner(Device(native(weights))),
+    return kind(
+        Lossy(Device(native(weights))), plain.scheduler, plain._tokenizer, frozenset(),
+        lambda: Lossy(Device(native(weights))),
     )  # fmt: skip
 
 
@@ -224,8 +253,9 @@ def test_a_release_fails_what_the_step_under_way_fails(
     subject = releasable(tiny_model)
     id = subject.add(request(new=10))
     deltas = [*subject.step(), *subject.step()]
-    with caplog.at_level(logging.CRITICAL), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subject._runner, "collect", lambda: 1 / 0)
+    assert isinstance(subject._runner, Lossy)
+    subject._runner.lost = True
+    with caplog.at_level(logging.CRITICAL):
         [failed] = subject.release()
     assert (failed.id, len(tokens_of(deltas))) == (id, 2)
     assert isinstance(failed.error, HandlerFailed)
@@ -235,26 +265,15 @@ def test_a_release_fails_what_the_step_under_way_fails(
 
 
 def test_a_reader_gets_the_last_token_of_a_release_that_a_close_follows(tiny_model: Checkpoint) -> None:
-    subject = releasable(tiny_model)
-    steps, step = [0], subject.step
+    """Two tokens come by steps; the third one is under way when the release and the close come."""
+    subject = releasable(tiny_model, Closing)
+    assert isinstance(subject, Closing)
+    service = subject.service = EngineService(subject)
 
     async def read() -> list[TokenDelta]:
         async with service.open([request(new=3)]) as stream:
             return [delta async for _, delta in stream]
 
-    def last_step_is_a_release(now_ns: int = 0, awaited: Callable[[], bool] = never) -> list[TokenDelta]:
-        """Two tokens by steps; the third one is under way when the release and the close come."""
-        if not subject.idle:
-            steps[0] += 1
-        deltas = step(now_ns, awaited)
-        if steps[0] == 2:
-            Thread(target=service.release).start()
-            wait_until(lambda: not service._commands.empty(), what="the release")
-            service._commands.put(_Close())
-        return deltas
-
-    subject.step = last_step_is_a_release  # type: ignore[method-assign]
-    service = EngineService(subject)
     deltas = asyncio.run(asyncio.wait_for(read(), 10))
     assert [delta.finish for delta in deltas] == [None, None, "length"]
 
@@ -274,13 +293,24 @@ def test_a_request_moves_to_a_second_engine_with_the_token_of_a_release(tiny_mod
     assert tokens_of(deltas) == wanted
 
 
-def test_a_token_without_text_ends_its_own_request(
-    tiny_model: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Unreadable(dict[int, str]):
+    """Shown tokens of which one cannot be looked up."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def __contains__(self, token: object) -> bool:
+        if token == self._token:
+            raise ValueError("no text")
+        return False
+
+
+def test_a_token_without_text_ends_its_own_request(tiny_model: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+    third = tokens_of(run(engine(tiny_model, native(tiny_model)), [request(new=8)])[0])[2]
     subject = engine(tiny_model, Device(native(tiny_model)))
-    hurt, other = subject.add(request(new=8)), subject.add(request(new=8, seed=2))
-    deltas = [*subject.step(), *subject.step()]
-    monkeypatch.setattr(subject._active[hurt].detokenizer, "feed", lambda token: [][token])
+    hurt = subject.add(request(new=8, shown_tokens=Unreadable(third)))
+    other = subject.add(request(new=8, seed=2))
+    deltas: list[TokenDelta] = []
     with caplog.at_level(logging.CRITICAL):
         while not subject.idle:
             deltas += subject.step()
