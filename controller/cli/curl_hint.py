@@ -24,13 +24,14 @@ def curl_command(url: str, address: Address) -> str:
     return f"curl {shlex.quote(url)}{key}"
 
 
-def curl_for_function(url: str, interface: Interface | None, address: Address) -> str:
-    """curl command with an example of the function's input."""
+def curl_for_function(url: str, interface: Interface | None, address: Address, *, chats: bool = True) -> str:
+    """curl command with an example of the function's input. `chats`: as of a language model with a template of them."""
     if interface is None:
         return curl_command(url, address)
     if interface.takes == "llm":
-        body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hello!"}]}).decode()
-        return f"{curl_command(url + '/v1/chat/completions', address)} --json {shlex.quote(body)}"
+        given = {"messages": [{"role": "user", "content": "Hello!"}]} if chats else {"prompt": "Once upon a time"}
+        route = "/v1/chat/completions" if chats else "/v1/completions"
+        return f"{curl_command(url + route, address)} --json {shlex.quote(msgspec.json.encode(given).decode())}"
     if interface.takes == "bytes":
         return f"{curl_command(url, address)} --data-binary @FILE"
     if interface.files:

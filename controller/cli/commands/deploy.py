@@ -49,7 +49,7 @@ from ..packages.requirements import Requirements, find_requirements
 from ..progress import ProgressBar
 from ..rollout import wait_until_serving
 from ..root import verb
-from ..weights.engine_support import require_runnable, require_task
+from ..weights.engine_support import has_chat_template, require_runnable, require_task
 from ..weights.publish import Published, publish_source
 from ..weights.source import Source, read_source
 from ..weights.upload import CheckpointTarget
@@ -114,19 +114,26 @@ def command(
             cache = HomeLayout(home).cache
             return _rehearse([_foreseen(server, one, path, bundle, cache, upgrade) for one in declarations], as_json)
         cache = HomeLayout(home).cache
-        deployed = deploy_all(server, declarations, path, bundle, target, cache, upgrade=upgrade)
+        read = read_functions(declarations, path)
+        deployed = deploy_all(server, read, path, bundle, target, cache, upgrade=upgrade)
     if as_json:
         output.json_data(deployed)
     else:
-        for one, declaration in zip(deployed, declarations, strict=True):
+        for one, function in zip(deployed, read, strict=True):
             output.data(one.url)
-            output.message(curl_for_function(one.url, interface_of(path, declaration), address))
+            interface, chats = interface_of(path, function.declaration), function.chats
+            output.message(curl_for_function(one.url, interface, address, chats=chats))
     return output.OK
+
+
+def read_functions(declarations: Sequence[Declaration], path: Path) -> list[ReadFunction]:
+    """Declarations with their weights: what is refused by itself uploads nothing. Errors: as of `_read`."""
+    return [_read(declaration, path) for declaration in declarations]
 
 
 def deploy_all(
     server: ApiClient,
-    declarations: Sequence[Declaration],
+    read: Sequence[ReadFunction],
     path: Path,
     bundle: Bundle,
     target: dict[str, str | int],
@@ -136,7 +143,6 @@ def deploy_all(
 ) -> list[Deployed]:
     """Deploys functions one after the other, waiting for each rollout. `target`: the query of the deploy; `upgrade`:
     resolve requirements anew."""
-    read = [_read(declaration, path) for declaration in declarations]  # what is refused by itself uploads nothing
     if server.object_size(bundle.key) != len(bundle.data):
         server.put_object(bundle.key, bundle.data, len(bundle.data))
     return [_deploy(server, one, path, bundle, target, cache, upgrade) for one in read]
@@ -181,6 +187,11 @@ class ReadFunction:
     adapters: Mapping[str, Source] = field(default_factory=dict)
     engine: EngineChoice | None = None
     """Of an `LLM`."""
+
+    @property
+    def chats(self) -> bool:
+        """True for an `LLM` whose weights have a template of chats."""
+        return self.weights is not None and has_chat_template(self.weights)
 
 
 def _read(declaration: Declaration, path: Path) -> ReadFunction:

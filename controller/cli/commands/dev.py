@@ -35,7 +35,7 @@ from ..local.cold_start_probe import ColdStartProbe
 from ..local.dev_target import belongs_to_others, create_secrets, dev_name, require_own, with_dev_name
 from ..local.file_watch import ChangeDetector, file_stamps
 from ..root import verb
-from .deploy import bundle_of, deploy_all
+from .deploy import bundle_of, deploy_all, read_functions
 from .down import stop_supervisor
 from .logs import format_line
 from .up import supervisor_argv, wait_ready
@@ -177,7 +177,9 @@ class _Work:
             else:
                 create_secrets(self._server, declarations, os.environ)
             bundle = bundle_of(path, declarations)
-            deployed = deploy_all(self._server, declarations, path, bundle, {"probe": 1}, self._cache)
+            deployed = deploy_all(
+                self._server, read_functions(declarations, path), path, bundle, {"probe": 1}, self._cache
+            )
         except (FleetError, click.UsageError) as error:
             self._tell(error)
             return ()

@@ -18,6 +18,8 @@ from .source import SmallFile, Source
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 CONFIG_MAX_BYTES = MIB
 
 
@@ -54,6 +56,18 @@ def require_task(source: Source, task: str, where: str) -> None:
         raise CheckpointInvalid(f"{where}: {config.file} is no JSON: {error}") from error
     except CheckpointInvalid as error:
         raise CheckpointInvalid(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def has_chat_template(source: Source) -> bool:
+    """Checks whether a language model's files have a template of chats, or may have one: a model without serves plain
+    prompts alone."""
+    files = {one.name: one for one in source.files}
+    if CHAT_TEMPLATE in files:
+        return True
+    settings = files.get(TOKENIZER_CONFIG)
+    return settings is not None and (
+        settings.size_bytes > CONFIG_MAX_BYTES or b'"chat_template"' in read_all(settings.file)
+    )
 
 
 def _config(source: Source, what: str, names: tuple[str, ...]) -> SmallFile:

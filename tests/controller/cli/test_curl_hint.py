@@ -59,6 +59,11 @@ def test_a_function_is_called_with_the_plainest_that_it_takes(interface: Interfa
     assert shlex.split(curl_for_function(URL, interface, OPEN)) == ["curl", *wanted]
 
 
+def test_a_model_without_a_template_of_chats_is_given_a_plain_prompt() -> None:
+    said = shlex.split(curl_for_function(URL, Interface(takes="llm"), OPEN, chats=False))
+    assert said == ["curl", URL + "/v1/completions", "--json", '{"prompt":"Once upon a time"}']
+
+
 def test_a_path_is_spelled_for_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     assert shell_path(Path("/home/ada/.fleetstart/key")) == "~/.fleetstart/key"

@@ -10,7 +10,7 @@ import pytest
 
 from fleetstart.controller.cli.output import FAILED
 from fleetstart.controller.cli.root import run
-from fleetstart.controller.cli.weights.engine_support import require_runnable, require_task
+from fleetstart.controller.cli.weights.engine_support import has_chat_template, require_runnable, require_task
 from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.function.tasks import TASKS
@@ -151,3 +151,22 @@ def test_a_deploy_of_another_tasks_model_sends_nothing(
     assert run([*home, "deploy", str(tmp_path / "handler.py"), "--url", controller.url]) == FAILED
     assert "handler.py:3: config.json: the model was saved as BertForMaskedLM" in capsys.readouterr().err
     assert not [path for path in (controller.home / "store").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("files", "chats"),
+    [
+        ({}, False),
+        ({"chat_template.jinja": "{{ messages }}"}, True),
+        ({"tokenizer_config.json": '{"chat_template": "{{ messages }}"}'}, True),
+        ({"tokenizer_config.json": '{"bos_token": "<s>"}'}, False),
+    ],
+    ids=["none", "a file", "in the settings", "settings without"],
+)
+def test_a_template_of_chats_is_found_where_checkpoints_have_it(
+    tmp_path: Path, files: dict[str, str], chats: bool
+) -> None:
+    weights = model(tmp_path / "w")
+    for name, text in files.items():
+        (weights / name).write_text(text)
+    assert has_chat_template(read_source(weights)) is chats
