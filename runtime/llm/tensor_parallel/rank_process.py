@@ -17,6 +17,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn
@@ -29,6 +30,9 @@ from ...contract.node.messages import DeviceBinding
 from ...isolation import linux
 from ..engine.runner import Batch
 from ..model.shard import Shard
+
+END_SEEN_S = 1.0
+"""Wait for the end of another rank's process, whose sockets the kernel closes before it can be waited for."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
@@ -80,6 +84,8 @@ class RankProcesses:
         self._on_lost = on_lost
         self._pids: dict[int, int] = {}
         self._connections: list[Connection] = []
+        self._first_end: Future[str] = Future()
+        """Which of the other ranks ended first, and how."""
         for rank in range(1, count):
             self._fork(rank, become_rank, kept)
         bind_cores(binding, 0)
@@ -144,12 +150,18 @@ class RankProcesses:
             connection.send_bytes(data)
 
     def lost(self, reason: str) -> NoReturn:
+        """Ends this process. The reason is a rank that has ended, if one has: a step that failed, failed for its
+        sake."""
+        with contextlib.suppress(TimeoutError):
+            reason = self._first_end.result(END_SEEN_S)
         self._on_lost(f"the model's group of {self.shard.count} ranks is lost: {reason}")
 
     def _watch(self, rank: int, pid: int) -> None:
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        with contextlib.suppress(InvalidStateError):  # another one has ended before
+            self._first_end.set_result(f"rank {rank} {how}")
         self.lost(f"rank {rank} {how}")
 
 

@@ -131,10 +131,11 @@ def test_a_pipeline_serves_while_the_store_stalls_and_grows_after(fleet: Fleet) 
     function = fleet.deploy("grows-after", num_hidden_layers=45)  # it grows for 15 seconds, the others for two
     call = fleet.call(function, 2 * SHORT)
     orders = fleet.pipeline(function)
-    for order in orders:
-        fleet.reached(order, "ready")
+    call.wait_for(1)  # sooner than the node's reports, which a busy machine has seconds later
     fleet.bed.stall_store()
     try:
+        for order in orders:
+            fleet.reached(order, "ready")
         assert call.join().text == function.answer(2 * SHORT), call
         again = fleet.call(function, SHORT).join()
         assert again.text == function.answer(SHORT), again
