@@ -27,6 +27,9 @@ LEAST_REPORTS = 3
 STEADY_RATIO = 4.0
 """A rate is steady unless one of the last was more than this many times as high. Chunks that are fetched side by side
 also end side by side, and of such waves SAMPLES reports may see three or only one."""
+EMPTY_NS = 3_500_000_000
+"""Time without a byte that is a stall among the first 2 * SAMPLES reports: no waves of before speak against it, and the
+mean of few reports falls too slowly to show it."""
 FORGOTTEN_NS = 15_000_000_000
 """A report that comes so long after the one before, with no call to note those between, says nothing of a rate."""
 LEAST_CALL_S = 0.001
@@ -98,6 +101,8 @@ class FillRate:
         self._seen: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
         self._rates: deque[float] = deque(maxlen=2 * SAMPLES)
         """The last rates, with which the present one is compared."""
+        self._noted = 0
+        """Reports since it began."""
 
     def note(self, counted_unix_ns: int, ready_bytes: int) -> None:
         """The same report again changes nothing. One with fewer bytes than before, which were evicted, starts over, as
@@ -109,6 +114,8 @@ class FillRate:
             if ready_bytes < last_bytes or counted_unix_ns - last_unix_ns > FORGOTTEN_NS:
                 self._seen.clear()
                 self._rates.clear()
+                self._noted = 0
+        self._noted += 1
         self._seen.append((counted_unix_ns, ready_bytes))
         if len(self._seen) >= LEAST_REPORTS and (rate := self.bytes_per_s):
             self._rates.append(rate)
@@ -125,7 +132,21 @@ class FillRate:
     def steady(self) -> bool:
         """True unless a stall, which may be over by now, is among the reports: the rate then says little."""
         rate = self.bytes_per_s
-        return rate is None or not self._rates or max(self._rates) <= STEADY_RATIO * rate
+        if rate is None or not self._rates:
+            return True
+        if self._noted <= 2 * SAMPLES and self._longest_empty_ns >= EMPTY_NS:
+            return False
+        return max(self._rates) <= STEADY_RATIO * rate
+
+    @property
+    def _longest_empty_ns(self) -> int:
+        """Longest time among the reports in which no byte came."""
+        longest_ns, (since_unix_ns, at_bytes) = 0, self._seen[0]
+        for counted_unix_ns, ready_bytes in self._seen:
+            if ready_bytes != at_bytes:
+                since_unix_ns, at_bytes = counted_unix_ns, ready_bytes
+            longest_ns = max(longest_ns, counted_unix_ns - since_unix_ns)
+        return longest_ns
 
 
 def remaining_fetch_s(pending_bytes: int, bytes_per_s: float, since_counted_s: float) -> float:

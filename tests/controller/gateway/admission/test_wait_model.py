@@ -149,6 +149,22 @@ def test_a_stall_soon_after_the_first_bytes_is_seen() -> None:
     assert not seen.steady
 
 
+def test_a_stall_among_the_first_reports_is_seen_during_it_and_after() -> None:
+    """The mean of so few falls slowly: to 2/7 of what it was at first."""
+    seen = FillRate()
+    for second, ready_bytes in enumerate((0, *[4000] * 4)):
+        seen.note(second * SECOND, ready_bytes)
+        assert seen.steady, "no longer than between two waves of chunks"
+    for second in range(5, 8):
+        seen.note(second * SECOND, 4000)
+        assert not seen.steady
+    seen.note(8 * SECOND, 8000)
+    assert not seen.steady, "it comes again"
+    for second in range(9, 20):
+        seen.note(second * SECOND, (second - 6) * 4000)
+    assert seen.steady
+
+
 def test_a_report_long_after_the_last_one_starts_over() -> None:
     seen = FillRate()
     for second, ready_bytes in ((0, 1000), (1, 2000), (57, 2100)):
