@@ -191,7 +191,7 @@ class ReadFunction:
     @property
     def chats(self) -> bool:
         """True for an `LLM` whose weights have a template of chats."""
-        return self.weights is not None and has_chat_template(self.weights)
+        return self.engine is not None and self.weights is not None and has_chat_template(self.weights)
 
 
 def _read(declaration: Declaration, path: Path) -> ReadFunction:

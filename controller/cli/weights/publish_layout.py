@@ -263,7 +263,7 @@ def _room(items: Iterable[SmallFile | StoredTensor]) -> int:
 
 
 def _together(name: str) -> tuple[str, str]:
-    """What names of projections of one input have in common, and the rest; any other name itself, and nothing."""
+    """Two parts of a name: the one that projections of one input share, and the rest, which other names do not have."""
     match = _PROJECTION.search(name)
     if match is None:
         return name, ""

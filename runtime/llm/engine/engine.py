@@ -232,8 +232,8 @@ class Engine:
 
     @contextlib.contextmanager
     def _completing(self) -> Iterator[Completed]:
-        """What steps give, with the deltas of their tokens at the end. If one fails, so do all sequences that run; if
-        the runner is lost, they are recomputed. Waiting ones go on."""
+        """Context in which steps are completed; at its end `Completed` has all their deltas. If a step fails, so do all
+        sequences that run; if the runner is lost, they are recomputed. Waiting ones go on."""
         completed, failures = Completed(), list[TokenDelta]()
         try:
             yield completed

@@ -171,7 +171,7 @@ class SampledToken:
 
 @dataclass(slots=True)
 class Completed:
-    """What steps gave: deltas, and tokens whose deltas are not made yet."""
+    """Results of completed steps: deltas, and tokens whose deltas are not made yet."""
 
     deltas: list[TokenDelta] = field(default_factory=list)
     sampled: list[SampledToken] = field(default_factory=list)

@@ -17,7 +17,7 @@ from .generation import Request, ResumeState, TokenDelta
 
 
 def never() -> bool:
-    """What `InferenceEngine.step` is told where nothing waits."""
+    """Default of `InferenceEngine.step`: nothing waits."""
     return False
 
 

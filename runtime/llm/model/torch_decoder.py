@@ -76,13 +76,10 @@ class TorchDecoder:
         self._ropes = [config.rope_of(layer) for layer in range(weights.first, ends)]
         self._embedding = None if weights.embedding is None else self._move(weights.embedding)
         self._layers = [self._move_layer(layer) for layer in weights.layers]
-        self._qkv = [
-            Projections((layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias))
-            for layer in self._layers
-        ]
-        self._gate_up = [
-            Projections((layer.gate, layer.up), (layer.gate_bias, layer.up_bias)) for layer in self._layers
-        ]
+        self._qkv, self._gate_up = (
+            [_qkv_of(layer) for layer in self._layers],
+            [_gate_up_of(layer) for layer in self._layers],
+        )
         self._final_norm = None if weights.final_norm is None else self._move_norm(weights.final_norm)
         if weights.head is None:
             self._head = None
@@ -111,15 +108,19 @@ class TorchDecoder:
         self._compiling: Future[DecodeKernels | None] | None = None
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda":
-            # cuDNN's attention compiles a plan for each new length of a prompt: 0.6 s on an H200.
-            torch.backends.cuda.enable_cudnn_sdp(False)
-            if (shape := shape_for(config, dtype, block_tokens)) is not None:
-                index = torch.cuda.current_device() if device.index is None else device.index
-                self._compiling = kernels_for(torch.device("cuda", index), shape)
-            if self._whole and group is None:
-                self._graphs = DecodeGraphs(
-                    self._decode, device, block_tokens=block_tokens, spare_block=block_count, ready=self._settled
-                )
+            self._prepare_cuda()
+
+    def _prepare_cuda(self) -> None:
+        # cuDNN's attention compiles a plan for each new length of a prompt: 0.6 s on an H200.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        if (shape := shape_for(self.config, self.dtype, self.block_tokens)) is not None:
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            self._compiling = kernels_for(torch.device("cuda", index), shape)
+        if self._whole and self._ranks is None:
+            self._graphs = DecodeGraphs(
+                self._decode, self.device, block_tokens=self.block_tokens, spare_block=self.block_count,
+                ready=self._settled,
+            )  # fmt: skip
 
     @property
     def _kernels(self) -> DecodeKernels | None:
@@ -367,3 +368,11 @@ class TorchDecoder:
         else:
             mixed = functional.scaled_dot_product_attention(query, key, value, mask, scale=config.attention_scale)
         return mixed.transpose(1, 2).flatten(0, 1)
+
+
+def _qkv_of(layer: LayerWeights) -> Projections:
+    return Projections((layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias))
+
+
+def _gate_up_of(layer: LayerWeights) -> Projections:
+    return Projections((layer.gate, layer.up), (layer.gate_bias, layer.up_bias))

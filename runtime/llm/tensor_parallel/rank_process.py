@@ -85,7 +85,7 @@ class RankProcesses:
         self._pids: dict[int, int] = {}
         self._connections: list[Connection] = []
         self._first_end: Future[str] = Future()
-        """Which of the other ranks ended first, and how."""
+        """Reason of the group's end: the rank that ended first, and how."""
         for rank in range(1, count):
             self._fork(rank, become_rank, kept)
         bind_cores(binding, 0)

@@ -27,6 +27,7 @@ from tests.servers import wait_until
 
 pytestmark = pytest.mark.isolations("namespaces", why="it speaks to an engine itself")
 
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LIBRARY = "/usr/lib/libcuda.so.1"
 PROGRAM = f"""
 #include <stdio.h>
@@ -141,7 +142,7 @@ def test_a_gpu_that_the_specification_does_not_name_is_refused_with_its_name(eng
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@NO_CUDA
 def test_a_program_in_a_container_computes_on_a_real_gpu(tmp_path: Path) -> None:
     gpu, root = f"GPU-{torch.cuda.get_device_properties(0).uuid}", image_root(tmp_path)
     compile_program(COMPUTES, root / "look", "-std=gnu17")
@@ -154,7 +155,7 @@ def test_a_program_in_a_container_computes_on_a_real_gpu(tmp_path: Path) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@NO_CUDA
 def test_a_function_in_a_container_computes_on_its_gpu_until_it_ends(tmp_path: Path) -> None:
     gpu = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     with (
@@ -171,7 +172,7 @@ def test_a_function_in_a_container_computes_on_its_gpu_until_it_ends(tmp_path: P
 
 
 def specification_of_real(gpu: str) -> dict[str, object]:
-    """What nvidia-ctk would write of the first GPU, as far as the driver's own interface needs it."""
+    """Specification of the first GPU, with what of nvidia-ctk's the driver's own interface needs."""
     library = driver_library()
     known = str(library.with_name("libcuda.so.1"))  # the file has the driver's version in its name
     mount = {"hostPath": str(library), "containerPath": known, "options": ["ro", "nosuid", "bind"]}
@@ -199,7 +200,7 @@ def libraries_of(*programs: Path) -> set[Path]:
 
 
 def output_of(engine: DockerEngine, container: ContainerPlan) -> str:
-    """What a container's program prints."""
+    """Output of a container's program."""
     client = ContainerEngine(engine.address)
     made = client.create(container)
     try:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.runtime.contract.errors import HandlerFailed
+from fleetstart.runtime.llm.distributed.pipeline_runner import FrontDecoder
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
@@ -173,21 +174,26 @@ def test_a_stage_that_lost_another_before_it_was_at_work_says_so_first() -> None
     assert [tokens_of(deltas) for deltas in found] == alone([request()])
 
 
-def test_a_failed_step_leaves_no_results_to_the_steps_behind_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+class FailsOnce:
+    """Decoder of a first stage whose head fails in its sixth step."""
+
+    def __init__(self, front: FrontDecoder) -> None:
+        self._front = front
+        self._steps = 0
+        self.forward, self.normed, self.read_kv = front.forward, front.normed, front.read_kv
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self._steps += 1
+        if self._steps == 6:
+            raise RuntimeError("out of memory")
+        return self._front.logits(hidden)
+
+
+def test_a_failed_step_leaves_no_results_to_the_steps_behind_it(caplog: pytest.LogCaptureFixture) -> None:
     """Other steps were in flight; what the stages give for them arrives later."""
     with pipeline(WEIGHTS, cuts_of([1, 3])) as stages:
-        front = stages.first._pipeline.front
-        logits, left = front.logits, [6]
-
-        def fails_once(hidden: torch.Tensor) -> torch.Tensor:
-            left[0] -= 1
-            if not left[0]:
-                raise RuntimeError("out of memory")
-            return logits(hidden)
-
-        monkeypatch.setattr(front, "logits", fails_once)
+        runner = stages.first._pipeline
+        runner._front = FailsOnce(runner.front)
         with caplog.at_level(logging.CRITICAL), pytest.raises(HandlerFailed, match="out of memory"):
             asyncio.run(generate(stages, [request(seed=seed) for seed in range(4)]))
         requests = [request(20, 12, seed) for seed in range(5, 9)]

@@ -78,11 +78,11 @@ def test_on_cuda_an_engine_says_with_graphs_what_it_says_without(monkeypatch: py
     for used_before in (0, 1 << 30):
         monkeypatch.setattr(decode_graphs, "USED_BEFORE", used_before)
         engine = load_model(weights, settings, threads=1, device="cuda").engine
-        if (compiling := engine._runner._decoder._compiling) is not None:  # type: ignore[attr-defined]
-            compiling.result()  # until then nothing is captured
+        decoder = engine._runner._decoder  # type: ignore[attr-defined]
+        if decoder._compiling is not None:
+            decoder._compiling.result()  # until then nothing is captured
         answers.append([tokens_of(one) for one in run(engine, requests)])
-        graphs = engine._runner._decoder._graphs._graphs  # type: ignore[attr-defined]
-        assert bool(graphs) is not bool(used_before)
+        assert bool(decoder._graphs._graphs) is not bool(used_before)
     assert answers[0] == answers[1]
 
 

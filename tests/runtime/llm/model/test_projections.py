@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -30,9 +31,9 @@ def matrices(heights: list[int], *, gap: int = 0, width: int = WIDTH) -> list[Te
     order=st.randoms(use_true_random=False),
     biased=st.booleans(),
 )
-def test_results_are_in_the_order_of_the_matrices(heights: list[int], order: object, biased: bool) -> None:
+def test_results_are_in_the_order_of_the_matrices(heights: list[int], order: random.Random, biased: bool) -> None:
     weights = matrices(heights)
-    order.shuffle(weights)  # type: ignore[attr-defined]
+    order.shuffle(weights)
     biases = [torch.randn(len(weight)) if biased else None for weight in weights]
     subject, rows = Projections(weights, biases), torch.randn(3, WIDTH)
     assert subject.joined
