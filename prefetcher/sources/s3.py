@@ -98,8 +98,8 @@ class S3Source:
         answer = None
         whole = False
         try:
-            answer = self._ask(connection, connections.request_path(url), asked, progress, patient=patient)
-            body = ResponseBody(answer, connection.sock, READ_TIMEOUT_S if patient else STALL_S, asked.throttle)
+            answer, sock = self._ask(connection, connections.request_path(url), asked, progress, patient=patient)
+            body = ResponseBody(answer, sock, READ_TIMEOUT_S if patient else STALL_S, asked.throttle)
             began_s, begin = time.monotonic(), progress.offset
             while not progress.whole:
                 if stopped():
@@ -144,20 +144,22 @@ class S3Source:
         progress: RangeProgress,
         *,
         patient: bool,
-    ) -> http.client.HTTPResponse:
-        """Sends the request; the response, once its headers are checked."""
+    ) -> tuple[http.client.HTTPResponse, socket.socket]:
+        """Sends the request; the response, once its headers are checked, and the socket that its body comes from."""
         wanted = f"bytes={progress.offset}-{progress.end - 1}"
         connection.request("GET", path, headers={"Range": wanted})
         if asked.throttle is not None:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, asked.throttle.window_bytes)
-        connection.sock.settimeout(READ_TIMEOUT_S if patient else STALL_S)
+        # A connection drops its socket with the headers of an answer after which the store closes; the answer keeps it.
+        sock: socket.socket = connection.sock
+        sock.settimeout(READ_TIMEOUT_S if patient else STALL_S)
         answer = connection.getresponse()
         try:
             self._check(answer, asked, progress)
         except BaseException:
             answer.close()  # it may hold the last reference to the socket
             raise
-        return answer
+        return answer, sock
 
     def _check(self, answer: http.client.HTTPResponse, asked: ObjectRange, progress: RangeProgress) -> None:
         """Checks status and headers. Errors: ObjectMissing, ObjectSizeMismatch, SourceError."""

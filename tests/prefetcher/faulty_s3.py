@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
         begin, end = (int(text) for text in asked.removeprefix("bytes=").split("-"))
         with self.server.lock:
             self.server.ranges.append((begin, end + 1))
+            self.server.readers.append(self.client_address)
             self.server.queries.append(self.path.partition("?")[2])
             fault = self.server.faults.pop(0) if self.server.faults else self.server.always
         fault(self, data, begin, min(end + 1, len(data)))
@@ -67,16 +69,20 @@ class FaultyS3(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.root = root
         self.lock = threading.Lock()
         self.faults: list[Fault] = []
         self.always: Fault = right
         self.ranges: list[tuple[int, int]] = []
+        self.readers: list[tuple[str, int]] = []
+        """The other end of the connection that each range was asked for on."""
         self.queries: list[str] = []
         self.released = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.server_address[1]}"
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
@@ -93,6 +99,12 @@ class FaultyS3(ThreadingHTTPServer):
 def right(handler: Handler, data: bytes, begin: int, end: int) -> None:
     handler.begin(data, begin, end)
     handler.wfile.write(data[begin:end])
+
+
+def closes_after_it(handler: Handler, data: bytes, begin: int, end: int) -> None:
+    """The right answer, and the last one on its connection, as a store that drains gives it."""
+    headers = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", "Connection": "close"}
+    handler.answer(206, data[begin:end], headers)
 
 
 def stalls_after(size_bytes: int) -> Fault:

@@ -24,6 +24,7 @@ from tests.prefetcher.faulty_s3 import (
     FaultyS3,
     Handler,
     answers_200,
+    closes_after_it,
     ends_after,
     flips_a_bit,
     gives_another_range,
@@ -126,6 +127,17 @@ def test_a_store_that_breaks_now_and_then_gives_the_right_bytes(faulty: FaultyS3
     assert told == [""] * WAITERS
     assert found == data
     assert not faulty.faults
+
+
+def test_a_store_that_closes_after_an_answer_gives_everything(faulty: FaultyS3, store: Store) -> None:
+    data = os.urandom(CHUNKS * CHUNK_BYTES)
+    faulty.always = closes_after_it
+
+    told, error, found = fill(store.put_checkpoint(data), len(data))
+
+    assert error is None
+    assert told == [""] * WAITERS
+    assert found == data
 
 
 def test_a_node_without_a_thread_left_says_so_to_every_waiter(

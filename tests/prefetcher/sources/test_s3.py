@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +18,19 @@ from fleetstart.prefetcher.sources.http_settings import HttpSettings, http_setti
 from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.prefetcher.sources.s3_body import READ_BYTES
 from fleetstart.prefetcher.sources.s3_client import ConnectionPool
+from fleetstart.prefetcher.sources.throttle import BackgroundThrottle
+from tests.certificates import self_signed
 from tests.prefetcher.faulty_s3 import (
     Fault,
     FaultyS3,
     answers_200,
+    closes_after_it,
     comes_in,
     ends_after,
     gives_another_range,
     lies_about_its_length,
     resets_after,
+    right,
     says,
     stalls_after,
     talks_nonsense,
@@ -54,10 +60,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "LAG_AFTER_S", 0.1)
 
 
-def read(source: S3Source, begin: int = 0, chunks: int = 4, *, object_bytes: int = len(DATA)) -> bytes:
+def read(
+    source: S3Source,
+    begin: int = 0,
+    chunks: int = 4,
+    *,
+    object_bytes: int = len(DATA),
+    throttle: BackgroundThrottle | None = None,
+) -> bytes:
     into = memoryview(bytearray(chunks * CHUNK))
     pieces = [Piece(CHUNK, into[at * CHUNK : (at + 1) * CHUNK]) for at in range(chunks)]
-    checksums = list(source.read(ObjectRange("part", object_bytes, begin, pieces), lambda: False))
+    checksums = list(source.read(ObjectRange("part", object_bytes, begin, pieces, throttle), lambda: False))
     assert checksums == [xxhash.xxh3_64_intdigest(piece.into) for piece in pieces]
     return bytes(into)
 
@@ -70,6 +83,33 @@ def test_one_request_fills_several_pieces_and_the_connection_is_used_again(fault
 
     assert faulty.ranges == [(0, 4 * CHUNK), (4 * CHUNK, 8 * CHUNK)]
     assert len(set(faulty.queries)) == 1, "one signature an object"
+
+
+@pytest.mark.parametrize("throttle", [None, BackgroundThrottle()], ids=["wanted", "in the background"])
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_an_answer_after_which_the_store_closes_is_read_whole_and_its_connection_is_not_used_again(
+    faulty: FaultyS3,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encrypted: bool,
+    throttle: BackgroundThrottle | None,
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with contextlib.closing(FaultyS3(tmp_path, context)) as behind_tls:
+        server = behind_tls if encrypted else faulty
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        source = S3Source(bucket="weights", http_settings=HttpSettings(ca_bundle=str(certificate)))
+        server.faults = [right, closes_after_it]
+
+        for begin in (0, 4 * CHUNK, 0):
+            assert read(source, begin, throttle=throttle) == DATA[begin : begin + 4 * CHUNK]
+
+        assert server.ranges == [(0, 4 * CHUNK), (4 * CHUNK, 8 * CHUNK), (0, 4 * CHUNK)]
+        first, second, third = server.readers
+        assert first == second
+        assert second != third
 
 
 @pytest.mark.parametrize("fault", [stalls_after(2 * CHUNK + 1000), trickles], ids=["stalls", "trickles"])
