@@ -33,6 +33,7 @@ from .control.orders import OrderReconciler
 from .control.outbox import Outbox
 from .control.redis_state import LEASE_MS, REDIS_ERRORS, NodeState, connect
 from .control.status_publisher import StatusPublisher
+from .control.volume_records import VolumeRecords
 from .daemon_parts import (
     descriptor_limit,
     fork_servers,
@@ -142,7 +143,7 @@ class Daemon:
 
     def _node_services(self) -> NodeServices:
         """What workers use of the node."""
-        config = self._config
+        config, records = self._config, VolumeRecords(self._state)
         return NodeServices(
             node=config.node,
             address=config.address,
@@ -154,8 +155,8 @@ class Daemon:
             volumes=VolumeNode(
                 cache=self._volumes,
                 writer=open_writer(config.store),
-                publish=self._state.publish_volume,
-                find=self._state.volume,
+                publish=records.publish,
+                find=records.find,
             ),
             segments=self._segments,
             prefork_pool=self._prefork_pool,

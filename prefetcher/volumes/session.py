@@ -7,7 +7,6 @@ known here. A commit that is refused, or whose worker ends before it is publishe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import select
 import socket
@@ -16,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, StoreFailed, TooLarge, Unavailable
+from fleetstart.runtime.contract.errors import FleetError, InvalidInput, NotFound, StoreFailed, TooLarge
 from fleetstart.runtime.contract.function.volume import MountedVolume, VolumeRecord, VolumeVersion
 from fleetstart.runtime.contract.ids import LayerId, WorkerId
 from fleetstart.runtime.contract.node.volume_stream import (
@@ -48,9 +47,10 @@ class VolumeNode:
     cache: LayerCache
     writer: StoreWriter
     publish: Callable[[str, str, int, VolumeVersion], Awaitable[VolumeRecord]]
-    """(project, name, base, version): adds the version to the volume's record. Errors: Conflict, NotFound, OSError."""
+    """(project, name, base, version): adds the version to the volume's record. Errors: Conflict, NotFound,
+    InvalidInput, Unavailable."""
     find: Callable[[str, str], Awaitable[VolumeRecord | None]]
-    """(project, name): the volume's record."""
+    """(project, name): the volume's record. Errors: Unavailable."""
 
 
 class VolumeSession:
@@ -98,16 +98,25 @@ class VolumeSession:
         self._acquired = []
 
     async def _serve(self) -> None:
-        with contextlib.suppress(StreamClosed):
-            while True:
-                message = await in_thread(self._stream.receive, f"volumes-{self._worker}")
-                if isinstance(message, Commit):
-                    await self._commit(message)
-                elif isinstance(message, Reload):
-                    await self._answer(self._reload(message.volume))
-                else:
-                    break
-        self._stream.close()
+        try:
+            await self._answer_all()
+        except StreamClosed:
+            pass  # the worker is gone, or this session was closed
+        except Exception:
+            log.exception("the stream of a worker's volumes failed", extra={"worker": self._worker})
+        finally:
+            self._stream.close()  # a worker that waits for an answer waits no longer
+
+    async def _answer_all(self) -> None:
+        """Answers commits and reloads until something else comes. Errors: StreamClosed, and what nobody expected."""
+        while True:
+            message = await in_thread(self._stream.receive, f"volumes-{self._worker}")
+            if isinstance(message, Commit):
+                await self._commit(message)
+            elif isinstance(message, Reload):
+                await self._answer(self._reload(message.volume))
+            else:
+                break
 
     async def _commit(self, commit: Commit) -> None:
         """Answers once. A commit that is refused before its end is answered at once, and the rest of it is dropped."""
@@ -233,6 +242,4 @@ def _version(stored: StoredVersion, function: str) -> VolumeVersion:
 def _told(error: FleetError | OSError) -> FleetError:
     if isinstance(error, FleetError):
         return error
-    if isinstance(error, ConnectionError):
-        return Unavailable(f"Redis does not answer: {error}", retry_after_s=1)
     return StoreFailed(f"the node could not write the files: {error.strerror or error}")

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
-import socket
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import pytest
 
-from fleetstart.prefetcher.control.redis_state import NodeState, connect
 from fleetstart.prefetcher.layers.cache import LayerCache
 from fleetstart.prefetcher.layers.kinds import VOLUME
 from fleetstart.prefetcher.sources.base import Source
-from fleetstart.prefetcher.sources.folder import FolderSource
-from fleetstart.prefetcher.volumes.session import VolumeNode, VolumeSession
-from fleetstart.prefetcher.volumes.store_writer import BucketWriter, FolderWriter, StoreWriter
+from fleetstart.prefetcher.volumes.store_writer import FolderWriter
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.function.volume import MountedVolume, VolumeRecord
-from fleetstart.runtime.contract.ids import LayerId, NodeId, WorkerId
+from fleetstart.runtime.contract.function.volume import MountedVolume
+from fleetstart.runtime.contract.ids import LayerId
 from fleetstart.runtime.contract.node.volume_stream import (
     Commit,
     Done,
@@ -35,110 +28,10 @@ from fleetstart.runtime.contract.node.volume_stream import (
     VolumeStream,
 )
 from fleetstart.runtime.sdk import volumes as sdk
-from fleetstart.runtime.sdk.volumes import Volume, VolumeConflict, VolumeError, volume
+from fleetstart.runtime.sdk.volumes import VolumeConflict, VolumeError, volume
 from tests.prefetcher.nodes import Store
-from tests.servers import RedisServer, wait_until
-
-Result = TypeVar("Result")
-ONE, TWO = WorkerId("w-1"), WorkerId("w-2")
-
-
-class Bench:
-    """One node with its cache and state, and a volume `index` in Redis."""
-
-    def __init__(self, source: Source, writer: StoreWriter, redis_server: RedisServer, folder: Path) -> None:
-        self.state = NodeState(connect(redis_server.url), NodeId("node-1"))
-        self.client = redis_server.client()
-        self.folder = folder / "volumes"
-        self.cache = LayerCache(folder=self.folder, source=source, budget_bytes=1 << 30, kind=VOLUME)
-        self.node = VolumeNode(
-            cache=self.cache, writer=writer, publish=self.state.publish_volume, find=self.state.volume
-        )
-        record = VolumeRecord(name="index", project="default", created_unix_ms=1, created_by="local")
-        self.client.delete(keys.VOLUMES)
-        self.client.hset(keys.VOLUMES, record.full_name, msgspec.json.encode(record))
-
-    @property
-    def record(self) -> VolumeRecord:
-        data = self.client.hget(keys.VOLUMES, "index")
-        assert data is not None
-        return msgspec.json.decode(data, type=VolumeRecord)
-
-    @asynccontextmanager
-    async def stream(self, worker: WorkerId = ONE) -> AsyncIterator[socket.socket]:
-        """The worker's end of a session, for a worker that starts now."""
-        newest = self.record.latest
-        mounted = MountedVolume(
-            name="index",
-            number=newest.number if newest else 0,
-            tree=newest.tree if newest else LayerId(""),
-            write=True,
-        )
-        if newest is not None:
-            mounted = msgspec.structs.replace(mounted, folder=await self.cache.acquire(newest.tree, worker))
-        session = VolumeSession(self.node, worker, "writes", "default", [mounted], memory_bytes=4 << 30)
-        sock = socket.socket(fileno=os.dup(session.descriptor()))
-        session.begin()
-        sdk.provide_volumes([(mounted, mounted.folder)], sock)
-        try:
-            yield sock
-        finally:
-            sock.close()
-            session.close()
-
-    @asynccontextmanager
-    async def worker(self, worker: WorkerId = ONE) -> AsyncIterator[Volume]:
-        async with self.stream(worker):
-            yield volume("index")
-
-    def staged(self) -> list[str]:
-        return [path.name for path in self.folder.iterdir() if path.name.startswith(".new-")]
-
-
-def run(bench: Bench, scenario: Callable[[], object]) -> None:
-    async def whole() -> None:
-        try:
-            await scenario()  # type: ignore[misc]
-        finally:
-            await bench.state.close()
-
-    asyncio.run(whole())
-
-
-@pytest.fixture(autouse=True)
-def _scratch(redis_server: RedisServer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the test's own for a worker's copies, which end with its namespace elsewhere. Servers start first:
-    the paths of their sockets would be too long in it."""
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-
-
-@pytest.fixture
-def bench(source: Source, store: Store, redis_server: RedisServer, tmp_path: Path) -> Bench:
-    writer = FolderWriter(store.folder) if isinstance(source, FolderSource) else BucketWriter("weights", "")
-    return Bench(source, writer, redis_server, tmp_path)
-
-
-@pytest.fixture
-def folder_bench(store: Store, redis_server: RedisServer, tmp_path: Path) -> Bench:
-    return Bench(FolderSource(store.folder), FolderWriter(store.folder), redis_server, tmp_path)
-
-
-def write(one: Volume, files: dict[str, bytes | None]) -> int:
-    """Commits a change of files; None removes one."""
-    with one.writable() as folder:
-        for name, content in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            if content is None:
-                (folder / name).unlink()
-            else:
-                (folder / name).write_bytes(content)
-        return one.commit()
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+from tests.prefetcher.volumes.bench import ONE, TWO, Bench, contents, run, write
+from tests.servers import wait_until
 
 
 def test_commits_are_versions_that_any_node_can_fetch_and_only_what_is_new_is_stored(
@@ -223,12 +116,7 @@ def test_a_worker_that_ends_before_its_version_is_published_changes_nothing(fold
             super().put(key, data)
 
     slow = Slow(folder_bench.folder.parent / "buckets" / "weights")
-    folder_bench.node = VolumeNode(
-        cache=folder_bench.cache,
-        writer=slow,
-        publish=folder_bench.state.publish_volume,
-        find=folder_bench.state.volume,
-    )
+    folder_bench.node = dataclasses.replace(folder_bench.node, writer=slow)
 
     async def scenario() -> None:
         loop.append(asyncio.get_running_loop())
