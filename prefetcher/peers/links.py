@@ -8,13 +8,10 @@ thread at a time; `abort` may come from any other.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import select
 import socket
 import ssl
 import struct
-import sys
-import termios
 import time
 from typing import Protocol
 
@@ -54,10 +51,6 @@ class Link(Protocol):
 
     def waits(self, timeout_s: float) -> bool:
         """True if there is something to receive, or the end."""
-        ...
-
-    def has_sent_all(self) -> bool:
-        """True if the other end has acknowledged all bytes, so that the kernel has no page of a chunk any more."""
         ...
 
     def abort(self) -> None:
@@ -106,10 +99,6 @@ class PlainLink:
     def waits(self, timeout_s: float) -> bool:
         return _is_readable(self._socket, timeout_s)
 
-    def has_sent_all(self) -> bool:
-        queued = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
-        return int.from_bytes(queued, sys.byteorder) == 0
-
     def abort(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -154,9 +143,6 @@ class TlsLink:
 
     def waits(self, timeout_s: float) -> bool:
         return self._socket.pending() > 0 or _is_readable(self._socket, timeout_s)
-
-    def has_sent_all(self) -> bool:
-        return True  # it sends copies
 
     def abort(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
 """One reader's connection, as its holder serves it: grants, requests, chunks; in a thread of its own.
 
 The connection may read one checkpoint at a time, the one of its last grant, until that ends. It pins the segment while
-it reads, and for a moment after, so that a reader that only keeps its connection warm holds no memory.
+it reads, and for a moment after, so that a reader that only keeps its connection warm holds no memory. Bytes that are
+still on their way then are no reason to keep it: the native server sees to it that their pages are not used again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ SEND_S = 20.0
 """Time for a chunk to leave. A reader that takes longer is dropped: it keeps the segment from being evicted."""
 PIN_S = 1.0
 """Time without a request after which the pin is taken back."""
-LOOK_S = 0.005
 IDLE_S = 60.0
 """Time without a request after which the connection is closed."""
 
@@ -112,7 +112,8 @@ class Session:
             hello = frames.read_hello(self._link.receive(length, deadline_s))
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._refuse("malformed")
-        self._leave_segment()
+        self._unpin()
+        self._leave = None
         if refusal := self._refusal(hello, self._nonce, self._certified):
             self._refuse(refusal)
         if not self._admit(hello.grant.reader):
@@ -153,7 +154,7 @@ class Session:
             idle_s = time.monotonic() - requested_s
             if idle_s > IDLE_S:
                 raise Closed("idle")
-            if idle_s > PIN_S and self._link.has_sent_all():
+            if idle_s > PIN_S:
                 self._unpin()
 
     def _serve_frames(self, leave: _Leave) -> str:
@@ -213,17 +214,6 @@ class Session:
         if self._held is None and self._leave is not None:
             self._held = self._holdings.pin(self._leave.grant.checkpoint, self._pin_name, wait_s)
         return self._held
-
-    def _leave_segment(self) -> None:
-        """Ends the grant so far. Errors: Closed, if the reader asks for another checkpoint before it has this one's
-        bytes."""
-        until_s = time.monotonic() + PROVE_S
-        while self._held is not None and not self._link.has_sent_all():
-            if self._stopped() or time.monotonic() >= until_s:
-                raise Closed("the reader leaves its bytes")
-            time.sleep(LOOK_S)
-        self._unpin()
-        self._leave = None
 
     def _unpin(self) -> None:
         held, self._held = self._held, None

@@ -1,10 +1,12 @@
 #include "sockets.hpp"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,7 +14,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <stdexcept>
 
 #include "../memory/errors.hpp"
@@ -30,16 +31,6 @@ void set_option(int fd, int level, int name, int value) {
   if (::setsockopt(fd, level, name, &value, sizeof value) < 0) throw_errno("options of a peer's socket");
 }
 
-struct Ends {
-  sockaddr_storage ours{}, theirs{};
-};
-
-bool ends_of(int fd, Ends& ends) {
-  socklen_t ours = sizeof ends.ours, theirs = sizeof ends.theirs;
-  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&ends.ours), &ours) == 0 &&
-         ::getpeername(fd, reinterpret_cast<sockaddr*>(&ends.theirs), &theirs) == 0;
-}
-
 }  // namespace
 
 std::chrono::nanoseconds seconds_of(double seconds) {
@@ -54,14 +45,15 @@ PeerSocket::PeerSocket(int fd_, double stall_s) : descriptor_(::fcntl(fd_, F_DUP
   int kind = 0;
   socklen_t size = sizeof kind;
   if (::getsockopt(fd(), SOL_SOCKET, SO_TYPE, &kind, &size) < 0) throw_errno("a peer's socket");
-  Ends ends;
-  if (kind != SOCK_STREAM || !ends_of(fd(), ends)) {
+  sockaddr_storage theirs{};
+  size = sizeof theirs;
+  if (kind != SOCK_STREAM || ::getpeername(fd(), reinterpret_cast<sockaddr*>(&theirs), &size) < 0) {
     errno = ENOTCONN;
     throw_errno("a peer's socket");
   }
   flags_ = ::fcntl(fd(), F_GETFL);
   if (flags_ < 0 || ::fcntl(fd(), F_SETFL, flags_ | O_NONBLOCK) < 0) throw_errno("a peer's socket");
-  if (ends.ours.ss_family != AF_INET && ends.ours.ss_family != AF_INET6) return;
+  if (theirs.ss_family != AF_INET && theirs.ss_family != AF_INET6) return;
   set_option(fd(), IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd(), SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd(), IPPROTO_TCP, TCP_KEEPIDLE, kIdleS);
@@ -83,24 +75,30 @@ void PeerSocket::give_back() {
 
 void PeerSocket::shut_down() const { ::shutdown(fd(), SHUT_RDWR); }
 
+bool PeerSocket::has_sent_all() const {
+  int queued_bytes = 0;
+  return ::ioctl(fd(), SIOCOUTQ, &queued_bytes) == 0 && queued_bytes == 0;
+}
+
 std::string seconds_text(std::chrono::nanoseconds time) {
   std::string text = std::to_string(std::chrono::duration<double>(time).count());
   return text.substr(0, text.find('.') + 2) + " s";
 }
 
+// Only an address of this machine can be bound.
 bool is_local(int fd) {
-  Ends ends;
-  if (!ends_of(fd, ends)) return false;
-  if (ends.ours.ss_family == AF_INET) {
-    const auto& ours = reinterpret_cast<const sockaddr_in&>(ends.ours);
-    return ours.sin_addr.s_addr == reinterpret_cast<const sockaddr_in&>(ends.theirs).sin_addr.s_addr;
-  }
-  if (ends.ours.ss_family == AF_INET6) {
-    const auto& ours = reinterpret_cast<const sockaddr_in6&>(ends.ours);
-    const auto& theirs = reinterpret_cast<const sockaddr_in6&>(ends.theirs);
-    return std::memcmp(&ours.sin6_addr, &theirs.sin6_addr, sizeof ours.sin6_addr) == 0;
-  }
-  return true;
+  sockaddr_storage theirs{};
+  socklen_t size = sizeof theirs;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&theirs), &size) < 0) return true;
+  if (theirs.ss_family == AF_INET)
+    reinterpret_cast<sockaddr_in&>(theirs).sin_port = 0;
+  else if (theirs.ss_family == AF_INET6)
+    reinterpret_cast<sockaddr_in6&>(theirs).sin6_port = 0;
+  else
+    return true;
+  const Descriptor tried(::socket(theirs.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (tried.get() < 0) return true;
+  return ::bind(tried.get(), reinterpret_cast<const sockaddr*>(&theirs), size) == 0 || errno != EADDRNOTAVAIL;
 }
 
 Wakeup::Wakeup() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {

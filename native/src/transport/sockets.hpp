@@ -27,6 +27,8 @@ class PeerSocket {
   // As others like it.
   void give_back();
   void shut_down() const;
+  // Whether the peer's machine has acknowledged all bytes; asked before shut_down(), whose end counts as one.
+  bool has_sent_all() const;
 
  private:
   Descriptor descriptor_;
@@ -34,7 +36,9 @@ class PeerSocket {
   std::size_t expected_ = 1;
 };
 
-// Whether both ends have one address, or are no internet sockets at all: what is sent never leaves this machine.
+// Whether the peer has an address of this machine, or none: what is sent then stays here, and pages that are sent without
+// a copy are the peer's queue's, too, after it acknowledged them. True where it cannot be told; false for another network
+// namespace of this machine, which looks like another machine from here.
 bool is_local(int fd);
 
 // An event that one thread sets and another one's poll() sees.
