@@ -35,7 +35,7 @@ class AdapterEngines:
         self._ids = itertools.count()
         self._adapter_of: dict[int, str] = {}
         self._waiting: dict[int, Request] = {}
-        """Requests whose engine is being built."""
+        """Requests whose engine is being built or not taken yet."""
         self._one_at_a_time = threading.Lock()
         """Held while an engine is built: transformers patches modules of torch meanwhile, for all threads."""
         self._lock = threading.Lock()
@@ -84,7 +84,6 @@ class AdapterEngines:
 
     def add(self, request: Request, id: int | None = None) -> int:
         id = next(self._ids) if id is None else id
-        self._take_built()
         self._adapter_of[id] = request.adapter
         if (engine := self._engines.get(request.adapter)) is not None:
             return engine.add(request, id)
@@ -139,7 +138,8 @@ class AdapterEngines:
             engine.close()
 
     def _take_built(self) -> list[TokenDelta]:
-        """Takes engines that have come up, and their requests; deltas of those whose engine did not."""
+        """Takes engines that have come up, and their requests; deltas of those whose engine did not. Called by steps
+        alone, which give the deltas out."""
         if not self._built:
             return []
         with self._lock:

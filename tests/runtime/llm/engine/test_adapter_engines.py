@@ -167,6 +167,22 @@ def test_an_adapter_that_cannot_be_loaded_fails_its_requests_alone_and_is_tried_
     engine.close()
 
 
+def test_a_request_that_comes_after_a_failed_load_hides_the_failure_from_nobody() -> None:
+    building = Building(CheckpointInvalid("it does not fit"))
+    engine = building.engine
+    building.may_end.set()
+    first = engine.add(named("sql"))
+    wait_until(lambda: bool(engine._built), WAIT_S, what="the failure")
+    base, second = engine.add(request(new=3)), engine.add(named("sql"))
+    deltas: list[TokenDelta] = []
+    while not engine.idle:
+        deltas += engine.step()
+    errors = {delta.id: delta.error for delta in deltas if delta.last}
+    assert errors == {first: building.error, base: None, second: building.error}
+    assert building.built == ["sql"]
+    engine.close()
+
+
 def test_waiting_requests_end_by_deadline_cancel_and_the_end_of_the_worker() -> None:
     building = Building()
     engine = building.engine
