@@ -66,7 +66,8 @@ class VolumeSession:
         *,
         memory_bytes: int,
     ) -> None:
-        """`memory_bytes`: the worker's memory, which holds its copies, so no version of it can be larger."""
+        """`volumes`: those that the worker has mounted, which are pinned on the node's disk as long as it lives.
+        `memory_bytes`: the worker's memory, which holds its copies, so no version of it can be larger."""
         self._memory_bytes = memory_bytes
         self._node = node
         self._worker = worker
@@ -74,7 +75,9 @@ class VolumeSession:
         self._project = project
         self._bases = {one.name: (one.number, one.tree) for one in volumes if one.write}
         """Version that each volume's next commit is based on."""
-        self._acquired: list[LayerId] = []
+        self._mounted = frozenset(one.tree for one in volumes)
+        self._acquired: set[LayerId] = set()
+        """Trees that are pinned for this session alone: what is mounted belongs to the worker."""
         own, self._its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._stream = VolumeStream(own)
         self._task: asyncio.Task[None] | None = None
@@ -93,9 +96,8 @@ class VolumeSession:
         self._stream.close()
         if self._task is not None:
             self._task.cancel()
-        for tree in self._acquired:
-            self._node.cache.release(tree, self._worker)
-        self._acquired = []
+        self._bases = {}
+        self._release_former()
 
     async def _serve(self) -> None:
         try:
@@ -164,8 +166,11 @@ class VolumeSession:
             return base
         record = await self._node.publish(self._project, name, base, _version(stored, self._function))
         version = next(one for one in reversed(record.versions) if one.tree == stored.tree)
-        await self._keep(stored, staging)
+        # Workers that start find the files on the node's disk, and the next commit its base.
+        await self._node.cache.adopt(staging, stored.tree, stored.manifest, stored.data, self._worker)
+        self._acquired |= {stored.tree} - self._mounted
         self._bases[name] = version.number, stored.tree
+        self._release_former()
         log.info(
             "volume committed",
             extra={
@@ -179,11 +184,6 @@ class VolumeSession:
         )
         return version.number
 
-    async def _keep(self, stored: StoredVersion, staging: Path) -> None:
-        """Keeps the files on the node's disk for workers that start, and as the next commit's base."""
-        await self._node.cache.adopt(staging, stored.tree, stored.manifest, stored.data, self._worker)
-        self._acquired.append(stored.tree)
-
     async def _reload(self, name: str) -> int:
         base, _ = self._base(name)
         record = await self._node.find(self._project, name)
@@ -193,12 +193,22 @@ class VolumeSession:
         if version is None or version.number == base:
             return base
         folder = Path(await self._node.cache.acquire(version.tree, self._worker))
-        self._acquired.append(version.tree)
-        files = self._node.cache.manifest(version.tree).files
-        await self._send(Incoming(len(files), version.size_bytes))
-        await in_thread(lambda: send_files(self._stream, folder, files), f"volumes-{self._worker}")
-        self._bases[name] = version.number, version.tree
+        self._acquired |= {version.tree} - self._mounted
+        try:
+            files = self._node.cache.manifest(version.tree).files
+            await self._send(Incoming(len(files), version.size_bytes))
+            await in_thread(lambda: send_files(self._stream, folder, files), f"volumes-{self._worker}")
+            self._bases[name] = version.number, version.tree
+        finally:
+            self._release_former()
         return version.number
+
+    def _release_former(self) -> None:
+        """Unpins the versions that no next commit is based on."""
+        bases = {tree for _, tree in self._bases.values()}
+        for tree in self._acquired - bases:
+            self._node.cache.release(tree, self._worker)
+        self._acquired &= bases
 
     def _base(self, name: str) -> tuple[int, LayerId]:
         if name not in self._bases:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,11 +31,18 @@ ONE, TWO = WorkerId("w-1"), WorkerId("w-2")
 class Bench:
     """One node with its cache and state, and a volume `index` in Redis."""
 
-    def __init__(self, source: Source, writer: StoreWriter, redis_server: RedisServer, folder: Path) -> None:
+    def __init__(
+        self,
+        source: Source,
+        writer: StoreWriter,
+        redis_server: RedisServer,
+        folder: Path,
+        budget_bytes: int = 1 << 30,
+    ) -> None:
         self.state = NodeState(connect(redis_server.url), NodeId("node-1"))
         self.client = redis_server.client()
         self.folder = folder / "volumes"
-        self.cache = LayerCache(folder=self.folder, source=source, budget_bytes=1 << 30, kind=VOLUME)
+        self.cache = LayerCache(folder=self.folder, source=source, budget_bytes=budget_bytes, kind=VOLUME)
         records = VolumeRecords(self.state)
         self.node = VolumeNode(cache=self.cache, writer=writer, publish=records.publish, find=records.find)
         record = VolumeRecord(name="index", project="default", created_unix_ms=1, created_by="local")
@@ -49,8 +56,10 @@ class Bench:
         return msgspec.json.decode(data, type=VolumeRecord)
 
     @asynccontextmanager
-    async def stream(self, worker: WorkerId = ONE) -> AsyncIterator[socket.socket]:
-        """The worker's end of a session, for a worker that starts now."""
+    async def stream(
+        self, worker: WorkerId = ONE, *, beside: Sequence[MountedVolume] = ()
+    ) -> AsyncIterator[socket.socket]:
+        """The worker's end of a session, for a worker that starts now; `beside`: what else it has mounted."""
         newest = self.record.latest
         mounted = MountedVolume(
             name="index",
@@ -60,7 +69,7 @@ class Bench:
         )
         if newest is not None:
             mounted = msgspec.structs.replace(mounted, folder=await self.cache.acquire(newest.tree, worker))
-        session = VolumeSession(self.node, worker, "writes", "default", [mounted], memory_bytes=4 << 30)
+        session = VolumeSession(self.node, worker, "writes", "default", [mounted, *beside], memory_bytes=4 << 30)
         sock = socket.socket(fileno=os.dup(session.descriptor()))
         session.begin()
         sdk.provide_volumes([(mounted, mounted.folder)], sock)
@@ -71,9 +80,13 @@ class Bench:
             session.close()
 
     @asynccontextmanager
-    async def worker(self, worker: WorkerId = ONE) -> AsyncIterator[Volume]:
-        async with self.stream(worker):
+    async def worker(self, worker: WorkerId = ONE, *, beside: Sequence[MountedVolume] = ()) -> AsyncIterator[Volume]:
+        async with self.stream(worker, beside=beside):
             yield volume("index")
+
+    async def evict_for(self, size_bytes: int) -> None:
+        """Has the cache make room for so many bytes. Errors: Unavailable."""
+        await self.cache.unstage(await self.cache.stage(size_bytes))
 
     def staged(self) -> list[str]:
         return [path.name for path in self.folder.iterdir() if path.name.startswith(".new-")]
