@@ -16,7 +16,7 @@ from typing import Literal
 
 import aiohttp
 
-from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, StartFailed
+from fleetstart.runtime.contract.errors import ErrorInfo, FleetError, NotFound, StartFailed
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId, new_invocation_id
 from fleetstart.runtime.contract.node.orders import WorkerStatus
@@ -222,23 +222,23 @@ class RolloutController:
         return reason if now_ns - self._unplaced_since_ns.setdefault(key, now_ns) > UNPLACED_NS else None
 
     async def _end(self, key: VersionKey, rollout: Rollout, error: ErrorInfo | None) -> None:
-        """Ends the rollout, unless it was ended or replaced meanwhile."""
+        """Ends the rollout, unless it was ended or replaced meanwhile. What fails is tried again in the next round."""
         now_unix_ms = time.time_ns() // 1_000_000
 
         def change(record: FunctionRecord) -> FunctionRecord:
-            if record.rollout != rollout:
-                return record
-            if error is not None:
-                return traffic.rejected(record, error, now_unix_ms)
-            return traffic.promoted(record, now_unix_ms)
+            return traffic.ended(record, error, now_unix_ms) if record.rollout == rollout else record
 
         try:
-            await self._registry.change(key.name, change)
-        except FleetError as gone:
+            record = await self._registry.change(key.name, change)
+        except NotFound as gone:
             log.info("a rollout's function was removed", extra={"function": str(key), "error": gone.message})
             return
-        what = "a new version was promoted" if error is None else "a new version was rejected"
-        log.info(what, extra={"function": str(key), "error": error.message if error is not None else ""})
+        except FleetError as failed:
+            log.warning("a rollout could not be ended yet", extra={"function": str(key), "error": failed.message})
+            return
+        rejection = record.rejected if record.rejected is not None and record.rejected.version == key.version else None
+        what = "a new version was promoted" if rejection is None else "a new version was rejected"
+        log.info(what, extra={"function": str(key), "error": rejection.error.message if rejection is not None else ""})
 
 
 async def _probe(session: aiohttp.ClientSession, links: NodeLinks, worker: WorkerStatus, path: str) -> str:

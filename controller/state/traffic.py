@@ -251,8 +251,22 @@ def _in_effect(record: FunctionRecord, plan: Rollout) -> bool:
     return record.live == plan.version and not record.split
 
 
+def ended(record: FunctionRecord, error: ErrorInfo | None, now_unix_ms: int) -> FunctionRecord:
+    """Ends a rollout: the version is promoted, or rejected for the error, or because its traffic is not possible."""
+    if error is not None:
+        return rejected(record, error, now_unix_ms)
+    try:
+        return promoted(record, now_unix_ms)
+    except InvalidInput as impossible:
+        return rejected(record, impossible.info(), now_unix_ms)
+
+
 def promoted(record: FunctionRecord, now_unix_ms: int) -> FunctionRecord:
-    """Ends a rollout successfully: the version gets its traffic."""
+    """Ends a rollout successfully: the version gets its traffic. A canary that was made live meanwhile leaves the
+    traffic as it is.
+
+    Errors: InvalidInput if other changes came meanwhile that exclude it, such as the last alias that there may be.
+    """
     plan = record.rollout
     assert plan is not None
     done = replace(record, rollout=None)
@@ -260,6 +274,8 @@ def promoted(record: FunctionRecord, now_unix_ms: int) -> FunctionRecord:
         return with_alias(done, plan.alias, plan.version, now_unix_ms)
     if plan.percent == 100:
         return with_live(done, plan.version, now_unix_ms)
+    if plan.version == record.live:
+        return done
     return with_split(done, {record.live: 100 - plan.percent, plan.version: plan.percent}, now_unix_ms)
 
 

@@ -247,6 +247,23 @@ def test_a_trial_outlives_the_controller_that_began_it(controller: ControllerPro
     wait_until(lambda: traffic(controller)["live"] == 2, 20, what="the switch")
 
 
+def test_a_canary_that_is_made_live_while_it_is_tried_ends_with_its_worker(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    deploy(controller, 1)
+    assert version_of(controller) == 1
+    held: list[WorkerOrder] = []
+    node.answer = lambda node, order: held.append(order) if order.version == 2 else node.serve(order)
+    deploy(controller, 2, query="probe=1&percent=10")
+    wait_until(lambda: bool(held), what="the order")
+    change(controller, "PUT", "aliases/live", {"version": 2})
+    assert traffic(controller)["trying"] == 2
+    node.ready(held[0])
+    wait_until(lambda: traffic(controller)["trying"] is None, what="the rollout's end")
+    ended = traffic(controller)
+    assert (ended["live"], ended["split"], ended["rejected"]) == (2, [], None)
+
+
 def test_aliases_splits_and_rollbacks_move_calls(controller: ControllerProcess, node: HandNode) -> None:
     for concurrency in (1, 2):
         deploy(controller, concurrency, query="")

@@ -209,6 +209,23 @@ def test_a_deploy_to_an_alias_leaves_live_alone_and_a_canary_gets_its_share() ->
     assert (whole.live, whole.split) == (V2, {})
 
 
+def test_a_canary_that_was_made_live_meanwhile_ends_and_live_keeps_all_calls() -> None:
+    trying = traffic.deployed(ONE, plan(V2, percent=10), probe=True)
+    moved = traffic.with_alias(trying, "live", V2, 15)
+    assert traffic.ended(moved, None, 20) == replace(moved, rollout=None)
+    split = traffic.with_split(trying, {V2: 70, V3: 30}, 15)
+    assert traffic.ended(split, None, 20) == replace(split, rollout=None)
+
+
+def test_a_rollout_that_can_no_longer_get_its_alias_is_rejected_with_the_reason() -> None:
+    trying = traffic.deployed(ONE, plan(V2, alias="staging"), probe=True)
+    full = replace(trying, aliases={f"a{n}": V1 for n in range(traffic.ALIASES_MAX)})
+    ended = traffic.ended(full, None, 20)
+    assert (ended.rollout, ended.aliases) == (None, full.aliases)
+    assert ended.rejected is not None
+    assert (ended.rejected.version, ended.rejected.error.code) == (V2, "invalid_input")
+
+
 def test_the_same_deploy_again_changes_nothing() -> None:
     assert traffic.deployed(ONE, plan(V1), probe=True) == ONE
     trying = traffic.deployed(ONE, plan(V2), probe=True)
