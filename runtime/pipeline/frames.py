@@ -120,7 +120,7 @@ class MigratedToken(msgspec.Struct, frozen=True, tag="token"):
 
 
 class MigrationAborted(msgspec.Struct, frozen=True, tag="give_back"):
-    """End of a migration: cancelled by the sender, or refused by the receiver."""
+    """End of a migration: cancelled by the owner, or refused or lost by the other worker."""
 
     number: int
 

@@ -3,7 +3,7 @@
 The first stage keeps the request and its client's stream; the other worker computes. It first computes the existing
 tokens while the owner continues; then the owner stops between two steps and sends the newer tokens, so the pause is a
 few tokens' computation. Only tokens are sent: keys and values follow from them exactly (ServerlessLLM section 5.2). A
-lost worker costs time and no token.
+lost worker costs time and no token, and so does a step that fails there.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ class MigrationTarget:
             case MigrationOffer():
                 self._accept_offer(engine, message)
             case MigrationHandover(number=number, tokens=tokens):
-                engine.continue_migrated(_id(number), tokens)
+                if not engine.continue_migrated(_id(number), tokens):  # lost before this came
+                    self._send_or_end(MigrationAborted(number))
             case MigrationAborted(number=number):
                 self._remove(engine, number)
             case _:
@@ -190,11 +191,16 @@ class MigrationTarget:
                 SamplingParams(**sampling),
                 caught_up=lambda: self._send_or_end(MigrationCaughtUp(number)),
                 on_token=lambda token: self._send_or_end(MigratedToken(number, token)),
+                on_lost=lambda: self._give_back(number),
             )
         except (FleetError, TypeError) as error:
             log.warning("rejected a migrated request", extra={"error": str(error)})
-            self._numbers.discard(number)
-            self._send_or_end(MigrationAborted(number))
+            self._give_back(number)
+
+    def _give_back(self, number: int) -> None:
+        """Tells the owner that its request is not computed here (any more)."""
+        self._numbers.discard(number)
+        self._send_or_end(MigrationAborted(number))
 
     def _remove(self, engine: Engine, number: int) -> None:
         self._numbers.discard(number)

@@ -12,7 +12,7 @@ import gc
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
 
@@ -149,32 +149,43 @@ class Engine:
         sampling: SamplingParams,
         caught_up: Callable[[], object],
         on_token: Callable[[int], object],
+        on_lost: Callable[[], object],
     ) -> None:
         """Computes the known tokens of another worker's request, then calls `caught_up` and waits.
 
-        `continue_migrated` brings the tokens since then. Errors: InvalidInput if the request does not fit.
+        `continue_migrated` brings the tokens since then. `on_lost` is called if the request is dropped here before its
+        end, and its owner did not ask for that. Errors: InvalidInput if the request does not fit.
         """
         sequence.held = True
         self.scheduler.add(sequence)
         self._migrated_in[sequence.id] = MigratedRequest(
-            sequence, resumed_sampler(sequence, sampling), caught_up, on_token
+            sequence, resumed_sampler(sequence, sampling), caught_up, on_token, on_lost
         )
 
-    def continue_migrated(self, id: int, tokens: list[int]) -> None:
-        """Continues another worker's request with all its tokens, of which the last is not computed yet."""
+    def continue_migrated(self, id: int, tokens: list[int]) -> bool:
+        """Continues another worker's request with all its tokens, of which the last is not computed yet; False if there
+        is none of that id."""
         migrated = self._migrated_in.get(id)
         if migrated is None:
-            return
+            return False
         sequence = migrated.sequence
         sequence.tokens[:] = tokens
         sequence.held = False
         migrated.sampler = resumed_sampler(sequence, migrated.sampler.params)
+        return True
 
     def remove_migrated(self, id: int) -> None:
-        """Removes another worker's request."""
+        """Removes another worker's request, at its end or because its owner wishes so."""
         migrated = self._migrated_in.pop(id, None)
         if migrated is not None:
             self.scheduler.remove(migrated.sequence)
+
+    def _lose_migrated(self, ids: Iterable[int]) -> None:
+        """Drops those of the requests that are another worker's, which continues them itself."""
+        for id in ids:
+            if (migrated := self._migrated_in.get(id)) is not None:
+                self.remove_migrated(id)
+                migrated.on_lost()
 
     @property
     def context_tokens(self) -> int:
@@ -245,12 +256,13 @@ class Engine:
             self._in_flight.clear()
             self._runner.drop()
             reason = error if isinstance(error, FleetError) else HandlerFailed(f"the model failed: {error!r}")
-            failures = [TokenDelta(id=sequence.id, error=reason) for sequence in self.scheduler.running]
+            running = [sequence.id for sequence in self.scheduler.running]
+            failures = [TokenDelta(id=id, error=reason) for id in running if id in self._active]
+            self._lose_migrated(running)
         ended = completed.make_deltas()
         completed.deltas += [failure for failure in failures if failure.id not in ended]
         for id in ended.union(failure.id for failure in failures):
             self.cancel(id)
-            self.remove_migrated(id)
 
     def _restart(self, error: RunnerLost) -> None:
         logger.warning("the pipeline is broken, requests are recomputed", extra={"error": str(error)})
@@ -294,6 +306,7 @@ class Engine:
         deltas = [TokenDelta(id=id, error=error) for id in self._active]
         for delta in deltas:
             self.cancel(delta.id)
+        self._lose_migrated(list(self._migrated_in))
         return deltas
 
     def _expire(self, now_ns: int) -> list[TokenDelta]:

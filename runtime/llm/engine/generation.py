@@ -186,12 +186,14 @@ class Completed:
 
 @dataclass(slots=True)
 class MigratedRequest:
-    """Sequence of another worker that is computed here. `on_token` sends each token to its owner."""
+    """Sequence of another worker that is computed here. `on_token` sends each token to its owner, `on_lost` tells that
+    there will be no more."""
 
     sequence: TokenSequence
     sampler: SamplerState
     caught_up: Callable[[], object]
     on_token: Callable[[int], object]
+    on_lost: Callable[[], object]
 
     def note_advance(self) -> None:
         """Reports that all tokens known here are computed, once they are."""
