@@ -20,6 +20,7 @@ from fleetstart.runtime.contract.node.messages import Consolidate, Peers
 from fleetstart.runtime.contract.node.orders import NO_PEER, WorkerOrder
 from fleetstart.runtime.contract.weights.stage import Stage
 
+from ..network.served_socket import listening_socket, only_serve
 from ..processes.forked_process import ForkedProcess
 from ..segments.store import Segment, SegmentStore
 from .pipeline_key import link_identity
@@ -53,8 +54,7 @@ class StageSockets:
         self._open_relay = open_relay
         self._known: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        self.listener = listening_socket(address, BACKLOG)
         self._at: tuple[str, int] = self.listener.getsockname()[:2]
 
     @property
@@ -111,6 +111,7 @@ async def _connection(address: str) -> socket.socket:
         link.setblocking(False)
         async with asyncio.timeout(CONNECT_S):
             await asyncio.get_running_loop().sock_connect(link, (host.strip("[]"), int(port)))
+        only_serve(link)
         link.setblocking(True)
     except BaseException:
         link.close()

@@ -26,6 +26,7 @@ from fleetstart.runtime.contract.node.messages import Assign
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
 
+from ..network.served_socket import listening_socket
 from ..processes.entered_calls import EnteredCallRing
 from ..processes.exit_reasons import out_of_memory
 from ..processes.forked_process import ForkedProcess, has_own_network
@@ -263,7 +264,7 @@ class WorkerResources:
         Errors: OSError."""
         self._close_ingress()
         ingress = self._services.tls_ingress()
-        listener = _listening_socket(LOOPBACK if ingress is not None else self._services.address)
+        listener = listening_socket(LOOPBACK if ingress is not None else self._services.address, LISTEN_BACKLOG)
         host, port = listener.getsockname()[:2]
         if ingress is not None:
             try:
@@ -351,16 +352,3 @@ class WorkerResources:
         if self.entered_calls is not None:
             self.entered_calls.close()
             self.entered_calls = None
-
-
-def _listening_socket(address: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, 0))
-        listener.listen(LISTEN_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

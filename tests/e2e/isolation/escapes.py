@@ -56,6 +56,29 @@ def connects(where):
         sock.connect(where)
 
 
+def connects_by_its_listener(port):
+    """By the socket that its node listens with for it, which is in the node's network: made an unconnected one, and a
+    listening one again."""
+    for number in range(3, 256):
+        try:
+            sock = socket.socket(fileno=os.dup(number))
+            if sock.family != socket.AF_INET or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+        except OSError:
+            continue
+        address = sock.getsockname()
+        sock.shutdown(socket.SHUT_RD)
+        sock.settimeout(2)
+        try:
+            sock.connect(("127.0.0.1", port))
+        finally:
+            libc.connect(sock.fileno(), bytes(16), 16)  # AF_UNSPEC: nowhere
+            sock.bind(address)
+            sock.listen(64)
+        return
+    raise OSError("it has none")
+
+
 def others():
     return [name for name in os.listdir("/proc") if name.isdecimal() and int(name) not in (1, os.getpid())]
 
@@ -107,6 +130,7 @@ def attempts(home, sockets, port):
         "reach Redis": lambda: connects(sockets[0]),
         "reach the engine": lambda: connects(sockets[1]),
         "reach the node's interface": lambda: connects(("127.0.0.1", port)),
+        "reach the node by its own listening socket": lambda: connects_by_its_listener(port),
         "reach the network": lambda: connects(("192.0.2.1", 80)),
         "open a raw socket": node,
         "trace a process": lambda: call(101, 16, os.getppid() or 1, 0, 0),
