@@ -109,7 +109,7 @@ class MigrationSource:
 
     def _hand_over(self, engine: Engine, number: int) -> list[TokenDelta]:
         migration = self._migrations.get(number)
-        if migration is None:
+        if migration is None or migration.handed_over:
             return []
         deltas = engine.settle()
         tokens = engine.start_remote(migration.id, lambda: self._drop(number))

@@ -194,10 +194,14 @@ class MigratedRequest:
     caught_up: Callable[[], object]
     on_token: Callable[[int], object]
     on_lost: Callable[[], object]
+    reported: bool = False
 
     def note_advance(self) -> None:
-        """Reports that all tokens known here are computed, once they are."""
-        if self.sequence.held and self.sequence.computed == len(self.sequence.tokens):
+        """Reports once that all tokens known here are computed; not again after a preemption, which has them computed
+        anew."""
+        sequence = self.sequence
+        if sequence.held and not self.reported and sequence.computed == len(sequence.tokens):
+            self.reported = True
             self.caught_up()
 
     def append(self, token: int) -> bool:

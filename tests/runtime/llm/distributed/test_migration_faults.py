@@ -163,3 +163,26 @@ def test_a_worker_that_ends_gives_its_migrated_requests_back() -> None:
     assert lending.other.engine.fail_all(Unavailable("the worker is shutting down")) == []
     assert lending.other.engine.idle
     assert lending.finish() == alone(four())
+
+
+def test_a_request_that_is_computed_twice_before_its_handover_is_handed_over_once() -> None:
+    """The new worker runs out of blocks while the owner is busy, and computes the request's tokens again."""
+    requests = [request(20, 90, seed) for seed in range(2)]
+    lending = Lending(requests, blocks=8)
+    lending.other.engine.add(request(60, 50, 9))
+    lending.other.step()
+    lending.offer()
+    scheduler = lending.other.engine.scheduler
+    lending.other_until(lambda: bool(scheduler.preemptions) and not scheduler.waiting and not scheduler.pending)
+    assert lending.caught_up == 1
+    assert lending.finish() == alone(requests)
+
+
+def test_an_owner_that_is_told_twice_hands_over_once() -> None:
+    lending = Lending(four())
+    lending.offer()
+    lending.other_until(lambda: lending.caught_up == 2)
+    lending.to_owner *= 2
+    lending.tell_owner()
+    assert sum(isinstance(message, MigrationHandover) for message in lending.to_other) == 2
+    assert lending.finish() == alone(four())
