@@ -46,6 +46,7 @@ from .store import (
     KeyMismatch,
     digest_of,
     new_claim,
+    taken_over,
 )
 
 log = logging.getLogger(__name__)
@@ -126,17 +127,27 @@ class IdempotentCall:
     ) -> None:
         """Serves an async call. Errors: those of `run` and of `accept`."""
         digest = digest_of(project, key)
-        claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer)
+        claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id, accepts=True), answer)
         if not raw:
             return
+        keeper = asyncio.get_running_loop().create_task(self._hold(digest, raw))
         try:
             accepted = await accept(claim.invocation)
         except BaseException:
+            await end_tasks([keeper])  # before the key is free: a renewal under way would make the claim again
             await self._free(digest, raw)
             raise
+        await end_tasks([keeper])
         settled = msgspec.structs.replace(claim, state="async", invocation=accepted)
         await self._claims.settle(digest, raw, settled, b"")
         await answer(accepted, replayed=False)
+
+    async def _hold(self, digest: str, raw: bytes) -> None:
+        """Renews the claim of a call that is being stored."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(*REDIS_ERRORS):
+                await self._claims.renew(digest, raw)
 
     async def _rename(self, digest: str, raw: bytes, claim: KeyClaim) -> bytes:
         """Errors: KeyLost, REDIS_ERRORS."""
@@ -214,9 +225,7 @@ class IdempotentCall:
             place = await self._places.read(digest) if watch.silent(KEPT_SILENT_MS, KEPT_WATCHED_S) else None
             if place is not None or watch.silent():
                 log.warning("an idempotency key is taken from a silent gateway", extra={"invocation": claim.invocation})
-                same = place.invocation if place is not None else ours.invocation
-                wanted = msgspec.structs.replace(ours, retaken=True, invocation=same)
-                standing, left_ms = raw, left
+                wanted, standing, left_ms = taken_over(ours, claim, place), raw, left
                 continue
             if time.monotonic() > ends:
                 raise KeyBusy(

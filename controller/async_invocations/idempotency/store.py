@@ -81,6 +81,8 @@ class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of a small response; a larger one is in the object store."""
     retaken: bool = False
     """True if it was taken from a gateway that was silent: that one may have run the call, or some of it."""
+    accepts: bool = False
+    """True of an async call, which is not run under the claim but stored."""
 
 
 class Standing(NamedTuple):
@@ -257,8 +259,19 @@ def digest_of(project: str, key: str) -> str:
     return hashlib.sha256(f"{project}\0{key}".encode()).hexdigest()
 
 
-def new_claim(fingerprint: str, invocation: InvocationId) -> KeyClaim:
-    return KeyClaim(fingerprint=fingerprint, owner=secrets.token_hex(8), invocation=invocation)
+def new_claim(fingerprint: str, invocation: InvocationId, *, accepts: bool = False) -> KeyClaim:
+    return KeyClaim(fingerprint=fingerprint, owner=secrets.token_hex(8), invocation=invocation, accepts=accepts)
+
+
+def taken_over(ours: KeyClaim, standing: KeyClaim, place: CallPlace | None) -> KeyClaim:
+    """The claim that takes the key from a silent gateway. A call that goes on at its worker keeps its id, and so does
+    an async one: an id is accepted once, also if the silent gateway has stored the call or does so yet."""
+    invocation = ours.invocation
+    if place is not None:
+        invocation = place.invocation
+    elif ours.accepts and standing.accepts:
+        invocation = standing.invocation
+    return msgspec.structs.replace(ours, retaken=True, invocation=invocation)
 
 
 def answer_key(digest: str, owner: str) -> str:
