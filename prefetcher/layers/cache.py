@@ -38,6 +38,7 @@ from ..fetch.errors import with_retries
 from ..segments.eviction import EvictionCandidate, choose_evictions
 from ..sources.base import Source
 from ..sources.errors import ObjectMissing
+from .cache_room import ComingTree, free_bytes
 from .download import download
 from .imports import learn_imports, read_imports
 from .kinds import LAYER, TreeKind
@@ -51,8 +52,6 @@ HELD_MOST = 256
 """Layers that a report names: each takes 67 bytes of it, every second."""
 THREADS = 6
 """Reads at a time, in as many pieces of memory: enough for the round trips of a store; one thread writes."""
-RESERVE_BYTES = 1 << 30
-"""Free space left on the disk whatever the budget, as the disk cache of weights leaves it."""
 _TEMPORARY = ".new-"
 
 
@@ -91,8 +90,10 @@ class LayerCache:
         self._budget_bytes = budget_bytes
         self._layers: dict[LayerId, _CachedLayer] = {}
         self._under_way: dict[LayerId, asyncio.Task[None]] = {}
-        self._staged: dict[Path, int] = {}
-        """Folders in which a new version of a volume comes about, with the room that each may take."""
+        self._coming: dict[Path, ComingTree] = {}
+        """Folders in which a layer, or a new version of a volume, comes about."""
+        self._evicting = asyncio.Lock()
+        """Held until what leaves has left the disk, whose free space would be taken for too little."""
         self._waiting: defaultdict[LayerId, set[WorkerId]] = defaultdict(set)
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
@@ -100,7 +101,9 @@ class LayerCache:
 
     @property
     def used_bytes(self) -> int:
-        return sum(layer.size_bytes for layer in self._layers.values()) + sum(self._staged.values())
+        """Bytes of the layers, and of those that come about."""
+        coming_bytes = sum(tree.size_bytes for tree in self._coming.values())
+        return coming_bytes + sum(layer.size_bytes for layer in self._layers.values())
 
     def has(self, layer: LayerId) -> bool:
         return layer in self._layers
@@ -147,10 +150,12 @@ class LayerCache:
 
     async def stage(self, size_bytes: int) -> Path:
         """A new folder for files of so many bytes; the caller ends it with `unstage`. Errors: Unavailable, OSError."""
-        await self._make_room(size_bytes, "the new version")
-        staging = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        self.files_of(staging).mkdir(parents=True, mode=0o755)
-        self._staged[staging] = size_bytes
+        staging = await self._reserve(size_bytes, "the new version")
+        try:
+            self.files_of(staging).mkdir(parents=True, mode=0o755)
+        except OSError:
+            del self._coming[staging]
+            raise
         return staging
 
     def files_of(self, staging: Path) -> Path:
@@ -170,13 +175,17 @@ class LayerCache:
         except OSError as error:
             log.warning(f"a new {self._kind.name} is not kept", extra={"layer": layer, "error": str(error)})
             return
-        del self._staged[staging]
+        del self._coming[staging]
         self._layers[layer] = _CachedLayer(manifest.total_bytes, uses=1, pins={worker}, last_used_s=time.time())
 
     async def unstage(self, staging: Path) -> None:
         """Removes a staged folder, unless it was adopted."""
-        if self._staged.pop(staging, None) is not None:
+        if staging not in self._coming:
+            return
+        try:
             await in_thread(lambda: shutil.rmtree(staging, ignore_errors=True), f"{self._kind.name}-unstage")
+        finally:
+            del self._coming[staging]
 
     def manifest(self, layer: LayerId) -> LayerManifest:
         """The manifest of one that is on the disk. Errors: LayerInvalid, OSError."""
@@ -202,10 +211,13 @@ class LayerCache:
         data = await in_thread(lambda: self._read_manifest(layer), name)
         manifest = read_layer(data, layer)
         _require_own_python(layer, manifest)
-        await self._make_room(manifest.total_bytes, f"{self._kind.name} {layer[:12]}")
+        temporary = await self._reserve(manifest.total_bytes, f"{self._kind.name} {layer[:12]}")
         written_s = time.monotonic()
-        await in_thread(lambda: self._write(layer, manifest, data), name)
-        self._layers[layer] = _CachedLayer(manifest.total_bytes, last_used_s=time.time())
+        try:
+            await in_thread(lambda: self._write(layer, manifest, data, temporary), name)
+            self._layers[layer] = _CachedLayer(manifest.total_bytes, last_used_s=time.time())
+        finally:
+            del self._coming[temporary]
         self.bandwidths.note("layers", manifest.total_bytes, time.monotonic() - written_s)
         self._changed()
         extra = {"layer": layer, "size_bytes": manifest.total_bytes, "took_s": round(time.monotonic() - began_s, 3)}
@@ -224,38 +236,72 @@ class LayerCache:
         except ValueError as error:
             raise LayerInvalid(str(error)) from error
 
-    def _write(self, layer: LayerId, manifest: LayerManifest, data: bytes) -> None:
-        temporary = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    def _write(self, layer: LayerId, manifest: LayerManifest, data: bytes, temporary: Path) -> None:
+        coming = self._coming[temporary]
+
+        def wrote(size_bytes: int) -> None:
+            coming.written_bytes += size_bytes
+
         try:
             (temporary / FILES).mkdir(parents=True, mode=0o755)
-            download(self._source, self._kind, layer, manifest, temporary / FILES, THREADS)
+            download(self._source, self._kind, layer, manifest, temporary / FILES, THREADS, wrote)
             (temporary / MANIFEST_OBJECT).write_bytes(data)
             (temporary / BOOT).write_text(_boot_id())
             temporary.rename(self._folder / layer)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    async def _make_room(self, needed_bytes: int, what: str) -> None:
-        free_bytes = min(self._budget_bytes - self.used_bytes, shutil.disk_usage(self._folder).free - RESERVE_BYTES)
-        chosen = choose_evictions(needed_bytes, free_bytes, self._candidates(), time.time())
+    # ── room ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def _reserve(self, size_bytes: int, what: str) -> Path:
+        """A folder for a tree of so many bytes, which is not there yet. They count until the caller takes the folder
+        out of `_coming`. What leaves for it is removed before. Errors: Unavailable."""
+        async with self._evicting:
+            # One turn of the loop: nobody takes a layer between its choice and its end, or the room that it leaves.
+            left = [self._forget(layer) for layer in self._choose(size_bytes, what)]
+            folder = self._temporary()
+            self._coming[folder] = ComingTree(size_bytes)
+            try:
+                if left:  # thousands of files
+                    await in_thread(lambda: _remove(left), f"{self._kind.name}-evict")
+            except BaseException:
+                del self._coming[folder]
+                raise
+        return folder
+
+    def _choose(self, needed_bytes: int, what: str) -> list[LayerId]:
+        """The layers to evict for so many bytes. Errors: Unavailable."""
+        room_bytes = free_bytes(
+            budget_bytes=self._budget_bytes,
+            used_bytes=self.used_bytes,
+            disk_free_bytes=shutil.disk_usage(self._folder).free,
+            coming=self._coming.values(),
+        )
+        chosen = choose_evictions(needed_bytes, room_bytes, self._candidates(), time.time())
         if chosen is None:
             self._give_up()
-            chosen = choose_evictions(needed_bytes, free_bytes, self._candidates(), time.time())
+            chosen = choose_evictions(needed_bytes, room_bytes, self._candidates(), time.time())
         if chosen is None:
             raise Unavailable(
                 f"{what} has {needed_bytes:,} bytes, and this node has "
-                f"{max(0, free_bytes):,} for {self._kind.name}s beside those in use",
+                f"{max(0, room_bytes):,} for {self._kind.name}s beside those in use",
                 hint=f"raise {self._kind.setting} on the node, free its disk, or {self._kind.smaller}",
                 retry_after_s=1,
             )
-        for other in map(LayerId, chosen):
-            log.info(
-                f"{self._kind.name} evicted", extra={"layer": other, "size_bytes": self._layers.pop(other).size_bytes}
-            )
-            # The rename is at once, the removal of thousands of files is not.
-            gone = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
-            (self._folder / other).rename(gone)
-            await in_thread(lambda gone=gone: shutil.rmtree(gone, ignore_errors=True), "layer-evict")  # type: ignore[misc]
+        return [LayerId(layer) for layer in chosen]
+
+    def _forget(self, layer: LayerId) -> Path:
+        """Takes a layer out of the cache; returns the folder that is left to remove."""
+        known, left = self._layers.pop(layer), self._temporary()
+        try:
+            (self._folder / layer).rename(left)
+        except OSError as error:  # somebody has removed it
+            log.warning(f"cannot remove a {self._kind.name}", extra={"layer": layer, "error": str(error)})
+        log.info(f"{self._kind.name} evicted", extra={"layer": layer, "size_bytes": known.size_bytes})
+        return left
+
+    def _temporary(self) -> Path:
+        return self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
 
     def _candidates(self) -> list[EvictionCandidate]:
         return [
@@ -287,6 +333,11 @@ class LayerCache:
             self._layers[layer] = _CachedLayer(manifest.total_bytes, uses=1, last_used_s=used_s)
         except (OSError, LayerInvalid):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _boot_id() -> str:

@@ -14,7 +14,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, groupby, islice
 from pathlib import Path
@@ -33,9 +33,15 @@ RUN_BYTES = 16 * 1024 * 1024
 
 
 def download(
-    source: Source, kind: TreeKind, layer: LayerId, manifest: LayerManifest, folder: Path, threads: int
+    source: Source,
+    kind: TreeKind,
+    layer: LayerId,
+    manifest: LayerManifest,
+    folder: Path,
+    threads: int,
+    wrote: Callable[[int], None],
 ) -> None:
-    """Writes all files below the folder, which is empty. Blocks.
+    """Writes all files below the folder, which is empty; `wrote` is told the bytes of each run. Blocks.
 
     Errors: LayerInvalid, ChecksumMismatch, StoreFailed, OSError.
     """
@@ -57,6 +63,7 @@ def download(
                 run, done = reading.popleft()
                 with done.result() as memory, memoryview(memory) as room:
                     files.write_run(run, room)
+                wrote(sum(chunk.size_bytes for chunk in run))
                 read_next()
         finally:
             stopped.set()  # after an error, the others end at their next chunk

@@ -20,7 +20,7 @@ import shutil
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -109,15 +109,18 @@ class BundleCache:
         there = await in_thread(self._look, "bundle-sizes")
         in_use = self._in_use() | self._under_way.keys()
         there = [replace(one, in_use=one.bundle in in_use) for one in there]
+        left = {}
         for bundle in bundles_to_evict(there, now_unix_s, self._limit_bytes):
-            # In this turn of the loop nobody uses it, and from now on nobody finds it.
+            # In this turn of the loop nobody uses any of them, and from now on nobody finds one.
             self._unpacked.discard(bundle)
             self._sizes.pop(bundle, None)
-            gone = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+            left[bundle] = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
             with contextlib.suppress(OSError):
-                (self._folder / bundle).rename(gone)
-                await in_thread(lambda gone=gone: shutil.rmtree(gone, ignore_errors=True), "bundle-evict")  # type: ignore[misc]
-                log.info("bundle evicted", extra={"bundle": bundle[:12]})
+                (self._folder / bundle).rename(left[bundle])
+        if left:
+            await in_thread(lambda: _remove(left.values()), "bundle-evict")
+        for bundle in left:
+            log.info("bundle evicted", extra={"bundle": bundle[:12]})
 
     def _look(self) -> list[UnpackedBundle]:
         """The unpacked bundles, with sizes that are counted once. Blocks."""
@@ -146,6 +149,11 @@ class BundleCache:
         if (found := hashlib.sha256(data).hexdigest()) != bundle:
             raise ChecksumMismatch(f"bundle {bundle[:12]}: the store's bytes have digest {found[:12]}")
         return unpack(data, self._folder / bundle)
+
+
+def _remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pack_tar(folder: Path) -> int:

@@ -49,6 +49,7 @@ def refused(store: Store, folder: Path, layer: LayerId, budget_bytes: int = 1 <<
     with pytest.raises(FleetError) as caught:
         asyncio.run(cache.acquire(layer, ONE))
     assert list((folder / "layers").iterdir()) == []
+    assert cache.used_bytes == 0
     return caught.value
 
 

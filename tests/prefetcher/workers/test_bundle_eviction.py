@@ -65,3 +65,30 @@ def test_unused_bundles_leave_the_disk_by_age_and_size(tmp_path: Path) -> None:
         assert {path.name for path in (tmp_path / "bundles").iterdir()} == {names[0]}
 
     asyncio.run(scenario())
+
+
+def test_a_bundle_that_a_start_takes_while_others_leave_stays(tmp_path: Path) -> None:
+    names = [BundleId(str(number) * 64) for number in range(1, 5)]
+
+    async def scenario() -> None:
+        used: set[BundleId] = set()
+        cache = BundleCache(
+            folder=tmp_path / "bundles", source=FolderSource(tmp_path), in_use=lambda: used, limit_bytes=50_000
+        )
+        for name in names:
+            (tmp_path / "bundles" / name).mkdir()
+            (tmp_path / "bundles" / name / "handler.py").write_bytes(b"x" * 40_000)
+        evicting = asyncio.create_task(cache.evict(NOW))
+        there = set(names)
+        while len(there) == len(names):
+            assert not evicting.done()
+            await asyncio.sleep(0)
+            there = {name for name in names if (tmp_path / "bundles" / name).exists()}
+        used |= there
+        taken = [cache.ready(name) for name in there]
+        await evicting
+        assert taken
+        assert all(folder is not None and folder.is_dir() for folder in taken)
+        assert {path.name for path in (tmp_path / "bundles").iterdir()} == there
+
+    asyncio.run(scenario())
