@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.errors import FleetError, StoreFailed
 from fleetstart.runtime.contract.process.tasks import wait_at_most
 
 from ..http.asgi import Receive, Scope, Send
+from ..http.scope import StoredCall
 from ..state.invocation_records import Progress, ReportedProgress
 from ..state.redis_client import REDIS_ERRORS
 from .gateway_call import AnswerCapture, scope_of
@@ -61,6 +62,7 @@ class Execution:
         self._gone = asyncio.Event()
         """Set to cancel the call, for any reason."""
         self._look = asyncio.Event()
+        self._stored = StoredCall()
         self._lost = False
         self._back = False
 
@@ -74,7 +76,7 @@ class Execution:
 
     async def run(self) -> None:
         envelope, claim = self._entry.envelope, self._entry.progress.claims
-        capture = AnswerCapture(claim, self._gone, self._on_events)
+        capture = AnswerCapture(claim, self._stored, self._gone, self._on_events)
         keeper = asyncio.get_running_loop().create_task(self._keep())
         outcome: RunOutcome | None = None
         try:
@@ -84,7 +86,7 @@ class Execution:
                     error=FleetError(f"invocation {envelope.id}: its request is not in the store any more").info()
                 )
             else:
-                scope = scope_of(envelope, self._entry.progress.runs)
+                scope = scope_of(envelope, self._entry.progress.runs, self._stored)
                 await self._gateway(scope, replay_receive(kept[1], self._gone), capture)
                 ended = capture.outcome(envelope.function)
                 await self._write_last_events()

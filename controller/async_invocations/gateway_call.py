@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, PROGRESS_HE
 from ..http.asgi import OWN_EVENTS, Message, RawHeaders, Scope
 from ..http.headers import response_headers
 from ..http.invoke_url import PREFIX
-from ..http.scope import GIVEN_REQUEST_ID, PROGRESS, REPEAT_KEY
+from ..http.scope import GIVEN_REQUEST_ID, REPEAT_KEY, STORED_CALL, StoredCall
 from ..state.invocation_records import Answer, Envelope, run_id
 from .progress_split import ProgressSplitter
 from .store.event_log import EventSplitter, error_of, without_id
@@ -39,7 +39,7 @@ _NOT_KEPT = frozenset(
 )
 
 
-def scope_of(envelope: Envelope, run: int) -> Scope:
+def scope_of(envelope: Envelope, run: int, stored: StoredCall) -> Scope:
     path, _, query = envelope.target.partition("?")
     headers: RawHeaders = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in envelope.headers]
     headers.append((b"content-length", b"%d" % envelope.body_bytes))
@@ -58,7 +58,7 @@ def scope_of(envelope: Envelope, run: int) -> Scope:
         "client": None,
         "server": None,
         "fs.key": envelope.key,
-        PROGRESS: True,
+        STORED_CALL: stored,
         REPEAT_KEY: envelope.id,
         GIVEN_REQUEST_ID: envelope.request_id,
     }
@@ -77,8 +77,15 @@ def error_in(code: str, status: int, body: bytes) -> ErrorInfo | None:
 class AnswerCapture:
     """An ASGI `send` that captures the response, and passes the events of a stream to `on_events` as they come."""
 
-    def __init__(self, claim: int, gone: asyncio.Event, on_events: Callable[[list[bytes]], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        claim: int,
+        stored: StoredCall,
+        gone: asyncio.Event,
+        on_events: Callable[[list[bytes]], Awaitable[None]],
+    ) -> None:
         self._claim = claim
+        self._stored = stored
         self._gone = gone
         self._on_events = on_events
         self._status = 0
@@ -150,7 +157,7 @@ class AnswerCapture:
             return RunOutcome(error=WorkerLost(f"function {function}: its worker was lost during the response").info())
         if self._progress_splitter is not None and self._progress_splitter.head is not None:
             self._become(self._progress_splitter.head, root=f"{PREFIX}{function}")
-        return RunOutcome(answer=self._answer(), error=self._error())
+        return RunOutcome(answer=self._answer(), error=self._error(), sent=self._stored.sent)
 
     def _become(self, head: AnswerHead, *, root: str) -> None:
         """Gives the response the status and headers that it would have had without progress events."""

@@ -30,7 +30,7 @@ from ..http.headers import request_headers, valid_request_id
 from ..http.invoke_url import Target, parse_target
 from ..http.keyed_call import KEYED_CALL, KeyedCall, NotAttached
 from ..http.request_body import ClientDisconnected, header, read_body, reject_unread
-from ..http.scope import CALL_ORIGIN, GIVEN_REQUEST_ID, PROGRESS, REPEAT_KEY, CallOrigin
+from ..http.scope import CALL_ORIGIN, GIVEN_REQUEST_ID, REPEAT_KEY, STORED_CALL, CallOrigin, StoredCall
 from ..scheduler.quotas.limits import used_up
 from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
@@ -156,7 +156,8 @@ class Gateway:
                 own = bool(backend.spec.max_body_bytes)
                 body = await read_body(scope, receive, limits.max_body_bytes, held=held, own=own)
             headers = request_headers(scope)
-            if PROGRESS in scope:
+            stored: StoredCall | None = scope.get(STORED_CALL)
+            if stored is not None:
                 headers.append((PROGRESS_HEADER, "1"))
             origin: CallOrigin | None = scope.get(CALL_ORIGIN)
             call = Call(
@@ -177,6 +178,7 @@ class Gateway:
                 repeat_key=scope.get(REPEAT_KEY, ""),
                 request_id=scope.get(GIVEN_REQUEST_ID, ""),
                 keyed=keyed,
+                stored=stored,
             )
             # While the body came, a backend without calls may have been forgotten.
             backend = self._router.open(backend.key, backend.record)

@@ -51,8 +51,17 @@ AUDITED_ACTION = "fs.deed"
 """Scope key of the `AuditedAction`, for the audit log."""
 
 
-PROGRESS = "fs.progress"
-"""Scope key of a stored call: its worker reports its progress."""
+STORED_CALL = "fs.stored"
+"""Scope key of the `StoredCall` of an async call; absent from others."""
+
+
+@dataclass(slots=True)
+class StoredCall:
+    """One run of an async call, whose worker reports its progress: what the gateway tells its runner."""
+
+    sent: bool = False
+    """It was sent to a worker, which may have run it."""
+
 
 ORIGIN_ALLOWED = "fs.origin_allowed"
 """Scope key of a call whose page's origin is in its function's `cors`; absent otherwise."""

@@ -1,9 +1,9 @@
 """State machine of an async invocation: pure transitions, values and `now` in, the next `Progress` out.
 
 Queued until a gateway claims it; running under that gateway's lease; ended once. A run that the platform lost
-(a worker or a gateway that died, no room anywhere) is made again after a while, at most `LOSSES_MAX` times, and is a
-dead letter then. A run that was refused because the queue is full counts for nothing: it waits as long as it may.
-What the handler answers, errors included, is the answer, and ends it.
+(a worker or a gateway that died) is made again after a while, at most `LOSSES_MAX` times, and is a dead letter then. A
+run that no worker took, as the queue was full, no node had room, or none was ready in time, counts for nothing: the
+call waits as long as it may. What the handler answers, errors included, is the answer, and ends it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import Literal
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import ErrorInfo, QueueFull, StoreFailed, Unavailable, WorkerLost
+from fleetstart.runtime.contract.errors import (
+    DeadlineExceeded,
+    ErrorInfo,
+    QueueFull,
+    StoreFailed,
+    Unavailable,
+    WorkerLost,
+)
 
 from ...state.invocation_records import (
     MOMENTS_MAX,
@@ -44,6 +51,9 @@ LOST = frozenset((WorkerLost.code, Unavailable.code, StoreFailed.code))
 """Error codes of the platform after which the same call may succeed."""
 NO_ROOM = frozenset((QueueFull.code, "rate_limited", "overloaded", "queue_timeout"))
 """Error codes of rejections for lack of capacity: nothing was run."""
+UNSENT = frozenset((Unavailable.code, DeadlineExceeded.code))
+"""Error codes that say the same of a run that was sent to no worker: no node has room, or no worker was ready within
+the function's `timeout_s`."""
 SAFETY_S = 86_400
 """Maximum run time of a function: until then an invocation that has not ended is not swept."""
 
@@ -57,6 +67,8 @@ class RunOutcome:
     answer: Answer | None = None
     error: ErrorInfo | None = None
     """Error of the platform or of the handler; None for a response whose meaning only the handler knows."""
+    sent: bool = True
+    """The call was sent to a worker, which may have run it."""
 
 
 def accepted(envelope: Envelope) -> Progress:
@@ -158,11 +170,16 @@ def ended(progress: Progress, envelope: Envelope, outcome: RunOutcome, now_unix_
     """State after an execution: ended, or queued again for a retry."""
     error = outcome.error
     if error is not None and error.code in NO_ROOM and not progress.cancelling:
-        return _again(progress, error, now_unix_ms, losses=progress.losses)
+        return _again(progress, error, now_unix_ms, failures=progress.losses)
+    if error is not None and error.code in UNSENT and not outcome.sent and not progress.cancelling:
+        # A missing node may stay away, and each run has a row; one that waited for a worker was long enough already.
+        failures = progress.runs if error.code == Unavailable.code else progress.losses
+        return _again(progress, error, now_unix_ms, failures=failures)
     if error is not None and error.code in LOST and not progress.cancelling:
         losses = progress.losses + 1
         if losses < LOSSES_MAX:
-            return _again(progress, error, now_unix_ms, losses=losses)
+            lost = msgspec.structs.replace(progress, losses=losses)
+            return _again(lost, error, now_unix_ms, failures=losses)
         dead = msgspec.structs.replace(progress, losses=losses, dead=True)
         return _ended(dead, envelope, "failed", now_unix_ms, error=error, answer=outcome.answer)
     if outcome.answer is None and error is None:
@@ -189,15 +206,15 @@ def backoff_ms(failures: int, *, base_ms: int = BACKOFF_MS, most_ms: int = BACKO
     return int(min(most_ms, base_ms * 2 ** min(max(failures, 1) - 1, 16)))
 
 
-def _again(progress: Progress, error: ErrorInfo, now_unix_ms: int, *, losses: int) -> Progress:
+def _again(progress: Progress, error: ErrorInfo, now_unix_ms: int, *, failures: int) -> Progress:
+    """Queued again, after a wait for so many failures."""
     asked_ms = round((error.retry_after_s or 0) * 1000)
-    wait_ms = max(backoff_ms(losses), min(asked_ms, BACKOFF_MAX_MS))
+    wait_ms = max(backoff_ms(failures), min(asked_ms, BACKOFF_MAX_MS))
     queued = msgspec.structs.replace(
         progress,
         status="queued",
         gateway="",
         runs=progress.runs + 1,
-        losses=losses,
         due_unix_ms=now_unix_ms + wait_ms,
         error=error,
         told=None,

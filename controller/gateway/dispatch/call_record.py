@@ -147,6 +147,8 @@ class CallRecord:
     def start_attempt(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.attempts += 1
+        if self.call.stored is not None:
+            self.call.stored.sent = True
         self._end_grant()
         if self.backend.spec.calls:
             self._grant = self._recorder.grants.issue(self, attempt)

@@ -20,6 +20,7 @@ from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ...billing.apportionment import Meter
 from ...http.keyed_call import KeyedCall
+from ...http.scope import StoredCall
 from ...state.records import VersionKey, VersionRecord
 from .queue import CallQueue, ServiceTime
 from .recent_calls import RecentCalls
@@ -60,6 +61,8 @@ class Call:
     """The functions above it, the caller last; none for a client's."""
     keyed: KeyedCall | None = None
     """Of a call with an idempotency key: another gateway can go on with it."""
+    stored: StoredCall | None = None
+    """Of an async call: it is told what becomes of this run."""
     repeat_key: str = ""
     """What is the same if the call runs again; empty if it is not known to be a repetition."""
     request_id: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.controller.async_invocations.conftest import Client
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import RedisServer, wait_until
@@ -132,6 +133,23 @@ def test_a_handlers_own_error_is_the_answer_and_is_not_retried(
     assert ended["error"]["code"] == "deadline_exceeded"
     assert (ended["runs"], ended["dead_letter"]) == (1, False)
     assert ended["http_status"] == 504
+
+
+def test_a_start_longer_than_the_call_may_run_fails_nothing(
+    controller: ControllerProcess, node: HandNode, calls: Client
+) -> None:
+    """The wait for a worker is the call's `Fs-Queue-Timeout-S`, not its `timeout_s`."""
+    held: list[WorkerOrder] = []
+    node.answer = lambda node, order: held.append(order)
+    controller.deploy("hello", timeout_s=0.5)
+    waits = calls.accepted("hello/echo")
+    wait_until(lambda: calls.get(waits)["runs"] > 1, what="a run without a worker")
+    node.answer = HandNode.serve
+    for order in held:
+        node.serve(order)
+    ended = calls.until(waits, "succeeded")
+    assert "deadline_exceeded" in " ".join(moment["what"] for moment in ended["history"])
+    assert sum(len(app.calls) for app in node.apps.values()) == 1
 
 
 def test_a_call_that_the_platform_loses_becomes_a_dead_letter_and_is_redriven(

@@ -129,6 +129,32 @@ def test_a_full_queue_counts_for_nothing_until_the_time_is_over() -> None:
     assert now >= BEGUN + 60_000
 
 
+@pytest.mark.parametrize("code", ["unavailable", "deadline_exceeded"])
+def test_a_run_that_no_worker_took_is_no_loss(code: str) -> None:
+    """While the only node was away calls became dead letters; a start longer than `timeout_s` failed them."""
+    call = envelope(queue_s=3_600)
+    progress, now, waits = lifecycle.accepted(call), BEGUN, list[int]()
+    while lifecycle.next_step(progress, now) != "expire":
+        progress = lifecycle.claimed(progress, "gw", now)
+        unsent = RunOutcome(answer=answer(503), error=error(code), sent=False)
+        progress = lifecycle.ended(progress, call, unsent, now)
+        assert (progress.status, progress.losses, progress.dead) == ("queued", 0, False)
+        waits.append(progress.due_unix_ms - now)
+        now = progress.due_unix_ms
+    assert waits == sorted(waits)
+    assert now >= BEGUN + 3_600_000
+    assert waits[-1] == (lifecycle.BACKOFF_MAX_MS if code == "unavailable" else lifecycle.BACKOFF_MS)
+    expired = lifecycle.expired(progress, call, now)
+    assert (expired.status, expired.error, expired.dead) == ("expired", error(code), False)
+
+
+@pytest.mark.parametrize(("code", "losses"), [("unavailable", 1), ("deadline_exceeded", 0)])
+def test_a_run_at_a_worker_ends_as_it_did(code: str, losses: int) -> None:
+    call = envelope()
+    ended = lifecycle.ended(running(call), call, RunOutcome(answer=answer(503), error=error(code)), BEGUN)
+    assert (ended.status, ended.losses) == ("queued" if losses else "failed", losses)
+
+
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [
