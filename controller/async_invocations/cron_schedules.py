@@ -1,7 +1,8 @@
 """Cron schedules: `schedule="*/5 * * * *"` of a live version becomes async invocations.
 
 The holder of the scheduler's lease fires them. An invocation's id follows from the function and the time, and an id is
-accepted once, so a change of leaders fires nothing twice. Times that passed without a leader are skipped and logged.
+accepted once, so a change of leaders fires nothing twice. A time at which the store or Redis fails is tried again for a
+minute. Times that passed without a leader are skipped and logged.
 The expression is evaluated by cronsim, daylight saving included.
 """
 
@@ -20,7 +21,7 @@ import msgspec
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.errors import FleetError, InvalidSpec
+from fleetstart.runtime.contract.errors import FleetError, InvalidSpec, StoreFailed, Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
@@ -177,12 +178,17 @@ class CronScheduler:
         for spec in specs:
             mark = marks.get(spec.name)
             due = check_due(spec, mark, now_unix_s)
-            if due.missed:
-                log.warning("a schedule missed times", extra={"function": spec.name, "missed": due.missed})
             if due.fire_unix_s is not None:
-                invocation = await self._fire(spec, due.fire_unix_s)
+                try:
+                    invocation = await self._fire(spec, due.fire_unix_s)
+                except (StoreFailed, Unavailable) as error:
+                    extra = {"function": spec.name, "error": error.message}
+                    log.warning("a scheduled call waits for the store or redis", extra=extra)
+                    continue  # its mark stays, so the next step tries again until this time is too late
                 if invocation is not None:
                     fired.append(invocation)
+            if due.missed:
+                log.warning("a schedule missed times", extra={"function": spec.name, "missed": due.missed})
             if due.mark != mark:
                 await self._client.hset(keys.SCHEDULES, spec.name, msgspec.json.encode(due.mark).decode())
         gone = marks.keys() - {spec.name for spec in specs}
@@ -191,7 +197,10 @@ class CronScheduler:
         return fired
 
     async def _fire(self, spec: FunctionSpec, unix_s: int) -> InvocationId | None:
-        """Submits the invocation, before the mark is written; a rejection (a spent budget, say) skips this time."""
+        """Submits the invocation, before the mark is written; a rejection (a spent budget, say) skips this time.
+
+        Errors: StoreFailed, Unavailable: the same call may be accepted a second later.
+        """
         at = f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
         target = f"/fn/{spec.name}"
         envelope = Envelope(
@@ -210,6 +219,8 @@ class CronScheduler:
         )
         try:
             kept = await self._submitter.accept(envelope, b"")
+        except (StoreFailed, Unavailable):
+            raise
         except FleetError as error:
             log.warning("a scheduled call was rejected", extra={"function": spec.name, "error": error.message})
             return None

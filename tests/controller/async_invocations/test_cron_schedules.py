@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import redis.asyncio as redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.controller.async_invocations.cron_schedules import (
     LATE_S,
+    CronScheduler,
     ScheduleMark,
     check_due,
     check_schedule,
     next_unix_s,
     schedule_id,
 )
+from fleetstart.controller.async_invocations.store.invocations import InvocationStore
+from fleetstart.controller.async_invocations.store.payloads import PayloadStore
+from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
+from fleetstart.controller.async_invocations.submit import AsyncSubmitter
+from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
+from fleetstart.controller.state.view import View
+from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.errors import BudgetSpent, FleetError, InvalidSpec, QueueFull, StoreFailed, Unavailable
 from fleetstart.runtime.contract.function.spec import FunctionSpec
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 from tests.controller.async_invocations.conftest import Client
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.controller.scheduler.test_autoscaler import spec as plain_spec
@@ -107,6 +119,61 @@ def test_the_mark_is_never_beyond_the_last_moment_that_was_due() -> None:
     assert ahead.mark.looked_unix_s <= at("2027-01-01T00:00:30")
     back = check_due(spec, ahead.mark, at("2026-11-22T10:05:02"))
     assert check_due(spec, back.mark, at("2026-11-22T10:10:00")).fire_unix_s == at("2026-11-22T10:10:00")
+
+
+SIX = at("2026-11-27T06:00:00")
+
+
+def fired_each_second(
+    redis_url: str, folder: Path, error: FleetError, failing: range, until: int
+) -> list[tuple[int, str]]:
+    """Fires a daily schedule, due at second 0, at each second from -2 to `until`; `failing` are those in which calls
+    are answered with the error. Returns the invocations with their seconds."""
+    second = -2
+
+    async def check(*_: Any) -> None:
+        if second in failing and not isinstance(error, StoreFailed):
+            raise error
+
+    class Failing(FolderStore):
+        async def create(self, key: str, data: bytes) -> bool:
+            if second in failing and isinstance(error, StoreFailed):
+                raise error
+            return await super().create(key, data)
+
+    async def fire() -> list[tuple[int, str]]:
+        nonlocal second
+        spec, view, found = scheduled("0 6 * * *"), View(), list[tuple[int, str]]()
+        view.functions[spec.name] = FunctionRecord(name=spec.name, live=Version(1), deployed_unix_ms=0)
+        view.versions[VersionKey(spec.name, Version(1))] = VersionRecord(
+            version=Version(1), digest="", spec=spec, segment_bytes=0, created_unix_ms=0
+        )
+        async with redis.from_url(redis_url) as client:
+            invocations, payloads = InvocationStore(client), PayloadStore(Failing(folder))
+            submitter = AsyncSubmitter(invocations, payloads, check, RedisClock(client))
+            schedules = CronScheduler(client, view, submitter, lambda: 1)
+            for second in range(-2, until + 1):
+                found += [(second, one) for one in await schedules.step(SIX + second)]
+        return found
+
+    return asyncio.run(fire())
+
+
+@pytest.mark.parametrize("error", [StoreFailed("SlowDown"), Unavailable("Redis does not answer")])
+def test_a_moment_at_which_the_store_or_redis_failed_is_tried_again_for_a_minute(
+    redis_url: str, tmp_path: Path, error: FleetError
+) -> None:
+    once = schedule_id(scheduled("").name, SIX)
+    assert fired_each_second(redis_url, tmp_path, error, range(3), 5) == [(3, once)]
+
+
+def test_a_moment_that_fails_for_longer_is_missed(redis_url: str, tmp_path: Path) -> None:
+    assert not fired_each_second(redis_url, tmp_path, StoreFailed("SlowDown"), range(LATE_S + 1), LATE_S + 2)
+
+
+@pytest.mark.parametrize("error", [BudgetSpent("spent"), QueueFull("10,000 wait")])
+def test_a_moment_that_is_refused_is_skipped(redis_url: str, tmp_path: Path, error: FleetError) -> None:
+    assert not fired_each_second(redis_url, tmp_path, error, range(1), 3)
 
 
 def test_a_schedule_fires_as_an_async_invocation_and_is_listed(
