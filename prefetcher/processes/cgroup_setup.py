@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cgroups import PREFIX, Cgroups, CgroupsV1, CgroupsV2, remove_tree
-from .epoch import epoch_is_alive
+from .cgroup_removal import kill_tree, remove_empty, remove_tree
+from .cgroups import PREFIX, Cgroups, CgroupsV1, CgroupsV2
+from .epoch import epoch_is_alive, numbers_processes_as_we_do
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +64,27 @@ def read_hierarchies(mountinfo: str, own_cgroup: str) -> list[Hierarchy]:
 
 
 def open_cgroups(epoch: str, hierarchies: list[Hierarchy], cpus: float = 0.0) -> Cgroups | None:
-    """Control groups of this daemon in the first writable place, or None. Removes those of dead daemons. `cpus`: the
-    processors that one worker may use at most, 0 for all."""
-    for hierarchy in hierarchies:
-        for stale in _stale_groups(hierarchy.mount):
-            log.info("removing the group of a dead daemon", extra={"group": str(stale)})
-            remove_tree(stale)
+    """Control groups of this daemon in the first writable place, or None. Removes those of dead daemons, and ends what
+    is left in them: nobody counts its memory any more. `cpus`: the processors that one worker may use at most, 0 for
+    all."""
+    _remove_stale(hierarchies)
     return _open_v1(epoch, hierarchies, cpus) or _open_v2(epoch, hierarchies, cpus)
+
+
+def _remove_stale(hierarchies: list[Hierarchy]) -> None:
+    stale = [
+        group
+        for hierarchy in hierarchies
+        for group in _stale_groups(hierarchy.mount)
+        if not remove_empty(group) and not hierarchy.own.is_relative_to(group)
+    ]
+    left = [group for group in stale if numbers_processes_as_we_do(group.name.removeprefix(PREFIX))]
+    for group in left:  # all before the first is awaited: that of the controller of processes ends their forks
+        kill_tree(group)
+    for group in left:
+        log.info("ending what a dead daemon's workers left", extra={"group": str(group)})
+        if not remove_tree(group):
+            log.warning("processes of a dead daemon's workers do not end", extra={"group": str(group)})
 
 
 def _open_v1(epoch: str, hierarchies: list[Hierarchy], cpus: float) -> CgroupsV1 | None:

@@ -2,16 +2,16 @@
 
 Each worker has a group of its own below `fleetstart-<epoch>`, made before the worker is forked: attaching a process
 takes milliseconds and must not fall into a cold start. The limits are written when the worker is assigned. Groups
-outlive processes, so an epoch names its daemon's process, and the next daemon removes the groups of dead ones. Where
-no group can be written, `workers.memory_watchdog` limits memory instead.
+outlive processes, so an epoch names its daemon's process, and the next daemon removes the groups of dead ones, with
+what is left in them. Where no group can be written, `workers.memory_watchdog` limits memory instead.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from typing import Protocol
+
+from .cgroup_removal import remove_groups, remove_tree
 
 PIDS_MAX = 512
 """Limit of processes and threads: enough for torch on a large machine, far below a fork bomb."""
@@ -43,7 +43,7 @@ class Cgroup(Protocol):
         ...
 
     def remove(self) -> bool:
-        """True once the group is removed; False while processes are left in it."""
+        """Kills the processes that are left in it; True once they and the group are gone, False until then."""
         ...
 
 
@@ -99,7 +99,7 @@ class CgroupV1:
         return _number(self._folders["memory"] / "memory.max_usage_in_bytes")
 
     def remove(self) -> bool:
-        return all([_remove(folder) for folder in self._own])
+        return remove_groups(self._own)
 
 
 class CgroupsV1:
@@ -158,7 +158,7 @@ class CgroupV2:
         return _number(self._folder / "memory.peak")  # Linux 5.19 and later
 
     def remove(self) -> bool:
-        return _remove(self._folder)
+        return remove_groups([self._folder])
 
 
 class CgroupsV2:
@@ -176,29 +176,6 @@ class CgroupsV2:
 
     def close(self) -> None:
         remove_tree(self._parent)
-
-
-def remove_tree(folder: Path, timeout_s: float = 1.0) -> bool:
-    """Removes a group and those below it, waiting briefly for processes that are exiting."""
-    deadline = time.monotonic() + timeout_s
-    while folder.exists():
-        for below, _, _ in os.walk(folder, topdown=False):
-            _remove(Path(below))
-        if folder.exists():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-    return True
-
-
-def _remove(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _field(path: Path, name: str) -> int | None:

@@ -1,4 +1,5 @@
-"""Epochs: an epoch identifies one run of a node daemon (pid, start time, token), so others can check if it runs."""
+"""Epochs: an epoch identifies one run of a node daemon (pid, start time, token, namespace of its pid), so others can
+check if it runs."""
 
 from __future__ import annotations
 
@@ -8,16 +9,30 @@ from pathlib import Path
 
 def new_epoch(token: str) -> str:
     """Returns a new epoch of this process."""
-    return f"{os.getpid()}.{_started_ticks(os.getpid())}.{token}"
+    return f"{os.getpid()}.{_started_ticks(os.getpid())}.{token}.{namespace_of_pids()}"
+
+
+def namespace_of_pids() -> str:
+    """Number of the namespace in which pids are counted; empty where it cannot be seen."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
 
 
 def machine_id() -> str:
     """Id of the machine's boot and of the process namespace: pids can be compared where it is equal."""
+    namespace = namespace_of_pids()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}.{namespace}" if namespace else ""
     except OSError:
         return ""
+
+
+def numbers_processes_as_we_do(epoch: str) -> bool:
+    """True if the epoch's daemon counted pids in our namespace, so that it is known to be dead if it seems to be."""
+    namespace = namespace_of_pids()
+    return bool(namespace) and epoch.split(".")[3:] == [namespace]
 
 
 def epoch_is_alive(epoch: str) -> bool:

@@ -50,7 +50,7 @@ PROCESSES = """
     alarm arch_prctl capget capset execve execveat exit exit_group fork futex futex_requeue futex_wait futex_waitv
     futex_wake get_robust_list getcpu getegid geteuid getgid getgroups getitimer getpgid getpgrp getpid getppid
     getpriority getresgid getresuid getrlimit getrusage getsid gettid getuid ioprio_get ioprio_set kill
-    landlock_add_rule landlock_create_ruleset landlock_restrict_self pause pidfd_open pidfd_send_signal prctl prlimit64
+    landlock_add_rule landlock_create_ruleset landlock_restrict_self pause pidfd_open pidfd_send_signal prlimit64
     process_mrelease restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn
     rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min sched_getaffinity
     sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setattr
@@ -70,7 +70,7 @@ IPC = """
     mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd semctl semget
     semop semtimedop shmat shmctl shmdt shmget
 """
-CHECKED = "clone ioctl personality setsockopt socket socketpair"
+CHECKED = "clone ioctl personality prctl setsockopt socket socketpair"
 RANDOM = "getrandom"
 ALLOWED = frozenset(" ".join((FILES, EVENTS, MEMORY, PROCESSES, CLOCKS, SOCKETS, IPC, RANDOM)).split())
 """Calls that are allowed with any arguments."""
@@ -94,6 +94,8 @@ _PROTOCOLS = (0, 1, 6, 17, 58)
 """Of the internet: the type's own, ICMP (pings), TCP, UDP, ICMPv6. Others have the kernel load a module for them."""
 _ROUTE = 0
 """NETLINK_ROUTE, from which the C library reads interfaces and addresses."""
+_SET_DEATH_SIGNAL, _SIGKILL = 1, 9
+"""PR_SET_PDEATHSIG, which a worker has so that it does not outlive its node, and the one signal that it may have."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _SOL_SOCKET, _SOL_TCP = 1, 6
 _SOCKET_OPTIONS = (26, 50, 51, 52, 60)
@@ -107,6 +109,9 @@ _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENTS = 0, 4, 16
 _ALLOW = 0x7FFF_0000
 _ERRNO = 0x0005_0000
 _KILL_PROCESS = 0x8000_0000
+
+UNDONE = -1
+"""Answer of a call that says it is done, and is not."""
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand."""
@@ -132,7 +137,7 @@ def verdicts(machine: str) -> dict[str, int]:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One step of a check: if the argument, masked, is one of the values (`op` "in") or shares a bit with one of them
-    ("bits"), the call answers `then`: 0 if it is allowed, or an errno. Several conditions must hold together."""
+    ("bits"), the call answers `then`: 0 if it is allowed, an errno, or UNDONE. Several conditions hold together."""
 
     conditions: tuple[tuple[int, Literal["in", "bits"], int, tuple[int, ...]], ...]
     """Argument, comparison, mask, values."""
@@ -150,6 +155,14 @@ def checks(*, local_sockets: bool) -> dict[str, tuple[tuple[Rule, ...], int]]:
         "clone": ((Rule(((0, "bits", 0xFFFF_FFFF, (_NAMESPACE_FLAGS,)),), errno.EPERM),), 0),
         "ioctl": ((Rule((_is(1, _TIOCSTI, _TIOCLINUX),), errno.EPERM),), 0),
         "personality": ((Rule((_is(0, *_PERSONALITIES),), 0),), errno.EPERM),
+        "prctl": (
+            (
+                Rule((_is(0, _SET_DEATH_SIGNAL), _is(1, _SIGKILL)), 0),
+                # torch.multiprocessing asks for another in each process that it spawns, and fails if it is refused.
+                Rule((_is(0, _SET_DEATH_SIGNAL),), UNDONE),
+            ),
+            0,
+        ),
         "setsockopt": (
             (
                 Rule((_is(1, _SOL_SOCKET), _is(2, *_SOCKET_OPTIONS)), errno.EPERM),
@@ -238,6 +251,8 @@ def forbid_rings() -> None:
 
 
 def _answer(answer: int) -> Instruction:
+    if answer == UNDONE:
+        return _RETURN, 0, 0, _ERRNO
     return _RETURN, 0, 0, _ERRNO | answer if answer else _ALLOW
 
 

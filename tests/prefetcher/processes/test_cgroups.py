@@ -28,21 +28,21 @@ MIB = 1 << 20
 def test_an_epoch_knows_whether_its_daemon_lives() -> None:
     mine = new_epoch("token")
     process = subprocess.Popen(
-        [sys.executable, "-c", "from fleetstart.prefetcher.processes.cgroups import new_epoch; print(new_epoch('x'))"],
+        [sys.executable, "-c", "from fleetstart.prefetcher.processes.epoch import new_epoch; print(new_epoch('x'))"],
         stdout=subprocess.PIPE,
     )
     theirs = process.communicate()[0].decode().strip()
 
     assert epoch_is_alive(mine)
     assert not epoch_is_alive(theirs)
-    pid, ticks, token = mine.split(".")
-    assert not epoch_is_alive(f"{pid}.{int(ticks) + 1}.{token}")
+    pid, ticks, *rest = mine.split(".")
+    assert not epoch_is_alive(".".join([pid, str(int(ticks) + 1), *rest]))
     assert not epoch_is_alive("nonsense")
 
 
 def test_a_daemon_that_nobody_waited_for_is_dead() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from fleetstart.prefetcher.processes.cgroups import new_epoch; print(new_epoch('x'))"],
+        [sys.executable, "-c", "from fleetstart.prefetcher.processes.epoch import new_epoch; print(new_epoch('x'))"],
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -278,7 +278,6 @@ def test_v1_ends_what_takes_more_than_its_limit_and_says_so(v1: CgroupsV1) -> No
     assert hog.stdin is not None
     wait_until(lambda: all(Path(path).read_text().split() == [str(hog.pid)] for path in group.procs))
     group.limit(32 * MIB)
-    assert not group.remove(), "a process is in it"
 
     hog.stdin.write(b"\n")
     hog.stdin.flush()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import platform
+import signal
 import socket
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +17,8 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.isolation import seccomp
 from fleetstart.runtime.isolation.system_calls import SYSTEM_CALLS
-from tests.runtime.workers import ForkServerProcess, Functions
+from fleetstart.runtime.launch.launcher import has_ended
+from tests.runtime.workers import ForkServerProcess, Functions, until
 
 MACHINES = ("x86_64", "aarch64")
 ALLOW, KILL, ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
@@ -47,10 +52,10 @@ def answer(program: bytes, machine: str, number: int, *arguments: int) -> int:
 
 
 def verdict(machine: str, name: str, *arguments: int, local_sockets: bool = True) -> str:
-    """ "allow", or the name of the error."""
+    """ "allow", the name of the error, or "skip" if it answers that it is done, and is not."""
     program = seccomp.program(machine, local_sockets=local_sockets)
     found = answer(program, machine, SYSTEM_CALLS[machine][name], *arguments)
-    return "allow" if found == ALLOW else errno.errorcode[found - ERRNO]
+    return {ALLOW: "allow", ERRNO: "skip"}.get(found) or errno.errorcode[found - ERRNO]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -125,6 +130,12 @@ def test_sockets_are_of_the_internet_local_or_for_reading_routes(
         ("setsockopt", (3, 6, 60), "allow"),
         ("personality", (0xFFFF_FFFF,), "allow"),
         ("personality", (0x0004_0000,), "EPERM"),
+        ("prctl", (1, 9), "allow"),
+        ("prctl", (1, 0), "skip"),
+        ("prctl", (1 | 1 << 32, 0), "skip"),
+        ("prctl", (1, 2), "skip"),
+        ("prctl", (2, 0), "allow"),
+        ("prctl", (15, 0), "allow"),
     ],
 )
 def test_some_calls_are_allowed_for_some_arguments(name: str, arguments: tuple[int, ...], expected: str) -> None:
@@ -252,6 +263,40 @@ def test_pages_cannot_be_kept_in_a_pipe_or_a_socket(functions: Functions) -> Non
         listener.listen()
         said = worker.post({"name": "\0fleetstart-test-of-abstract-sockets"}).json()
     assert said == {"splice": "ENOSYS", "sendfile": "ENOSYS", "zerocopy": "EPERM", "abstract": "EPERM"}
+
+
+@needs_filter
+@pytest.mark.usefixtures("needs_namespaces")
+def test_a_function_cannot_have_its_worker_outlive_the_node(tmp_path: Path) -> None:
+    """It takes back the signal of its parent's death, and covers the socket whose end would tell it."""
+    server = ForkServerProcess()
+    try:
+        worker = Functions(server, tmp_path).ready(
+            """
+            import ctypes, os, socket
+            libc = ctypes.CDLL(None)
+            kept = []
+            async def f():  # on the thread that has the signal
+                kept.append(socket.socketpair())
+                asked = [libc.prctl(1, number, 0, 0, 0) for number in (0, 2)]
+                os.dup2(kept[0][0].fileno(), 3)
+                signal = ctypes.c_int()
+                libc.prctl(2, ctypes.byref(signal), 0, 0, 0)
+                return asked, signal.value
+            """
+        )
+        pidfd = os.pidfd_open(worker.pid)
+        try:
+            assert worker.post().json() == [[0, 0], 9]
+            server.process.kill()
+            server.process.wait()
+            until(lambda: has_ended(pidfd), "the end of the worker")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+    finally:
+        server.close()
 
 
 ORDINARY = """
