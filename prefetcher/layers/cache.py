@@ -38,6 +38,7 @@ from ..fetch.errors import with_retries
 from ..segments.eviction import EvictionCandidate, choose_evictions
 from ..sources.base import Source
 from ..sources.errors import ObjectMissing
+from .boot_check import check_after_boot, mark_whole
 from .cache_room import ComingTree, free_bytes
 from .download import download
 from .imports import learn_imports, read_imports
@@ -46,8 +47,6 @@ from .kinds import LAYER, TreeKind
 log = logging.getLogger(__name__)
 
 FILES = "files"
-BOOT = "boot"
-"""File with the id of the machine's boot in which the layer was last known to be whole."""
 HELD_MOST = 256
 """Layers that a report names: each takes 67 bytes of it, every second."""
 THREADS = 6
@@ -170,7 +169,7 @@ class LayerCache:
             return
         try:
             (staging / MANIFEST_OBJECT).write_bytes(data)
-            (staging / BOOT).write_text(_boot_id())
+            mark_whole(staging)
             staging.rename(self._folder / layer)
         except OSError as error:
             log.warning(f"a new {self._kind.name} is not kept", extra={"layer": layer, "error": str(error)})
@@ -246,7 +245,7 @@ class LayerCache:
             (temporary / FILES).mkdir(parents=True, mode=0o755)
             download(self._source, self._kind, layer, manifest, temporary / FILES, THREADS, wrote)
             (temporary / MANIFEST_OBJECT).write_bytes(data)
-            (temporary / BOOT).write_text(_boot_id())
+            mark_whole(temporary)
             temporary.rename(self._folder / layer)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -328,7 +327,7 @@ class LayerCache:
         try:
             layer = LayerId(path.name)
             manifest = read_layer((path / MANIFEST_OBJECT).read_bytes(), layer)
-            _check_after_boot(path, manifest)
+            check_after_boot(path, path / FILES, ((file.path, file.size_bytes) for file in manifest.files))
             used_s = (path / MANIFEST_OBJECT).stat().st_mtime
             self._layers[layer] = _CachedLayer(manifest.total_bytes, uses=1, last_used_s=used_s)
         except (OSError, LayerInvalid):
@@ -338,27 +337,6 @@ class LayerCache:
 def _remove(folders: list[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _check_after_boot(path: Path, manifest: LayerManifest) -> None:
-    """Compares the files' sizes once after each boot: a machine that lost its power may not have written them all.
-
-    Errors: LayerInvalid, OSError.
-    """
-    boot = _boot_id()
-    if boot and (path / BOOT).read_text() == boot:
-        return
-    for file in manifest.files:
-        if (found := (path / FILES / file.path).stat().st_size) != file.size_bytes:
-            raise LayerInvalid(f"{file.path} has {found} bytes, {file.size_bytes} expected")
-    (path / BOOT).write_text(boot)
 
 
 def _require_own_python(layer: LayerId, manifest: LayerManifest) -> None:

@@ -2,8 +2,8 @@
 
 A bundle is untrusted: a tar, plain or gzipped, of files and folders. Anything else in it (links, devices, paths that
 leave the folder) is rejected, and nothing of it is kept: a bundle appears under its digest by one rename, or not at
-all. Bundles that no worker uses are evicted by size and age (`layers.bundle_eviction`); a folder's time of change is
-when it was last used.
+all, and after a boot of the machine the sizes of its files are checked. Bundles that no worker uses are evicted by size
+and age (`layers.bundle_eviction`); a folder's time of change is when it was last used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import json
 import logging
 import os
 import secrets
@@ -25,13 +26,14 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, NotFound, TooLarge
+from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, LayerInvalid, NotFound, TooLarge
 from fleetstart.runtime.contract.ids import BundleId
 from fleetstart.runtime.contract.object_keys import bundle_key, is_digest
 from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.threads import in_thread
 from ..fetch.errors import with_retries
+from ..layers.boot_check import check_after_boot, mark_whole
 from ..layers.bundle_eviction import LIMIT_BYTES, UnpackedBundle, bundles_to_evict
 from ..sources.base import Source
 from ..sources.errors import ObjectMissing
@@ -46,6 +48,9 @@ PATH_MAX_BYTES = 1024
 HEADER_MAX_BYTES = 16 * 1024
 """Longest header of a member. Long names and PAX attributes are headers, which `tarfile` reads whole."""
 EVICT_S = 60.0
+FILES = "files"
+SIZES = "sizes.json"
+"""Bytes of each file, for the check after a boot."""
 _TEMPORARY = ".new-"
 
 
@@ -69,18 +74,19 @@ class BundleCache:
         self._under_way: dict[BundleId, asyncio.Task[Path]] = {}
         self._unpacked: set[BundleId] = set()
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for path in folder.iterdir():
+            if not _is_whole(path):
+                shutil.rmtree(path, ignore_errors=True)
 
     def ready(self, bundle: BundleId) -> Path | None:
         """The unpacked folder, or None if the bundle is not cached. Does not await: for the fast path of a start."""
         path = self._folder / bundle
-        if bundle not in self._unpacked and not (is_digest(bundle) and path.is_dir()):
+        if bundle not in self._unpacked and not (is_digest(bundle) and (path / FILES).is_dir()):
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
         self._unpacked.add(bundle)
-        return path
+        return path / FILES
 
     async def get(self, bundle: BundleId) -> Path:
         """The unpacked folder; concurrent callers share one fetch.
@@ -172,24 +178,49 @@ def pack_tar(folder: Path) -> int:
 
 
 def unpack(data: bytes, target: Path) -> Path:
-    """Unpacks beside the target, then renames. A target that exists already is left as it is."""
+    """Unpacks beside the target, then renames; returns the folder of the files. A target that exists already is left
+    as it is."""
     temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
-    temporary.mkdir(mode=0o755)
+    files = temporary / FILES
+    files.mkdir(mode=0o755, parents=True)
     try:
         packed = io.BytesIO(data)
         file = _TarStream(gzip.GzipFile(fileobj=packed) if data[:2] == b"\x1f\x8b" else packed)
         with tarfile.open(fileobj=file, mode="r:") as tar:  # type: ignore[call-overload]
-            _unpack_members(tar, file, temporary)
+            _unpack_members(tar, file, files)
+        (temporary / SIZES).write_text(json.dumps(_sizes(files)))
+        mark_whole(temporary)
         try:
             temporary.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
-        return target
+        return target / FILES
     except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, zlib.error) as error:
         raise InvalidSpec(f"bundle {target.name[:12]} cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sizes(files: Path) -> dict[str, int]:
+    """Bytes of each file, by its path below the folder."""
+    return {
+        os.path.relpath(os.path.join(folder, name), files): os.lstat(os.path.join(folder, name)).st_size
+        for folder, _, names in os.walk(files)
+        for name in names
+    }
+
+
+def _is_whole(path: Path) -> bool:
+    """Checks a bundle of an earlier daemon: it was unpacked to its end, and no power loss has cut it since."""
+    if not is_digest(path.name):
+        return False
+    try:
+        sizes: dict[str, int] = json.loads((path / SIZES).read_text())
+        check_after_boot(path, path / FILES, sizes.items())
+    except (OSError, LayerInvalid, ValueError):
+        return False
+    return True
 
 
 class _TarStream:

@@ -53,8 +53,8 @@ def test_unused_bundles_leave_the_disk_by_age_and_size(tmp_path: Path) -> None:
         names = [BundleId(str(number) * 64) for number in range(1, 5)]
         for number, name in enumerate(names):
             folder = tmp_path / "bundles" / name
-            folder.mkdir()
-            (folder / "handler.py").write_bytes(b"x" * 40_000)
+            (folder / "files").mkdir(parents=True)
+            (folder / "files" / "handler.py").write_bytes(b"x" * 40_000)
             os.utime(folder, (NOW + number, NOW + number))
         used.add(names[0])
         await cache.evict(NOW + 10)
@@ -76,8 +76,8 @@ def test_a_bundle_that_a_start_takes_while_others_leave_stays(tmp_path: Path) ->
             folder=tmp_path / "bundles", source=FolderSource(tmp_path), in_use=lambda: used, limit_bytes=50_000
         )
         for name in names:
-            (tmp_path / "bundles" / name).mkdir()
-            (tmp_path / "bundles" / name / "handler.py").write_bytes(b"x" * 40_000)
+            (tmp_path / "bundles" / name / "files").mkdir(parents=True)
+            (tmp_path / "bundles" / name / "files" / "handler.py").write_bytes(b"x" * 40_000)
         evicting = asyncio.create_task(cache.evict(NOW))
         there = set(names)
         while len(there) == len(names):

@@ -43,6 +43,34 @@ def test_an_unpacked_bundle_is_used_again_without_the_store(store: Store, tmp_pa
     assert fetch(FolderSource(store.folder), tmp_path / "bundles", bundle).is_dir()
 
 
+def test_a_file_that_a_crash_of_the_machine_cut_is_noticed_after_the_boot(store: Store, tmp_path: Path) -> None:
+    source, content = FolderSource(store.folder), "x = 1\n"
+    bundle = store.put_bundle({"handler.py": content, "pkg/mod.py": "y = 2\n"})
+    folder = fetch(source, tmp_path / "bundles", bundle)
+    boot = folder.parent / "boot"
+    boot.write_text("an earlier one")
+    (folder / "written.pyc").write_bytes(b"by a worker")
+    assert BundleCache(folder=tmp_path / "bundles", source=source).ready(bundle) == folder
+    assert boot.read_text() != "an earlier one"
+    boot.write_text("an earlier one")
+    (folder / "handler.py").write_bytes(b"")
+
+    assert BundleCache(folder=tmp_path / "bundles", source=source).ready(bundle) is None
+    assert (fetch(source, tmp_path / "bundles", bundle) / "handler.py").read_text() == content
+
+
+@pytest.mark.parametrize("lost", ["boot", "sizes.json", "files/pkg/mod.py"])
+def test_a_bundle_of_which_something_is_lost_is_fetched_again(store: Store, tmp_path: Path, lost: str) -> None:
+    bundle = store.put_bundle({"handler.py": "x = 1\n", "pkg/mod.py": "y = 2\n"})
+    folder = fetch(FolderSource(store.folder), tmp_path / "bundles", bundle)
+    (folder.parent / "boot").write_text("an earlier one")
+    (folder.parent / lost).unlink()
+
+    folder = fetch(FolderSource(store.folder), tmp_path / "bundles", bundle)
+
+    assert (folder / "pkg/mod.py").read_text() == "y = 2\n"
+
+
 def test_ten_callers_fetch_once(store: Store, tmp_path: Path) -> None:
     bundle = store.put_bundle({"handler.py": ""})
 
