@@ -144,10 +144,19 @@ class TwoEngines:
     def add(self, request: Request, id: int | None = None) -> int:
         id = next(self._ids) if id is None else id
         self._take_second()
-        if self._second is None:
-            before = request.resume.tokens if request.resume is not None else []
-            self._running[id] = _Running(request, list(before))
-        return self._newest.add(request, id)
+        second, first = self._second, self._first
+        if second is not None:
+            try:
+                second.check(request)
+            except FleetError:  # checked by the first engine, before this one was taken
+                if first is None:
+                    raise
+            else:
+                return second.add(request, id)
+        assert first is not None
+        before = request.resume.tokens if request.resume is not None else []
+        self._running[id] = _Running(request, list(before), stays=second is not None)
+        return first.add(request, id)
 
     def cancel(self, id: int) -> None:
         self._running.pop(id, None)

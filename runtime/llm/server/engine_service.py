@@ -236,8 +236,7 @@ class EngineService:
                 case _Close():
                     return False
                 case _Add(id=id, request=request):
-                    self._engine.add(request, id)
-                    self._speeds.add(id, time.monotonic_ns(), self._engine.stages, len(request.tokens))
+                    self._add(id, request)
                 case _Run(act=act):
                     assert isinstance(self._engine, Engine)
                     self._record(act(self._engine))
@@ -251,6 +250,20 @@ class EngineService:
                 case _Cancel(id=id):
                     self._engine.cancel(id)
                     self._speeds.discard(id)
+
+    def _add(self, id: int, request: Request) -> None:
+        """Adds a request; if the engine does not take it, it alone ends with the reason. `open` has checked it, but an
+        engine that has come up since then may have a smaller context."""
+        try:
+            self._engine.add(request, id)
+        except Exception as error:
+            if not isinstance(error, FleetError):
+                logger.exception("a request cannot be added")
+            self._engine.cancel(id)
+            reason = error if isinstance(error, FleetError) else HandlerFailed(f"the engine failed: {error!r}")
+            self._publish([TokenDelta(id=id, error=reason)])
+        else:
+            self._speeds.add(id, time.monotonic_ns(), self._engine.stages, len(request.tokens))
 
     def _record(self, deltas: list[TokenDelta]) -> None:
         self._speeds.record(deltas, time.monotonic_ns(), self._engine.stages)

@@ -279,6 +279,10 @@ class Refusing:
         if len(request.tokens) > self._most:
             raise InvalidInput("no room")
 
+    def add(self, request: Request, id: int | None = None) -> int:
+        self.check(request)
+        return self._engine.add(request, id)
+
 
 def test_what_the_second_engine_refuses_ends_on_the_first(first: InferenceEngine) -> None:
     requests = [request(40, 60, 1), request(10, 60, 2)]
@@ -292,6 +296,25 @@ def test_what_the_second_engine_refuses_ends_on_the_first(first: InferenceEngine
     assert [tokens_of(deltas) for deltas in pair.deltas.values()] == wanted
     assert pair.moved == 1
     assert first.load.free_blocks == first.load.block_count
+
+
+def test_what_was_checked_before_the_handover_ends_on_the_engine_that_has_room(first: InferenceEngine) -> None:
+    """The first engine's context can be the larger one, and a request was checked while there was no other."""
+    running, late = request(10, 60, 1), request(40, 60, 2)
+    wanted = [tokens_of(deltas) for deltas in run(first, [running, late])]
+    other: Any = Refusing(load("native", tiny(**SHAPE)).engine, 20)
+    pair = Pair(first, lambda: other)
+    pair.add([running])
+    pair.steps(4)
+    pair.both.check(late)
+    pair.bring_up()
+    pair.add([late])
+    pair.steps()
+    assert [tokens_of(deltas) for deltas in pair.deltas.values()] == wanted
+    assert pair.moved == 1
+    with pytest.raises(InvalidInput, match="no room"):  # only the other one is left
+        pair.both.add(late)
+    assert pair.both.idle
 
 
 def test_few_move_at_a_time_and_those_that_are_nearly_done_stay(first: InferenceEngine) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,42 @@ def test_a_thread_that_fails_tells_those_who_wait(tiny_model: Checkpoint, caplog
     with caplog.at_level(logging.CRITICAL):
         asyncio.run(main(service))
     service.close()
+
+
+class RefusesLate:
+    """An engine that refuses requests which it has checked; one that has not is a bug."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def add(self, request: Request, id: int) -> int:
+        if request.max_new_tokens == 7:
+            raise InvalidInput("no room")
+        if request.max_new_tokens == 8:
+            raise ValueError("a bug")
+        return self._engine.add(request, id)
+
+
+def test_a_request_that_cannot_be_added_fails_alone(tiny_model: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+    async def main(service: EngineService) -> None:
+        running = asyncio.create_task(collect(service.open([request()])))
+        for new, error, says in ((7, InvalidInput, "no room"), (8, HandlerFailed, "a bug")):
+            with pytest.raises(error, match=says):
+                await collect(service.open([request(new)]))
+        assert len((await running)[0]) == 400
+        assert len((await collect(service.open([request(3)])))[0]) == 3
+        assert service.active_count == 0
+
+    subject: Any = RefusesLate(engine(tiny_model, native(tiny_model)))
+    service = EngineService(subject)
+    try:
+        with caplog.at_level(logging.CRITICAL):
+            asyncio.run(main(service))
+    finally:
+        service.close()
 
 
 def test_a_loop_that_is_gone_does_not_keep_the_engine_busy(tiny_model: Checkpoint) -> None:
