@@ -145,6 +145,10 @@ _INERT = frozenset((b"application/json", b"application/octet-stream", b"applicat
                     b"text/plain", b"text/csv", b"application/x-ndjson", b"application/zip"))  # fmt: skip
 """Content types that no browser runs as long as it does not sniff; all others are sandboxed."""
 _INERT_KINDS = (b"image/", b"audio/", b"video/", b"font/")
+_TOKEN = rb"[\w!#$%&'*+.^`|~-]+"
+_ONE_TYPE = re.compile(rb"\s*(%b/%b)\s*(?:;\s*(?:%b=(?:%b|\"[^\",\\]*\")\s*)?)*" % (_TOKEN, _TOKEN, _TOKEN, _TOKEN))
+"""One type and its parameters. Browsers take a header with a comma for several, wherever it stands, and the last one
+that they know counts."""
 
 
 def sandboxed(headers: RawHeaders) -> RawHeaders:
@@ -158,5 +162,8 @@ def sandboxed(headers: RawHeaders) -> RawHeaders:
 
 
 def _is_inert(content_type: bytes) -> bool:
-    kind = content_type.partition(b";")[0].strip().lower()
+    found = _ONE_TYPE.fullmatch(content_type)
+    if found is None:
+        return False
+    kind = found[1].lower()
     return kind in _INERT or (kind.startswith(_INERT_KINDS) and not kind.endswith(b"xml"))

@@ -27,7 +27,9 @@ def of(content_type: bytes) -> RawHeaders:
     [
         b"text/html", b"TEXT/HTML; charset=utf-8", b" text/html", b"image/svg+xml", b"text/xml", b"application/xml",
         b"application/xhtml+xml", b"application/atom+xml", b"multipart/x-mixed-replace; boundary=x", b"text/xsl",
-        b"text/javascript", b"", b"nonsense", b"*/*", b"application/json, text/html",
+        b"text/javascript", b"", b"nonsense", b"*/*", b"application/json, text/html", b"text/plain;x,text/html",
+        b"image/png,text/html", b"application/json;a=b,text/html", b'text/plain;a="b,text/html',
+        b'text/plain;a="b,text/html"', b"text/plain\ttext/html", b"image/ text/html", b"text/plain;a=b text/html",
     ],
 )  # fmt: skip
 def test_what_a_browser_might_run_is_confined(kind: bytes) -> None:
@@ -35,8 +37,12 @@ def test_what_a_browser_might_run_is_confined(kind: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [b"text/plain", b"image/png", b"audio/wav", b"application/octet-stream", b"application/json; charset=utf-8"]
-)
+    "kind",
+    [
+        b"text/plain", b"image/png", b"audio/wav", b"application/octet-stream", b"application/json; charset=utf-8",
+        b"Text/Plain;charset=\"utf-8\"", b"text/event-stream;charset=utf-8;", b"audio/L16; rate=24000; channels=1",
+    ],
+)  # fmt: skip
 def test_what_no_browser_runs_is_only_not_guessed_about(kind: bytes) -> None:
     assert sandboxed(of(kind)) == [*of(kind), NOSNIFF]
 
