@@ -7,124 +7,30 @@ it is read, so an image that a crash left half-written is as good as what is in 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import queue
 import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fleetstart import native
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
-from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, chunk_ranges, read_manifest
+from fleetstart.runtime.contract.weights.manifest import ChunkRange, Manifest, read_manifest
 
-from ..fetch.order import ranges_of
-from ..sources.base import PAGE_BYTES, Piece
-from ..sources.errors import ReadCancelled, SourceError
-from ..sources.folder import FILE_RUN_BYTES, FileReader
-from ..sources.throttle import BackgroundThrottle
+from ..sources.base import PAGE_BYTES
+from .disk_image import MANIFEST, DiskImage
 from .eviction import EvictionCandidate, choose_evictions
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-IMAGE = "segment"
 CLOSE_S = 2.0
 """Longest wait for the writer thread at shutdown."""
 RESERVE_BYTES = 1 << 30
 """Free space left on the disk whatever the budget: logs and Redis write there too."""
-
-
-class DiskImage:
-    """One checkpoint on the disk, as a chunk source. Thread-safe; may be read while it is written."""
-
-    name = "disk"
-    run_bytes = FILE_RUN_BYTES
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder = folder
-        self.size_bytes = manifest.total_bytes
-        self.uses = 1
-        self._fd = os.open(folder / IMAGE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._reader = FileReader(self._fd)
-        weakref.finalize(self, _close, self._fd, self._reader)
-        os.ftruncate(self._fd, manifest.total_bytes)
-        self._present = {chunk.index for chunk in self.present(chunk_ranges(manifest))}
-        self._ranges: tuple[int, list[tuple[int, int]]] = (0, [])
-        """(number of chunks, their ranges): cached until a chunk is added."""
-
-    def present(self, chunks: Sequence[ChunkRange]) -> list[ChunkRange]:
-        """The chunks without a hole; they are verified when they are read."""
-        found = []
-        begin = end = 0
-        for chunk in chunks:  # in the order of their offsets
-            if chunk.segment_offset >= end:
-                begin, end = self._extent(chunk.segment_offset)
-            if begin <= chunk.segment_offset and chunk.segment_offset + chunk.size_bytes <= end:
-                found.append(chunk)
-        return found
-
-    def read(
-        self,
-        run: Sequence[ChunkRange],
-        pieces: Sequence[Piece],
-        stopped: Callable[[], bool],
-        throttle: BackgroundThrottle | None = None,
-    ) -> Iterator[int]:
-        """Reads at full speed: the throttle is for the network."""
-        if stopped():
-            raise ReadCancelled(IMAGE)
-        try:
-            yield from self._reader.read_run(run[0].segment_offset, pieces)
-        except (OSError, EOFError) as error:
-            raise SourceError(f"{self.folder.name[:12]} on the disk: {error}") from error
-
-    def write(self, chunk: ChunkRange, buffer: memoryview) -> None:
-        """Writes a chunk, past the page cache where possible: the bytes are in memory already. Errors: OSError."""
-        try:
-            direct = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError:
-            _write_all(self._fd, buffer, chunk.segment_offset)
-            return
-        try:
-            _write_all(direct, buffer, chunk.segment_offset)
-        finally:
-            os.close(direct)
-
-    def mark_written(self, chunk: ChunkRange) -> None:
-        self._present.add(chunk.index)
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """(begin, end) of the chunks present."""
-        if self._ranges[0] != len(self._present):
-            present = self._present.copy()  # the writer adds to it
-            self._ranges = (len(present), ranges_of(sorted(present)))
-        return self._ranges[1]
-
-    def touch(self) -> None:
-        """Marks the image as used now, by its manifest's modification time."""
-        with contextlib.suppress(OSError):
-            os.utime(self.folder / MANIFEST)
-
-    @property
-    def last_used_s(self) -> float:
-        with contextlib.suppress(OSError):
-            return (self.folder / MANIFEST).stat().st_mtime
-        return 0.0
-
-    def _extent(self, offset: int) -> tuple[int, int]:
-        """(begin, end) of the next extent of data from the offset on."""
-        try:
-            begin = os.lseek(self._fd, offset, os.SEEK_DATA)
-            return begin, os.lseek(self._fd, begin, os.SEEK_HOLE)
-        except OSError:  # no data from here on
-            return self.size_bytes, self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +43,8 @@ class _PendingWrite:
 
 
 class DiskCache:
-    """The disk cache of a node. Called from one thread, except `write_behind`; a thread of its own writes."""
+    """The disk cache of a node. Called from one thread, except `write_behind`; a thread of its own writes, and drops an
+    image that it cannot write."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self._folder = folder
@@ -145,7 +52,9 @@ class DiskCache:
         self._images: dict[CheckpointId, DiskImage] = {}
         self._manifests: dict[CheckpointId, bytes] = {}
         self._queue: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
-        self._abandoned: set[DiskImage] = set()
+        self._lock = threading.RLock()
+        """Of the images, their manifests and their folders."""
+        self._closing = False
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in folder.iterdir():
             self._load(path)
@@ -154,11 +63,13 @@ class DiskCache:
 
     @property
     def used_bytes(self) -> int:
-        return sum(image.size_bytes for image in self._images.values())
+        with self._lock:
+            return sum(image.size_bytes for image in self._images.values())
 
     def ranges(self) -> dict[CheckpointId, list[tuple[int, int]]]:
         """(begin, end) of the chunks present, by checkpoint."""
-        return {checkpoint: image.ranges() for checkpoint, image in self._images.items()}
+        with self._lock:
+            return {checkpoint: image.ranges() for checkpoint, image in self._images.items()}
 
     def manifest(self, checkpoint: CheckpointId) -> bytes | None:
         return self._manifests.get(checkpoint)
@@ -174,34 +85,37 @@ class DiskCache:
     def keep(self, checkpoint: CheckpointId, manifest: Manifest, data: bytes, in_use: set[CheckpointId]) -> None:
         """Creates an image of the checkpoint, if the budget allows. A disk that fails only costs the next start its
         speed."""
-        try:
-            if not self._make_room(manifest.total_bytes, in_use):
+        with self._lock:
+            try:
+                if not self._make_room(manifest.total_bytes, in_use):
+                    return
+                folder = self._folder / checkpoint
+                folder.mkdir(exist_ok=True, mode=0o700)
+                image = DiskImage(folder, manifest)
+                temporary = folder / f"{MANIFEST}.new"
+                temporary.write_bytes(data)
+                temporary.replace(folder / MANIFEST)
+            except OSError as error:
+                extra = {"checkpoint": checkpoint, "error": str(error)}
+                log.warning("cannot cache a checkpoint on the disk", extra=extra)
                 return
-            folder = self._folder / checkpoint
-            folder.mkdir(exist_ok=True, mode=0o700)
-            image = DiskImage(folder, manifest)
-            temporary = folder / f"{MANIFEST}.new"
-            temporary.write_bytes(data)
-            temporary.replace(folder / MANIFEST)
-        except OSError as error:
-            log.warning("cannot cache a checkpoint on the disk", extra={"checkpoint": checkpoint, "error": str(error)})
-            return
-        self._images[checkpoint], self._manifests[checkpoint] = image, data
+            self._images[checkpoint], self._manifests[checkpoint] = image, data
 
     def write_behind(self, image: DiskImage, chunk: ChunkRange, region: native.Region) -> None:
         """Queues a chunk for writing. Thread-safe. Does not keep the memory: a segment evicted before is not
-        written."""
+        written, nor is an image that the cache has no more."""
         self._queue.put(_PendingWrite(image, chunk, weakref.ref(region)))
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        image = self._images.pop(checkpoint, None)
-        self._manifests.pop(checkpoint, None)
-        if image is not None:
-            shutil.rmtree(image.folder, ignore_errors=True)
+        with self._lock:
+            image = self._images.pop(checkpoint, None)
+            self._manifests.pop(checkpoint, None)
+            if image is not None:
+                image.remove()
 
     def close(self) -> None:
         """Stops writing: chunks not written by now are dropped."""
-        self._abandoned.update(self._images.values())
+        self._closing = True
         self._queue.put(None)
         self._writer.join(CLOSE_S)
 
@@ -219,7 +133,9 @@ class DiskCache:
             shutil.rmtree(path, ignore_errors=True)
 
     def _make_room(self, needed_bytes: int, in_use: set[CheckpointId]) -> bool:
-        free_bytes = min(self._budget_bytes - self.used_bytes, shutil.disk_usage(self._folder).free - RESERVE_BYTES)
+        unwritten_bytes = sum(image.unwritten_bytes for image in self._images.values())
+        disk_bytes = shutil.disk_usage(self._folder).free - unwritten_bytes - RESERVE_BYTES
+        free_bytes = min(self._budget_bytes - self.used_bytes, disk_bytes)
         candidates = [
             EvictionCandidate(
                 checkpoint=checkpoint,
@@ -242,25 +158,23 @@ class DiskCache:
     def _write(self) -> None:
         while (job := self._queue.get()) is not None:
             region = job.region()
-            if region is None or job.image in self._abandoned:
+            if region is None or self._closing or not self._has(job.image):
                 continue
             room_bytes = -(-job.chunk.size_bytes // PAGE_BYTES) * PAGE_BYTES
             try:
                 job.image.write(job.chunk, region.view(job.chunk.segment_offset, room_bytes))
                 job.image.mark_written(job.chunk)
             except OSError as error:
-                self._abandoned.add(job.image)
-                extra = {"checkpoint": job.image.folder.name, "error": str(error)}
-                log.warning("cannot write a checkpoint to the disk: the rest of it is not cached", extra=extra)
+                self._give_up(job.image, error)
             del region
 
+    def _has(self, image: DiskImage) -> bool:
+        return self._images.get(image.checkpoint) is image
 
-def _close(fd: int, reader: FileReader) -> None:
-    reader.close()
-    os.close(fd)
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
+    def _give_up(self, image: DiskImage, error: OSError) -> None:
+        """Drops an image that cannot be written: its space is others' again, and the next fetch tries anew."""
+        with self._lock:
+            if self._has(image):
+                self.drop(image.checkpoint)
+        extra = {"checkpoint": image.checkpoint, "error": str(error)}
+        log.warning("cannot write a checkpoint to the disk: it is not cached", extra=extra)

@@ -34,7 +34,8 @@ from ..sources.base import Source
 from ..sources.errors import ObjectMissing
 from ..sources.folder import DISK_THREADS
 from ..sources.throttle import BackgroundThrottle
-from .disk_cache import DiskCache, DiskImage
+from .disk_cache import DiskCache
+from .disk_image import DiskImage
 from .feeds import NO_FEED, Feed, FetchMemory, OpenPeer, SegmentFeed
 from .segment import Segment
 
