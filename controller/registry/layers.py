@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Collection, Mapping
-from typing import cast
+from collections.abc import Collection
 
 import redis.asyncio as redis
 
@@ -25,6 +24,7 @@ from ..state.redis_client import REDIS_ERRORS
 from ..storage.object_store import ObjectStore, StoredObject
 from .checkpoints import group_by_checkpoint
 from .registry import Registry
+from .unused_objects import UnusedObjects
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class LayerCollector:
     """Removes unused layers from the store."""
 
     def __init__(self, client: redis.Redis, store: ObjectStore, registry: Registry) -> None:
-        self._client = client
+        self._unused = UnusedObjects(client, keys.LAYERS_UNUSED, UNUSED_MS)
         self._store = store
         self._registry = registry
 
@@ -54,15 +54,11 @@ class LayerCollector:
         """Removes the layers that have been unused for long enough; returns their number. Errors: FleetError,
         REDIS_ERRORS."""
         groups = group_by_checkpoint(await self._store.list(LAYERS), LAYERS)
-        known = await self._unused_since()
         there = {layer for layer, objects in groups.items() if _is_published(objects)}
-        fresh, forgotten, outdated = changes(there, await self._registry.uses(), known, now_unix_ms)
-        if fresh:
-            await self._client.hset(keys.LAYERS_UNUSED, mapping=dict.fromkeys(fresh, str(now_unix_ms)))
+        outdated = await self._unused.look(there, await self._registry.uses(), now_unix_ms)
         for layer in outdated:
             await self._remove(layer, groups[layer], now_unix_ms)
-        if gone := [*forgotten, *outdated]:
-            await self._client.hdel(keys.LAYERS_UNUSED, *gone)
+        await self._unused.forget(outdated)
         return len(outdated)
 
     async def _remove(self, layer: CheckpointId, objects: Collection[StoredObject], now_unix_ms: int) -> None:
@@ -77,26 +73,6 @@ class LayerCollector:
             log.info("an unused layer is removed from the store", extra={"layer": layer, "size_bytes": size_bytes})
         finally:
             await self._registry.deletion_guard.end(layer, token)
-
-    async def _unused_since(self) -> dict[CheckpointId, int]:
-        raw = await cast(Awaitable[dict[bytes, bytes]], self._client.hgetall(keys.LAYERS_UNUSED))
-        return {CheckpointId(layer.decode()): int(since) for layer, since in raw.items()}
-
-
-def changes(
-    there: Collection[CheckpointId],
-    used: Collection[CheckpointId],
-    unused_since_ms: Mapping[CheckpointId, int],
-    now_unix_ms: int,
-) -> tuple[list[CheckpointId], list[CheckpointId], list[CheckpointId]]:
-    """Layers that are unused since now; noted ones that are used again or gone; and those to remove."""
-    unused = set(there) - set(used)
-    fresh = sorted(unused - unused_since_ms.keys())
-    forgotten = sorted(unused_since_ms.keys() - unused)
-    outdated = sorted(
-        layer for layer in unused & unused_since_ms.keys() if now_unix_ms - unused_since_ms[layer] > UNUSED_MS
-    )
-    return fresh, forgotten, outdated
 
 
 def _is_published(objects: Collection[StoredObject]) -> bool:

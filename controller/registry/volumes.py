@@ -1,7 +1,8 @@
 """Volumes: their records in Redis, who uses them, and the sweep of what no version refers to any more.
 
-A version that is removed leaves the record at once, and its files the store about a day later: a put or a commit that
-found parts of it in the store may still refer to them, and is over by then.
+A version that is removed leaves the record at once, and its files the store about a day later, however old they are: a
+worker may still be starting on it, a put or a commit that found parts of it may refer to them, a backup may name it. The
+first sweep that finds that no version needs them notes that in Redis, and their day begins then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Collection, Iterable
 from difflib import get_close_matches
-from typing import TypeVar, cast
+from typing import cast
 
 import msgspec
 
@@ -38,11 +39,13 @@ from ..state.sync import StateSync
 from ..state.traffic import tracked_versions
 from ..state.view import View
 from ..storage.object_store import ObjectStore, StoredObject, require_volume
-from .checkpoints import SWEEP_EVERY_S, UNFINISHED_S
-
-Name = TypeVar("Name", bound=str)
+from .checkpoints import SWEEP_EVERY_S
+from .unused_objects import UnusedObjects
 
 log = logging.getLogger(__name__)
+
+UNUSED_MS = 24 * 3_600_000
+"""Time that files stay after the sweep that found no version which needs them."""
 
 
 class Volumes:
@@ -53,6 +56,7 @@ class Volumes:
         self._view = state.view
         self._store = store
         self._hash = CasHash(state, keys.VOLUMES, VolumeRecord)
+        self._unused = UnusedObjects(state.client, keys.VOLUMES_UNUSED, UNUSED_MS)
         self._parts: dict[LayerId, frozenset[str]] = {}
         """Parts of each manifest in the store. Cache: the id is the manifest's digest."""
 
@@ -141,26 +145,34 @@ class Volumes:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def sweep(self, now_unix_ms: int) -> int:
-        """Deletes manifests and parts that nothing refers to, and that are older than a day; returns their number.
+        """Deletes manifests and parts to which no version has referred for `UNUSED_MS`; returns their number. Parts of
+        a manifest that stays, such as of a version that is being added, stay with it.
 
         Errors: StoreFailed; LayerInvalid for a manifest that cannot be read, whose parts nobody knows.
         """
-        oldest_unix_ms = now_unix_ms - UNFINISHED_S * 1000
         parts = await self._store.list(PARTS)  # before the manifests, so that a part's manifest is seen
         manifests = {_tree_of(stored): stored for stored in await self._store.list(VOLUMES)}
-        used = await self._trees()
-        gone = orphans(manifests, used, oldest_unix_ms)
-        kept = manifests.keys() - set(gone)
-        needed = {name for tree in kept for name in await self._parts_of(tree)}
+        needed = await self._keys_of(manifests.keys() & await self._trees())
+        there = {stored.key: stored for stored in (*manifests.values(), *parts)}
+        unused = await self._unused.look(there, needed, now_unix_ms)
+        kept = {tree for tree, stored in manifests.items() if stored.key not in unused}
+        held = await self._keys_of(kept)
         self._parts = {tree: found for tree, found in self._parts.items() if tree in kept}
-        stale = [manifests[tree] for tree in gone]
-        names = {stored.key.removeprefix(PARTS): stored for stored in parts}
-        stale += [names[name] for name in orphans(names, needed, oldest_unix_ms)]
+        stale = [there[key] for key in unused if key not in held]
         for stored in stale:
             await self._store.delete(stored.key)
+        await self._unused.forget(stored.key for stored in stale)
         if stale:
             log.info("volumes swept", extra={"objects": len(stale), "bytes": sum(one.size_bytes for one in stale)})
         return len(stale)
+
+    async def _keys_of(self, trees: Iterable[LayerId]) -> set[str]:
+        """Objects of trees: their manifests and all parts."""
+        found = set[str]()
+        for tree in trees:
+            found.add(volume_key(tree, MANIFEST_OBJECT))
+            found.update(PARTS + name for name in await self._parts_of(tree))
+        return found
 
     async def _trees(self) -> frozenset[LayerId]:
         """All trees that records name. Errors: LayerInvalid for a record that cannot be read."""
@@ -177,11 +189,6 @@ class Volumes:
             manifest = await asyncio.to_thread(read_layer, data or b"", tree)
             self._parts[tree] = frozenset(part.object for part in manifest.parts)
         return self._parts[tree]
-
-
-def orphans(objects: dict[Name, StoredObject], used: Collection[str], oldest_unix_ms: float) -> list[Name]:
-    """Objects that nothing refers to, and that were written before a time."""
-    return [name for name, stored in objects.items() if name not in used and stored.modified_unix_ms < oldest_unix_ms]
 
 
 def split_pruned(

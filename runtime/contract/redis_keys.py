@@ -68,7 +68,9 @@
 | fs:stored:sums | hash | {project}:bytes and {project}:objects → their sums | controller |
 | fs:uploads | hash | {project}:{checkpoint} → UploadRecord: the parts that an upload announced | controller |
 | fs:uploads:ends | sorted set | {project}:{checkpoint} → unix ms at which the upload ends by itself | controller |
+| fs:layers:unused | hash | layer → unix ms since which no version needs it | controller |
 | fs:volumes | hash | full name → VolumeRecord: its versions | controller, node |
+| fs:volumes:unused | hash | object of a volume in the store → unix ms since which no version needs it | controller |
 | fs:audit | stream | AuditEvent, in the field `event`; the oldest go to the object store | controller |
 
 Channels: fs:events:desired:{node} carries WorkerOrder, fs:events:copies:{node} CopyOrder, fs:events:observed
@@ -118,6 +120,7 @@ KEYS_USED = "fs:keys:used"
 PROJECTS = "fs:projects"
 SECRETS = "fs:secrets"
 VOLUMES = "fs:volumes"
+VOLUMES_UNUSED = "fs:volumes:unused"
 AUDIT = "fs:audit"
 MEMORY = "fs:memory"
 HISTORY_FAILURES = "fs:history:failures"

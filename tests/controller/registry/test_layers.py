@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.registry.layers import UNUSED_MS, LayerCollector, changes
+from fleetstart.controller.registry.layers import UNUSED_MS, LayerCollector
 from fleetstart.controller.registry.registry import Registry
+from fleetstart.controller.registry.unused_objects import changes
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
@@ -124,7 +125,7 @@ IDS = st.sampled_from([CheckpointId(letter * 64) for letter in "abcde"])
 def test_only_what_is_there_unused_and_noted_long_ago_is_removed(
     there: set[CheckpointId], used: set[CheckpointId], noted: dict[CheckpointId, int], now_ms: int
 ) -> None:
-    fresh, forgotten, outdated = changes(there, used, noted, now_ms)
+    fresh, forgotten, outdated = changes(there, used, noted, now_ms, UNUSED_MS)
     assert set(outdated) == {layer for layer in there - used if layer in noted and now_ms - noted[layer] > UNUSED_MS}
     assert set(fresh) == there - used - noted.keys()
     assert not set(forgotten) & (there - used)

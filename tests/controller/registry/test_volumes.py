@@ -15,14 +15,14 @@ import pytest
 from fleetstart.controller.cli.api_client import ApiClient
 from fleetstart.controller.cli.volumes.get import get_version
 from fleetstart.controller.cli.volumes.put import PutVersion, put_folder
-from fleetstart.controller.registry.checkpoints import UNFINISHED_S
-from fleetstart.controller.registry.volumes import Volumes, split_pruned
+from fleetstart.controller.registry.volumes import UNUSED_MS, Volumes, split_pruned
 from fleetstart.controller.scheduler.volume_mounts import mounts_of, volume_trees
 from fleetstart.controller.state.access_table import read_table
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.sync import StateSync
 from fleetstart.controller.state.view import View
 from fleetstart.controller.storage.folder_store import FolderStore
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import ChecksumMismatch, Conflict, FleetError, InvalidInput, NotFound
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function.volume import VolumeRecord, VolumeVersion
@@ -221,6 +221,27 @@ def test_a_worker_gets_the_newest_version_the_pinned_one_or_the_reason() -> None
 # ── the sweep ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def sweep(controller: ControllerProcess, redis_server: RedisServer, after_s: float) -> int:
+    """Sweeps as if so many seconds had passed; returns the number of objects that were deleted."""
+
+    async def swept() -> int:
+        client = connect(redis_server.url)
+        try:
+            volumes = Volumes(StateSync(client, View()), FolderStore(controller.home / "store"))
+            return await volumes.sweep(int((time.time() + after_s) * 1000))
+        finally:
+            await client.aclose()
+
+    return asyncio.run(swept())
+
+
+def prune(controller: ControllerProcess) -> None:
+    controller.http.post("/api/v1/volumes/index/prune", json={"keep": 1}).raise_for_status()
+
+
+DAY_S = UNUSED_MS / 1000
+
+
 def test_files_of_removed_versions_are_swept_a_day_later_and_shared_parts_stay(
     controller: ControllerProcess, redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -228,21 +249,49 @@ def test_files_of_removed_versions_are_swept_a_day_later_and_shared_parts_stay(
     shared = os.urandom(5 << 20)
     first = put(controller, folder(tmp_path / "one", {"shared": shared, "gone": b"1"}))
     second = put(controller, folder(tmp_path / "two", {"shared": shared, "kept": b"2"}))
-    controller.http.post("/api/v1/volumes/index/prune", json={"keep": 1}).raise_for_status()
     (store / "parts" / ("f" * 64)).write_bytes(b"an upload that broke")
-
-    async def sweep(after_s: float) -> int:
-        client = connect(redis_server.url)
-        try:
-            volumes = Volumes(StateSync(client, View()), FolderStore(store))
-            return await volumes.sweep(int((time.time() + after_s) * 1000))
-        finally:
-            await client.aclose()
-
-    assert asyncio.run(sweep(0)) == 0
-    assert asyncio.run(sweep(UNFINISHED_S + 60)) == 3
+    for path in store.rglob("*"):
+        os.utime(path, (0, 0))  # however long ago they were written
+    prune(controller)
+    assert sweep(controller, redis_server, 0) == 0
+    assert sweep(controller, redis_server, DAY_S - 60) == 0
+    assert get(controller, first, tmp_path / "still") == {"shared": shared, "gone": b"1"}
+    assert sweep(controller, redis_server, DAY_S + 60) == 3
     with pytest.raises(FleetError):
         get(controller, first, tmp_path / "gone")
     assert get(controller, second, tmp_path / "got") == {"shared": shared, "kept": b"2"}
+    with redis_server.client() as client:
+        assert not client.exists(keys.VOLUMES_UNUSED)
     with pytest.raises(NotFound):
         put(controller, tmp_path / "nothing")
+
+
+def test_files_that_a_version_needs_again_start_their_day_anew(
+    controller: ControllerProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    one, two = folder(tmp_path / "one", {"a": b"1"}), folder(tmp_path / "two", {"a": b"2"})
+    put(controller, one)
+    put(controller, two)
+    prune(controller)
+    assert sweep(controller, redis_server, 0) == 0
+    again = put(controller, one)
+    assert sweep(controller, redis_server, DAY_S + 60) == 0
+    put(controller, two)
+    prune(controller)
+    assert sweep(controller, redis_server, DAY_S + 120) == 0
+    assert get(controller, again, tmp_path / "got") == {"a": b"1"}
+
+
+def test_a_part_stays_as_long_as_a_manifest_that_no_version_has_yet(
+    controller: ControllerProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """A commit may have found the part in the store, written its manifest, and not be in the record yet."""
+    done = put(controller, folder(tmp_path / "one", {"a": b"1"}))
+    manifest = controller.home / "store" / "volumes" / done.version.tree / "manifest.json"
+    data = manifest.read_bytes()
+    manifest.unlink()
+    controller.http.delete("/api/v1/volumes/index").raise_for_status()
+    assert sweep(controller, redis_server, 0) == 0
+    manifest.write_bytes(data)
+    assert sweep(controller, redis_server, DAY_S + 60) == 0
+    assert sweep(controller, redis_server, 2 * DAY_S + 120) == 2
