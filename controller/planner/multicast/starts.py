@@ -106,7 +106,7 @@ def one_by_one_s(request: PlanRequest, cluster: Cluster, group: Plan, count: int
 def _multicast(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan | None:
     """The start by multicast; None if there are no copies to begin with, or fewer than two nodes for it."""
     wanted = min(request.missing, RECEIVERS_MOST)
-    peers = [peer for peer in cluster.peers(request.checkpoint, now_s) if peer.layers == EVERY_LAYER]
+    peers = [peer for peer in cluster.peers(request.checkpoint, now_s) if _is_copy(cluster[peer.node], request)]
     sources = [peer for peer in peers if not peer.promised][:PEERS_MOST]
     if not sources:
         return None
@@ -123,6 +123,12 @@ def _multicast(request: PlanRequest, cluster: Cluster, now_s: float) -> Plan | N
     ways = [plan_multicast(wanted_of)] if len(sources) == 1 else multicast_plans(wanted_of)
     plans = [plan for way in ways if (plan := _planned(request, way, new)) is not None]
     return min(plans, key=lambda plan: sum(plan.serve_s), default=None)
+
+
+def _is_copy(state: NodeState, request: PlanRequest) -> bool:
+    """True if the node has all layers in its memory, and does not only receive them."""
+    held = state.held.get(request.checkpoint) if request.checkpoint is not None else None
+    return held is not None and held.host == EVERY_LAYER
 
 
 def _planned(request: PlanRequest, found: MulticastPlan, new: Sequence[CandidateNode]) -> Plan | None:

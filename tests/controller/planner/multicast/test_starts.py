@@ -57,6 +57,14 @@ def test_a_burst_behind_one_copy_is_a_multicast() -> None:
         assert all(0 <= pull.peer < len(stage.peers) for pull in stage.pulls)
 
 
+def test_a_node_that_receives_the_model_is_no_copy_to_begin_with() -> None:
+    """A worker that was ordered a moment ago: its node has nothing yet, whatever its link is predicted to take."""
+    gets = holder("gets", holds=HeldLayers(coming=EVERY_LAYER), bytes_per_s=10.0 * MB)
+    fetches = replace(gets, link=replace(gets.link, fetches=(PendingFetch(WorkerId("w"), CHAT, 400.0 * MB),)))
+    for coming in (gets, fetches):
+        assert not planned([*new(4), coming], burst(4)).multicast
+
+
 def test_one_table_has_the_group_and_the_multicast() -> None:
     for nodes, taken_kind in ((new(4), "multicast"), (new(4, bytes_per_s=400.0 * MB), "start")):
         found = planned([*nodes, holder()], burst(4))
