@@ -1,8 +1,8 @@
 """Volumes: their records in Redis, who uses them, and the sweep of what no version refers to any more.
 
-A version that is removed leaves the record at once, and its files the store about a day later, however old they are: a
-worker may still be starting on it, a put or a commit that found parts of it may refer to them, a backup may name it. The
-first sweep that finds that no version needs them notes that in Redis, and their day begins then.
+A version that is removed leaves the record at once, and its files the store about a day later, however old they are:
+a worker may still be starting on it, a put or a commit that found parts of it may refer to them, a backup may name it.
+The first sweep that finds that no version needs them notes that in Redis, and their day begins then.
 """
 
 from __future__ import annotations
