@@ -22,7 +22,9 @@ from ...contract.errors import CheckpointInvalid, InvalidInput
 
 REPLACEMENT = "�"
 MAX_HELD_TOKENS = 4
-"""Tokens held for an incomplete character: it has at most four bytes, and a token at least one."""
+"""Most tokens without a text: a character has at most four bytes, and a token at least one."""
+TAIL_TOKENS = 3
+"""Tokens that have all bytes of an incomplete character."""
 
 
 class Vocabulary(Protocol):
@@ -68,7 +70,8 @@ class Detokenizer:
     """Streaming detokenizer: returns text of new tokens, without partial characters.
 
     Some tokenizers put a space before the first token of a text or drop it, so new tokens are decoded
-    after a few shown ones and the common beginning is taken away.
+    after a few shown ones and the common beginning is taken away. A token may end one character and begin the next:
+    where several do so in a row, the text before the last character is returned and that one alone is held.
     """
 
     def __init__(self, tokenizer: Vocabulary, shown: Mapping[int, str] = MappingProxyType({})) -> None:
@@ -76,34 +79,39 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._special = shown
         self._tokens: list[int] = []
-        self._context = 0
-        self._shown = 0
+        """Tokens that are decoded together; the last `_held` of them have text that was not returned."""
+        self._held = 0
+        self._given = 0
+        """Characters of their text that were returned."""
 
     def feed(self, token: int) -> str:
         if token in self._special:
             text = self.flush() + self._special[token]
-            self._tokens, self._context, self._shown = [], 0, 0
+            self._tokens, self._held, self._given = [], 0, 0
             return text
         self._tokens.append(token)
-        text = self._fresh()
-        if text.endswith(REPLACEMENT) and len(self._tokens) - self._shown < MAX_HELD_TOKENS:
+        self._held += 1
+        text = self._tokenizer.decode(self._tokens)
+        if not text.endswith(REPLACEMENT):
+            return self._give(text, self._held)
+        if self._held < MAX_HELD_TOKENS:
             return ""
-        self._advance()
-        return text
+        if not self._tokenizer.decode(self._tokens[-TAIL_TOKENS:]).endswith(REPLACEMENT):  # no character any more
+            return self._give(text, TAIL_TOKENS)
+        fresh = self._give(text[:-1], TAIL_TOKENS)
+        self._held, self._given = 1, self._given - 1
+        return fresh
 
     def flush(self) -> str:
         """Returns the held-back bytes of an incomplete character."""
-        text = self._fresh()
-        self._advance()
-        return text
+        return self._give(self._tokenizer.decode(self._tokens), self._held) if self._held else ""
 
-    def _fresh(self) -> str:
-        before = self._tokenizer.decode(self._tokens[self._context : self._shown])
-        return self._tokenizer.decode(self._tokens[self._context :])[len(before) :]
-
-    def _advance(self) -> None:
-        self._context = self._shown
-        self._shown = len(self._tokens)
+    def _give(self, text: str, context: int) -> str:
+        """Returns what is new in the text of the tokens, and keeps that many of them for the next one."""
+        fresh = text[self._given :]
+        self._tokens = self._tokens[-context:]
+        self._held, self._given = 0, len(self._tokenizer.decode(self._tokens))
+        return fresh
 
 
 class ChatTemplate:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
 from fleetstart.runtime.llm.engine.stop_strings import StopMatcher
@@ -28,12 +31,38 @@ def test_bytes_one_by_one_give_whole_characters_and_all_of_them(text: str) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(2, 257), max_size=60))
-def test_any_tokens_give_what_the_whole_gives_or_differ_only_in_broken_characters(tokens: list[int]) -> None:
+def test_any_tokens_give_what_the_whole_gives(tokens: list[int]) -> None:
+    """Broken characters, too."""
     detokenizer = Detokenizer(TOKENIZER)
     got = "".join(detokenizer.feed(token) for token in tokens) + detokenizer.flush()
-    whole = TOKENIZER.decode(tokens)
-    # Broken bytes may be grouped otherwise; what is a character comes through in order.
-    assert got.replace("\ufffd", "") == whole.replace("\ufffd", "") or "\ufffd" in whole
+    assert got == TOKENIZER.decode(tokens)
+
+
+def streamed(text: str, ends: list[int]) -> list[str]:
+    """Pieces of a text as they come from tokens that end at these bytes of it, wherever in a character that is."""
+    [(letters, _)] = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    tokens = [letters[begin:end] for begin, end in itertools.pairwise([0, *ends, len(letters)])]
+    data = byte_tokenizer(*tokens, special=False)
+    ids = tokenizers.Tokenizer.from_buffer(data).get_vocab()
+    detokenizer = Detokenizer(Tokenizer(data))
+    return [*(detokenizer.feed(ids[token]) for token in tokens), detokenizer.flush()]
+
+
+def test_a_token_may_end_one_character_and_begin_the_next() -> None:
+    text = "픠킠훗킕홚훎"
+    pieces = streamed(text, list(range(2, 18, 3)))
+    assert "".join(pieces) == text
+    assert pieces[3] == text[:3]  # no longer held than the characters that are whole by then
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(exclude_characters="\ufffd", codec="utf-8"), min_size=1, max_size=20), st.data())
+def test_tokens_that_end_anywhere_give_the_text(text: str, data: st.DataObject) -> None:
+    most = len(text.encode()) - 1
+    ends = sorted(data.draw(st.sets(st.integers(1, most)))) if most else []
+    pieces = streamed(text, ends)
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_a_character_is_shown_with_its_last_byte() -> None:
@@ -50,6 +79,15 @@ def test_bytes_that_never_become_a_character_are_shown_in_the_end() -> None:
     assert detokenizer.flush() == "\ufffd"
     broken = Detokenizer(TOKENIZER)
     assert "".join(broken.feed(lead) for _ in range(12)).count("\ufffd") >= 8
+
+
+def test_bytes_before_tokens_without_a_text_are_shown_all_the_same() -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    lead, end = TOKENIZER.encode("😀", add_special_tokens=False)[0], 1
+    pieces = [
+        detokenizer.feed(token) for token in (lead, end, end, end, *TOKENIZER.encode("ab", add_special_tokens=False))
+    ]
+    assert pieces == ["", "", "", "\ufffd", "a", "b"]
 
 
 def test_special_tokens_have_no_text() -> None:
