@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import signal
+import time
 
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.tasks import end_tasks
@@ -42,6 +43,8 @@ class Controller:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._stopping = asyncio.Event()
+        self._drain_ends_s = 0.0
+        """When calls may go on no longer, on the monotonic clock; 0 until it was told to stop."""
         cipher = open_secret_cipher(config)
         self._traces = open_traces(config.otlp_endpoint)
         self._core = core = build_core(config, "gw-" + secrets.token_hex(6), cipher)
@@ -101,7 +104,10 @@ class Controller:
 
     def stop(self) -> None:
         """Stops accepting connections; `run` returns when calls have ended, or at the drain timeout."""
+        if not self._stopping.is_set():
+            self._drain_ends_s = time.monotonic() + self._config.drain_s
         self._stopping.set()
+        self._invocations.stop()
         self._server.should_exit = True
 
     async def run(self) -> None:
@@ -127,7 +133,7 @@ class Controller:
                 refusal = self._refusal()
             if refusal is None:
                 await self._server.serve()
-            await self._invocations.hand_back()
+            await self._invocations.hand_back(max(0.0, self._drain_ends_s - time.monotonic()))
             await self._core.withdraw()
             await self._management.history.flush()
         finally:

@@ -38,10 +38,14 @@ class AsyncInvocations:
     replay_recorder: ReplayRecorder
     webhook_delivery: WebhookDelivery
 
-    async def hand_back(self) -> None:
-        """Ends running invocations and queues them for other gateways; to be called before the last ledger rows are
-        written."""
-        await self.runner.hand_back()
+    def stop(self) -> None:
+        """Begins no more invocations, which are other gateways' from now on."""
+        self.runner.stop()
+
+    async def hand_back(self, drain_s: float = 0.0) -> None:
+        """Waits so long for running invocations, then queues those left for other gateways; to be called before the
+        last ledger rows are written."""
+        await self.runner.hand_back(drain_s)
         await self.replay_recorder.close()
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.process.tasks import wait_at_most
 
 from ..http.asgi import Receive, Scope, Send
 from ..http.scope import StoredCall
-from ..state.invocation_records import Progress, ReportedProgress
+from ..state.invocation_records import Answer, Progress, ReportedProgress
 from ..state.redis_client import REDIS_ERRORS
 from .gateway_call import AnswerCapture, scope_of
 from .idempotency.response_recorder import replay_receive
@@ -36,6 +36,10 @@ log = logging.getLogger(__name__)
 RENEW_S = lifecycle.LEASE_MS / 4000
 RETRY_S = 0.2
 """Interval between attempts to write while Redis does not answer."""
+KEEP_S = 60.0
+"""How long an answer is tried to be stored before its run counts as lost: longer than a store's restart takes."""
+KEEP_EVERY_S = 0.5
+"""Interval of these attempts: a store that refuses writes for being busy is not to be asked more often."""
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -70,8 +74,14 @@ class Execution:
         """Wakes the lease task: the invocation has changed, and may be cancelled."""
         self._look.set()
 
+    @property
+    def sent(self) -> bool:
+        """The call was sent to a worker, which may have run it."""
+        return self._stored.sent
+
     def hand_back(self) -> None:
-        self._back = True
+        """Ends the run, and queues the call again. The run is free: the call's bill is that of the next one."""
+        self._back = self._stored.handed_back = True
         self._gone.set()
 
     async def run(self) -> None:
@@ -91,7 +101,7 @@ class Execution:
                 ended = capture.outcome(envelope.function)
                 await self._write_last_events()
                 if ended.answer is not None:
-                    await self._payloads.keep_answer(envelope.id, ended.answer, bytes(capture.body))
+                    await self._keep_answer(ended.answer, bytes(capture.body))
                 outcome = ended  # only now: a call that is cut off while its answer is being stored is queued again
         except StoreFailed as error:
             outcome = RunOutcome(error=error.info())
@@ -107,6 +117,22 @@ class Execution:
                 await keeper
             if not self._lost:
                 await self._settle(outcome)
+
+    async def _keep_answer(self, answer: Answer, body: bytes) -> None:
+        """Stores the answer, trying again while the store fails: the run is billed, and another one would be as well.
+
+        Errors: StoreFailed, after `KEEP_S` or once the call is cancelled.
+        """
+        ends_s = time.monotonic() + KEEP_S
+        while True:
+            try:
+                await self._payloads.keep_answer(self._entry.envelope.id, answer, body)
+                return
+            except StoreFailed as error:
+                if self._gone.is_set() or time.monotonic() > ends_s:
+                    raise
+                log.debug("an answer waits for the store", extra={"invocation": self._id, "error": error.message})
+            await asyncio.sleep(KEEP_EVERY_S)
 
     # ── its lease ──────────────────────────────────────────────────────────────────────────────────
 

@@ -94,10 +94,19 @@ class InvocationRunner:
         finally:
             await end_tasks(self._tasks.values())
 
-    async def hand_back(self) -> None:
-        """Stops executions and queues them again for other gateways."""
+    def stop(self) -> None:
+        """Begins nothing more. Calls that wait for a worker are handed back: they can wait at another gateway."""
         self._closing = True
         self._wake.set()
+        for execution in self._executions.values():
+            if not execution.sent:
+                execution.hand_back()
+
+    async def hand_back(self, drain_s: float = 0.0) -> None:
+        """Waits so long for executions to end, then stops those left, and queues them again for other gateways."""
+        self.stop()
+        if running := [self._tasks[invocation] for invocation in self._executions]:
+            await asyncio.wait(running, timeout=drain_s)
         for execution in self._executions.values():
             execution.hand_back()
         if self._tasks:
@@ -167,7 +176,7 @@ class InvocationRunner:
         progress, envelope = entry.progress, entry.envelope
         try:
             match lifecycle.next_step(progress, now_unix_ms):
-                case "claim":
+                case "claim" if not self._closing:
                     await self._execute(entry)
                 case "expire":
                     expired = lifecycle.expired(progress, envelope, now_unix_ms)
@@ -177,7 +186,7 @@ class InvocationRunner:
                     await self._invocations.write(entry, cancelled, publish="cancelled")
                 case "deliver":
                     await self._webhooks.deliver(entry)
-                case None:
+                case _:
                     pass
         except REDIS_ERRORS as error:
             log.warning("an invocation waits for redis", extra={"invocation": envelope.id, "error": str(error)})

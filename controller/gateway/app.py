@@ -220,8 +220,11 @@ class Gateway:
                 raise
             if record.attaches:
                 record.hand_over()
-            record.set_outcome(CLIENT_CLOSED_REQUEST, CLIENT_GONE)
-            record.release(waive=False)
+            if record.call.stored is not None and record.call.stored.handed_back:
+                record.fail(_drain_timeout(record))
+            else:
+                record.set_outcome(CLIENT_CLOSED_REQUEST, CLIENT_GONE)
+                record.release(waive=False)
             disconnect.clear_cancellation()
         except Exception as error:
             log.exception("a call failed in the gateway", extra={"invocation": record.call.id})

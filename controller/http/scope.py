@@ -57,10 +57,12 @@ STORED_CALL = "fs.stored"
 
 @dataclass(slots=True)
 class StoredCall:
-    """One run of an async call, whose worker reports its progress: what the gateway tells its runner."""
+    """One run of an async call, whose worker reports its progress: what gateway and runner tell each other."""
 
     sent: bool = False
     """It was sent to a worker, which may have run it."""
+    handed_back: bool = False
+    """Its client leaves because the controller shuts down: the call is run again elsewhere, and this run is free."""
 
 
 ORIGIN_ALLOWED = "fs.origin_allowed"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -48,28 +46,6 @@ def test_a_killed_gateways_call_is_taken_over_and_billed_once(
         lambda: [row["id"] for row in survivor.rows_of("hello") if row["status"] == 200], what="its row"
     )
     assert served == [invocation]
-
-
-def test_a_gateway_that_goes_down_hands_its_calls_over(
-    controller: ControllerProcess, second: ControllerProcess, node: HandNode, calls: Client, redis_server: RedisServer
-) -> None:
-    controller.deploy("hello")
-    invocation = calls.accepted("hello/hold")
-    others = Client(second)
-    others.until(invocation, "running")
-    with redis_server.client() as client:
-        gateway = json.loads(client.hget(keys.invocation(InvocationId(invocation)), "state") or b"")["gateway"]
-    mine = controller.http.get("/api/v1/status").json()["gateway"] == gateway
-    ending, survivor = (controller, others) if mine else (second, calls)
-    assert ending.process is not None
-    os.kill(ending.process.pid, signal.SIGTERM)
-    wait_until(lambda: ending.process is not None and ending.process.poll() is not None, 20)
-    found = survivor.until(invocation, "running")
-    for app in list(node.apps.values()):
-        app.release.set()
-    ended = survivor.until(invocation, "succeeded")
-    assert found["runs"] == ended["runs"] == 2
-    assert "handed back by a gateway that shuts down" in [moment["what"] for moment in ended["history"]]
 
 
 def test_a_controller_that_is_alone_finds_its_calls_again(

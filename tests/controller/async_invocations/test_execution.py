@@ -11,14 +11,27 @@ import redis.asyncio as redis
 
 from fleetstart.controller.async_invocations.execution import Execution
 from fleetstart.controller.async_invocations.store import lifecycle
-from fleetstart.controller.async_invocations.store.invocations import InvocationStore
+from fleetstart.controller.async_invocations.store.invocations import InvocationStore, StoredInvocation
 from fleetstart.controller.async_invocations.store.payloads import PayloadStore
 from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
 from fleetstart.controller.async_invocations.submit import AsyncSubmitter
-from fleetstart.controller.state.invocation_records import Progress
+from fleetstart.controller.state.invocation_records import Answer, Progress
 from fleetstart.controller.storage.folder_store import FolderStore
+from fleetstart.runtime.contract.errors import StoreFailed
 from fleetstart.runtime.contract.ids import InvocationId
 from tests.controller.async_invocations.test_stepped_clocks import allowed, envelope
+
+
+class BusyStore(PayloadStore):
+    """A store that fails the first write of an answer."""
+
+    failed = False
+
+    async def keep_answer(self, invocation: InvocationId, answer: Answer, body: bytes) -> None:
+        if not self.failed:
+            self.failed = True
+            raise StoreFailed("503 SlowDown")
+        await super().keep_answer(invocation, answer, body)
 
 
 class HangingStore(PayloadStore):
@@ -33,6 +46,18 @@ class HangingStore(PayloadStore):
         await asyncio.Event().wait()
 
 
+async def claimed(invocations: InvocationStore, payloads: PayloadStore, clock: RedisClock) -> StoredInvocation:
+    """A call that was accepted and claimed."""
+    await clock.refresh()
+    call = envelope(7, time.time_ns() // 1_000_000)
+    await AsyncSubmitter(invocations, payloads, allowed, clock).accept(call, b"")
+    entry = await invocations.get(InvocationId(call.id))
+    assert entry is not None
+    mine = await invocations.write(entry, lifecycle.claimed(entry.progress, "gw", clock.now_unix_ms()))
+    assert mine is not None
+    return mine
+
+
 async def answers(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"1"})
@@ -44,20 +69,40 @@ def test_a_call_whose_gateway_ends_before_its_answer_is_stored_is_queued_again(r
     async def cut_off() -> Progress:
         async with redis.from_url(redis_url) as client:
             invocations, payloads, clock = InvocationStore(client), HangingStore(tmp_path), RedisClock(client)
-            await clock.refresh()
-            call = envelope(7, time.time_ns() // 1_000_000)
-            await AsyncSubmitter(invocations, payloads, allowed, clock).accept(call, b"")
-            entry = await invocations.get(InvocationId(call.id))
-            assert entry is not None
-            mine = await invocations.write(entry, lifecycle.claimed(entry.progress, "gw", clock.now_unix_ms()))
-            assert mine is not None
+            mine = await claimed(invocations, payloads, clock)
             running = asyncio.create_task(Execution(mine, client, invocations, payloads, answers, clock).run())
             await asyncio.wait_for(payloads.asked.wait(), 20)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            ended = await invocations.get(InvocationId(call.id))
+            ended = await invocations.get(mine.envelope.id)
             assert ended is not None
             return ended.progress
 
     progress = asyncio.run(cut_off())
     assert (progress.status, progress.answer) == ("queued", None)
+
+
+def test_a_call_runs_once_though_the_store_takes_its_answer_at_the_second_try(redis_url: str, tmp_path: Path) -> None:
+    """It ran again, under an id of its own in the ledger: two bills."""
+    runs = 0
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal runs
+        runs += 1
+        await answers(scope, receive, send)
+
+    async def run() -> Progress:
+        async with redis.from_url(redis_url) as client:
+            invocations, clock = InvocationStore(client), RedisClock(client)
+            payloads = BusyStore(FolderStore(tmp_path))
+            mine = await claimed(invocations, payloads, clock)
+            await Execution(mine, client, invocations, payloads, counted, clock).run()
+            ended = await invocations.get(mine.envelope.id)
+            assert ended is not None
+            kept = await payloads.answer(mine.envelope.id, ended.progress.claims)
+            assert kept is not None
+            assert kept[1] == b"1"
+            return ended.progress
+
+    progress = asyncio.run(run())
+    assert (progress.status, progress.runs, progress.losses, runs) == ("succeeded", 1, 0, 1)
