@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as Late
@@ -36,6 +37,28 @@ class Held:
     """Slabs that it has."""
 
 
+class _Handover:
+    """Where a pin changes hands: its reader has it, or, if that has given up, whoever pinned it takes it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: Held | None = None
+        self._over = False
+
+    def give(self, held: Held) -> bool:
+        """False if the reader has given up."""
+        with self._lock:
+            if not self._over:
+                self._held = held
+            return not self._over
+
+    def take(self) -> Held | None:
+        """What was given by now; nothing can be given any more."""
+        with self._lock:
+            self._over = True
+            return self._held
+
+
 class Holdings:
     """Pins of readers. Called from threads; made on the event loop."""
 
@@ -58,22 +81,24 @@ class Holdings:
 
     def pin(self, checkpoint: CheckpointId, reader: WorkerId, wait_s: float) -> Held | None:
         """The checkpoint's segment; None if it has not come into memory in time."""
-        return self.ask(self._pinned(checkpoint, reader, wait_s), wait_s)
+        handover = _Handover()
+        self.ask(self._pin(checkpoint, reader, wait_s, handover), wait_s)
+        return handover.take()
 
     def unpin(self, held: Held, reader: WorkerId) -> None:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._segments.release, held.segment, reader)
 
-    async def _pinned(self, checkpoint: CheckpointId, reader: WorkerId, wait_s: float) -> Held | None:
+    async def _pin(self, checkpoint: CheckpointId, reader: WorkerId, wait_s: float, handover: _Handover) -> None:
         until_s = time.monotonic() + wait_s
         while (segment := self._segments.pin(checkpoint, reader)) is None:
             if time.monotonic() >= until_s:
-                return None
+                return
             await asyncio.sleep(LOOK_S)
         assert segment.region is not None
         assert segment.control is not None
         assert segment.manifest is not None
-        return Held(
+        held = Held(
             segment,
             segment.region,
             segment.control,
@@ -81,3 +106,5 @@ class Holdings:
             segment.manifest.chunk_bytes,
             tuple(segment.granted),
         )
+        if not handover.give(held):
+            self._segments.release(segment, reader)
