@@ -18,6 +18,8 @@ from torch import Tensor
 
 from .constraint import Constraint, TokenMatcher, masked
 
+SEEDS = 1 << 64
+"""Number of seeds: others are taken modulo it, so that -1 is not 1."""
 TOP_CANDIDATES = 512
 """Logits sorted at first for top-p; a full sort of a vocabulary costs milliseconds and is rarely needed."""
 
@@ -57,7 +59,8 @@ class SamplerState:
     generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self.generator = random.Random(self.params.seed)
+        seed = self.params.seed
+        self.generator = random.Random(None if seed is None else seed % SEEDS)
 
     @classmethod
     def resumed(cls, params: SamplingParams, outputs: list[int], constraint: Constraint | None = None) -> SamplerState:

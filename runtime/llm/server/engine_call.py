@@ -9,6 +9,7 @@ from ...openai_api.responses import TokenUsage
 from ..engine.constraint import Constraint
 from ..engine.generation import Request, TokenDelta
 from ..engine.inference_engine import InferenceEngine
+from ..engine.sampler import SEEDS
 from ..model.loaded_model import LoadedModel
 from .answer_writers import AnswerWriter
 from .requests import SamplingFields, StreamableCall
@@ -102,6 +103,6 @@ def request_of(
 
 def _choice(request: Request, number: int) -> Request:
     """The request of the nth choice of a prompt, with its own seed if the call has one."""
-    if number == 0 or request.sampling.seed is None:
+    if request.sampling.seed is None:
         return request
-    return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + number))
+    return replace(request, sampling=replace(request.sampling, seed=(request.sampling.seed + number) % SEEDS))

@@ -152,6 +152,11 @@ def test_tiny_temperatures_and_great_logits_stay_finite() -> None:
         assert sample(logits, [SamplerState(SamplingParams(temperature=1e-6, top_p=top_p))]) == [0]
 
 
+def test_negative_seeds_are_seeds_of_their_own() -> None:
+    draws = {seed: SamplerState(SamplingParams(seed=seed)).generator.random() for seed in (-7, -1, 0, 1, 7)}
+    assert len(set(draws.values())) == 5
+
+
 def test_unseeded_sequences_differ() -> None:
     logits = torch.zeros(1, 1000)
     first, second = (SamplerState(SamplingParams()) for _ in range(2))

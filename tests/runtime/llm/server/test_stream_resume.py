@@ -68,6 +68,8 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_to
         ("/v1/completions", COMPLETION | {"temperature": 1.0, "stop": ["a", "e "], "ignore_eos": False, "n": 3}),
         ("/v1/completions", COMPLETION | {"temperature": 1.0, "logprobs": 2, "logit_bias": {"70": 5}, "stop": ["a"]}),
         ("/v1/completions", COMPLETION | {"temperature": 1.0, "logprobs": 0, "n": 2}),
+        ("/v1/completions", COMPLETION | {"temperature": 1.0, "seed": 2**64 - 1, "n": 2}),
+        ("/v1/completions", COMPLETION | {"temperature": 1.0, "seed": 1 - 2**64, "n": 2}),
         ("/v1/chat/completions", CHAT | {"temperature": 1.0, "logprobs": True, "top_logprobs": 3, "n": 2}),
         ("/v1/chat/completions", CHAT | {"temperature": 0, "frequency_penalty": 1.0}),
         ("/v1/chat/completions", CHAT | {"n": 2, "temperature": 1.0, "stream_options": {"include_usage": True}}),
@@ -104,6 +106,14 @@ def by_choice(blocks: list[bytes]) -> dict[Any, list[Any]]:
         index = event["choices"][0]["index"] if event["choices"] else None
         found.setdefault(index, []).append(event)
     return found
+
+
+def test_choices_differ_whatever_the_seed(servers: tuple[Served, Served]) -> None:
+    for seed in (-1, 2**64 - 1):
+        body = COMPLETION | {"temperature": 1.0, "seed": seed, "n": 3, "stream": False}
+        found = [servers[0].http.post("/v1/completions", json=body).json()["choices"] for _ in range(2)]
+        assert found[0] == found[1]
+        assert len({choice["text"] for choice in found[0]}) == 3
 
 
 def test_streams_without_a_gateway_have_no_marks(servers: tuple[Served, Served]) -> None:
