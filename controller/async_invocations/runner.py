@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 import redis.asyncio as redis
@@ -24,6 +24,7 @@ from ..state.invocation_records import run_id
 from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from .execution import Execution
+from .fair_turns import TOGETHER_MAX, next_function
 from .store import lifecycle
 from .store.invocations import InvocationStore, StoredInvocation
 from .store.payloads import PayloadStore
@@ -34,13 +35,10 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Polling interval for due invocations: a published event may be lost, and leases of dead gateways expire."""
-TOGETHER_MAX = 64
-"""Concurrent executions of one gateway: each holds its request and its response in memory."""
 TIMERS_MAX = 16
 """Concurrent webhook deliveries of one gateway, separate from executions: slow receivers delay nothing else."""
 PER_FUNCTION_MAX = 32
 """Concurrent executions of one function in one gateway, for fairness."""
-
 RETRY_S = 0.25
 """Pause of an invocation whose transition could not be written, before it is looked at again."""
 
@@ -74,6 +72,9 @@ class InvocationRunner:
         self._tasks: dict[InvocationId, asyncio.Task[None]] = {}
         self._functions: dict[InvocationId, FunctionName | None] = {}
         self._executions: dict[InvocationId, Execution] = {}
+        self._last_begun: dict[FunctionName, int] = {}
+        """Of functions whose calls were due when it was looked last: the number of their last call that began here."""
+        self._begun = 0
         self._closing = False
         invocations.on_event(self._heard)
 
@@ -120,42 +121,53 @@ class InvocationRunner:
             await self._clock.refresh()
             now_unix_ms = self._clock.now_unix_ms()
             due = await self._invocations.due(now_unix_ms, TOGETHER_MAX + len(self._tasks))
-            for function, invocations in due.runs.items():
-                await self._begin(function, invocations, limit=self._limit(function))
-            await self._begin(None, due.timers, limit=TIMERS_MAX)
+            await self._begin_runs(due.runs)
+            await self._begin_timers(due.timers)
         except REDIS_ERRORS as error:
             log.debug("invocations wait for redis", extra={"error": str(error)})
             return LOOK_S
         wait_s = LOOK_S if due.next_unix_ms is None else (due.next_unix_ms - now_unix_ms) / 1000
         return max(0.01, min(LOOK_S, wait_s))
 
-    async def _begin(self, function: FunctionName | None, invocations: list[InvocationId], *, limit: int) -> None:
-        """Begins invocations of one function. Without a function: timers, which have a limit of their own."""
-        free_slots = limit - Counter(self._functions.values())[function]
-        if function is not None:
-            free_slots = min(
-                free_slots, TOGETHER_MAX - sum(1 for taken in self._functions.values() if taken is not None)
-            )
-        for invocation in invocations:
-            if self._closing or free_slots <= 0:
+    async def _begin_runs(self, runs: dict[FunctionName, list[InvocationId]]) -> None:
+        waiting = {name: deque(one for one in due if one not in self._tasks) for name, due in runs.items()}
+        limits = {name: self._limit(name) for name in waiting}
+        self._last_begun = {name: self._last_begun.get(name, 0) for name in waiting}
+        while not self._closing:
+            running = Counter(name for name in self._functions.values() if name is not None)
+            names = [name for name, due in waiting.items() if due]
+            function = next_function(names, running, limits, self._last_begun)
+            if function is None:
                 return
-            if invocation in self._tasks:
-                continue
-            try:
-                entry = await self._invocations.get(invocation)
-            except FleetError as error:  # of another release, whose gateways run it
-                self._view.unreadable.note("async invocation", invocation, error.message)
-                continue
-            if entry is not None and entry.progress.status == "running" and not self._seems_abandoned(entry):
-                continue
-            free_slots -= 1
-            if entry is None:
-                await self._invocations.forget(function, invocation)
-                continue
-            task = asyncio.get_running_loop().create_task(self._step(entry))
-            self._tasks[invocation] = task
-            self._functions[invocation] = function
-            task.add_done_callback(lambda _, done=invocation: self._done(done))  # type: ignore[misc]
+            if await self._begin(function, waiting[function].popleft()):
+                self._begun += 1
+                self._last_begun[function] = self._begun
+
+    async def _begin_timers(self, invocations: list[InvocationId]) -> None:
+        for invocation in invocations:
+            under_way = sum(1 for function in self._functions.values() if function is None)
+            if self._closing or under_way >= TIMERS_MAX:
+                return
+            if invocation not in self._tasks:
+                await self._begin(None, invocation)
+
+    async def _begin(self, function: FunctionName | None, invocation: InvocationId) -> bool:
+        """Begins the due step of an invocation, a run of its function or a timer; False if it has none here."""
+        try:
+            entry = await self._invocations.get(invocation)
+        except FleetError as error:  # of another release, whose gateways run it
+            self._view.unreadable.note("async invocation", invocation, error.message)
+            return False
+        if entry is None:
+            await self._invocations.forget(function, invocation)
+            return False
+        if entry.progress.status == "running" and not self._seems_abandoned(entry):
+            return False
+        task = asyncio.get_running_loop().create_task(self._step(entry))
+        self._tasks[invocation] = task
+        self._functions[invocation] = function
+        task.add_done_callback(lambda _: self._done(invocation))
+        return True
 
     def _done(self, invocation: InvocationId) -> None:
         self._tasks.pop(invocation, None)
