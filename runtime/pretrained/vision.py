@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ..weights.tensor_mapping import TensorMapping
 
 BEST = 5
+LONG_SIDE_MAX = 100
+"""Most times that a picture's long side is its short one. Many processors scale the short side to a fixed size: a file
+of 82 bytes, 1 x 600 pixels, would have 30 million."""
 
 
 class ImageLabel(TypedDict):
@@ -27,7 +30,7 @@ class ImageLabel(TypedDict):
 class ImageClassification:
     """The five best labels of a JPEG, PNG or WebP with their scores, as transformers' pipeline computes them.
 
-    Pictures of concurrent calls share a pass.
+    Pictures of concurrent calls share a pass. Errors: InvalidInput for what is no picture, or one that is too thin.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -63,7 +66,15 @@ class ImageClassification:
 
 
 def _picture(image: bytes) -> Image.Image | InvalidInput:
+    """The picture, or why it cannot be used. Sides are looked at before anything is decoded."""
     try:
-        return Image.open(io.BytesIO(image)).convert("RGB")
+        picture = Image.open(io.BytesIO(image))
+        if max(picture.size) > LONG_SIDE_MAX * min(picture.size):
+            return InvalidInput(
+                f"the picture has {picture.width} x {picture.height} pixels, and its long side may be {LONG_SIDE_MAX} "
+                "times the short one",
+                hint="cut it, or pad its short side",
+            )
+        return picture.convert("RGB")
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError):
         return InvalidInput("the body is no picture", hint="send a JPEG or PNG: curl --data-binary @photo.jpg")

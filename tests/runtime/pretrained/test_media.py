@@ -155,3 +155,20 @@ def test_pictures_of_calls_at_a_time_share_a_pass(tmp_path: Path) -> None:
         assert [one["label"] for one in answer] == [one["label"] for one in expected]
         scores = [one["score"] for one in expected]
         assert [one["score"] for one in answer] == pytest.approx(scores, rel=0, abs=1e-6)
+
+
+def png(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_picture_that_is_far_too_thin_is_refused_alone(tmp_path: Path) -> None:
+    """Processors that scale the short side would make a picture of gigabytes of it."""
+    handler = served(save_viewer(tmp_path / "model"), "image-classification")
+    pictures = [png(9, 9), png(1, 101), png(1, 100), png(501, 5), png(100, 1)]
+    found, _ = handler.together([(one,) for one in pictures])
+    refused = [one for one in found if isinstance(one, InvalidInput)]
+    assert [found.index(one) for one in refused] == [1, 3]
+    assert str(refused[0]) == "the picture has 1 x 101 pixels, and its long side may be 100 times the short one"
+    assert str(refused[1]).startswith("the picture has 501 x 5 pixels")
