@@ -71,12 +71,19 @@ def plain_environment() -> dict[str, str]:
 
 
 def refusing_namespaces() -> list[str]:
-    """Program and arguments that run a command under a filter that refuses namespaces, as container engines have it."""
+    """Program and arguments that run a command under a filter that refuses namespaces and mounts, as container engines
+    have it, and nothing else: a node may put filters of its own on its sockets."""
     script = (
-        "import os, sys\n"
-        "from fleetstart.runtime.isolation import linux, seccomp\n"
+        "import os, platform, struct, sys\n"
+        "from fleetstart.runtime.isolation import linux\n"
+        "from fleetstart.runtime.isolation.system_calls import SYSTEM_CALLS\n"
+        "calls = SYSTEM_CALLS[platform.machine()]\n"
+        "refused = 'fsopen mount mount_setattr move_mount open_tree pivot_root setns unshare'.split()\n"
+        "code = [(0x20, 0, 0, 0)]\n"
+        "for name in refused: code += [(0x15, 0, 1, calls[name]), (0x06, 0, 0, 0x50001)]\n"
+        "code.append((0x06, 0, 0, 0x7FFF0000))\n"
         "linux.forbid_new_privileges()\n"
-        "seccomp.install()\n"
+        "linux.set_seccomp_filter(b''.join(struct.pack('=HBBI', *one) for one in code))\n"
         "os.execv(sys.argv[1], sys.argv[1:])\n"
     )
     return [sys.executable, "-P", "-c", script]
