@@ -48,8 +48,8 @@ class ForkLauncher:
     def reap(self, child: LaunchedWorker) -> int:
         if not self._granted.namespaces:
             # A pid namespace ends with its first process; without one, the worker's children are its process
-            # group. Killed before the wait, since its number cannot be reused until then. The worker may
-            # have died before it became the leader of a group.
+            # group; the daemon finds those that left it by the control group. Killed before the wait, since
+            # its number cannot be reused until then. The worker may have died before it led a group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
         _, status = os.waitpid(child.pid, 0)

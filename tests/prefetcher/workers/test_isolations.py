@@ -6,9 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, Store, spec_of
+from tests.prefetcher.nodes import CHUNK_BYTES, HELLO, Node, Store, call, spec_of
 from tests.servers import RedisServer, refusing_namespaces, wait_until
 
 
@@ -81,6 +82,41 @@ def test_where_plain_processes_are_allowed_a_list_is_not_taken_for_enforced(
         assert error is not None
         assert error.code == "unavailable"
         assert "no network of their own" in error.message
+    finally:
+        node.close()
+
+
+LEAVES = """
+import subprocess
+def hello():
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+"""
+
+
+@pytest.mark.parametrize("end", ["of the worker", "of the node"])
+def test_no_process_in_a_session_of_its_own_outlives_a_plain_worker(
+    redis_server: RedisServer, store: Store, tmp_path: Path, end: str
+) -> None:
+    """Its control group tells where it is: neither a namespace ends it, nor the worker's process group."""
+    node = Node(redis_server, str(store.folder), tmp_path / "home", FS_ISOLATION="best-effort")
+    node.through = refusing_namespaces()
+    try:
+        node.start()
+        has_groups = node.lease().limits != "watched"
+        worker = node.order(spec_of(store.put_bundle({"handler.py": LEAVES})))
+        left = psutil.Process(int(call(node.wait_for(worker, "ready"))[1]))
+        assert left.is_running()
+        if end == "of the worker":
+            node.drain(worker)
+            node.wait_for(worker, "gone")
+        else:
+            node.kill()
+            node.start()
+        if has_groups:
+            wait_until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE, what="its end")
+        left.kill()
+    except psutil.NoSuchProcess:
+        pass
     finally:
         node.close()
 
