@@ -87,7 +87,7 @@ class Consolidation:
             if not self._parts.pipeline.broken:
                 self._compute_cost = self._parts.pipeline.front_cost.scaled(self._factor)
                 self._bring_in_rounds(whole)
-            self._in_engine(lambda engine: self._take_over(engine, whole))
+            self._in_engine(lambda engine: self._take_over(engine, whole), settled=True)
             self._parts.pipeline.dismiss()
             self._parts.pipeline.free_front()
         except FleetError as error:
@@ -171,17 +171,13 @@ class Consolidation:
     def _computed_sequences(self) -> list[ComputedSequence]:
         found: list[ComputedSequence] = []
 
-        def look(engine: Engine) -> list[TokenDelta]:
-            found.extend(computed_sequences(engine))
-            return []
-
-        self._in_engine(look)
+        self._in_engine(lambda engine: found.extend(computed_sequences(engine)))
         return found
 
-    def _take_over(self, engine: Engine, whole: WholeDecoder) -> list[TokenDelta]:
-        """Switches the engine to the whole model, in its thread; keys and values are copied or computed again."""
+    def _take_over(self, engine: Engine, whole: WholeDecoder) -> None:
+        """Switches the engine, which has no step in flight, to the whole model, in its thread; keys and values are
+        copied or computed again. Errors: those of the whole model; then the engine is as it was."""
         pipeline = self._parts.pipeline
-        deltas = engine.settle()
         try:
             running = computed_sequences(engine)
             if pipeline.broken and self._copy.missing(running):  # without a step in flight, the engine has not noticed
@@ -191,7 +187,6 @@ class Consolidation:
             log.warning("running requests are recomputed", extra={"error": str(error)})
             engine.scheduler.restart()
         engine.take_over(LocalRunner(whole))
-        return deltas
 
     def _fetch(self, span: KvSpan, whole: WholeDecoder) -> None:
         """Copies one span from all stages in parallel. Errors: _CopyFailed."""
@@ -218,19 +213,23 @@ class Consolidation:
         self._copy_cost.observe(self._bytes(span.end - span.begin), time.monotonic() - begun_s)
         self._copy.done(span)
 
-    def _in_engine(self, act: Callable[[Engine], list[TokenDelta]]) -> None:
-        """Runs a function in the engine's thread between two steps, and waits for it."""
+    def _in_engine(self, act: Callable[[Engine], None], *, settled: bool = False) -> None:
+        """Runs a function in the engine's thread between two steps, with `settled` when none is in flight, and waits
+        for it. Requests get the tokens of those steps, also if the function fails."""
         done = threading.Event()
         failure: list[Exception] = []
 
         def acting(engine: Engine) -> list[TokenDelta]:
+            deltas: list[TokenDelta] = []
             try:
-                return act(engine)
+                if settled:
+                    deltas += engine.settle()
+                act(engine)
             except Exception as error:
                 failure.append(error)
-                return []
             finally:
                 done.set()
+            return deltas
 
         self._parts.service.do(acting)
         if not done.wait(SNAPSHOT_S):
