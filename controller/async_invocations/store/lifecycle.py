@@ -169,9 +169,11 @@ def expired(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progres
 def ended(progress: Progress, envelope: Envelope, outcome: RunOutcome, now_unix_ms: int) -> Progress:
     """State after an execution: ended, or queued again for a retry."""
     error = outcome.error
+    if progress.cancelling and (outcome.answer is None or not outcome.sent):
+        return _ended(progress, envelope, "cancelled", now_unix_ms)
     if error is not None and error.code in NO_ROOM and not progress.cancelling:
         return _again(progress, error, now_unix_ms, failures=progress.losses)
-    if error is not None and error.code in UNSENT and not outcome.sent and not progress.cancelling:
+    if error is not None and error.code in UNSENT and not outcome.sent:
         # A missing node may stay away, and each run has a row; one that waited for a worker was long enough already.
         failures = progress.runs if error.code == Unavailable.code else progress.losses
         return _again(progress, error, now_unix_ms, failures=failures)

@@ -5,11 +5,26 @@ from __future__ import annotations
 import json
 import threading
 
+import pytest
+
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.ids import InvocationId
 from tests.controller.async_invocations.conftest import Client
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import RedisServer, wait_until
+
+
+@pytest.mark.parametrize("path", ["hello/gate", "hello/told"])
+def test_a_stream_that_is_cancelled_is_cancelled_and_not_lost(
+    controller: ControllerProcess, node: HandNode, calls: Client, path: str
+) -> None:
+    controller.deploy("hello")
+    invocation = calls.accepted(path)
+    with calls.http.stream("GET", f"/api/v1/invocations/{invocation}/events") as response:
+        assert next(response.iter_lines()) == "id: 1-1"  # it has begun
+    assert calls.http.delete(f"/api/v1/invocations/{invocation}").status_code == 202
+    assert calls.until(invocation, "cancelled")["error"] is None
+    assert calls.http.get(f"/api/v1/invocations/{invocation}/result").status_code == 410
 
 
 def test_events_of_a_stream_are_read_again_from_where_one_left(

@@ -172,6 +172,18 @@ def test_what_the_handler_answers_ends_it(outcome: RunOutcome, status: str) -> N
     assert lifecycle.kept_until_unix_ms(ended, call) == BEGUN + 5 + 600_000
 
 
+@pytest.mark.parametrize("code", ["worker_lost", "too_large", "deadline_exceeded"])
+def test_a_cancelled_run_without_an_answer_is_cancelled_however_it_broke_off(code: str) -> None:
+    call = envelope()
+    progress = lifecycle.cancelling(running(call), call, BEGUN + 1)
+    cut = lifecycle.ended(progress, call, RunOutcome(error=error(code)), BEGUN + 5)
+    assert (cut.status, cut.error, cut.losses) == ("cancelled", None, 0)
+    refused = RunOutcome(answer=answer(503), error=error(code), sent=False)
+    assert lifecycle.ended(progress, call, refused, BEGUN + 5).status == "cancelled"
+    answered = lifecycle.ended(progress, call, RunOutcome(answer=answer(200)), BEGUN + 5)
+    assert answered.status == "succeeded", "it had ended when it was to be cancelled"
+
+
 def test_a_gateway_is_taken_for_dead_when_its_lease_is_over_and_no_sooner() -> None:
     progress = running(envelope())
     assert lifecycle.next_step(progress, BEGUN + LEASE_MS - 1) is None
