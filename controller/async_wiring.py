@@ -92,7 +92,16 @@ def build_async_invocations(
     )
     event_stream = EventStream(client, core.followers, invocations, presenter, stopping)
     api = InvocationsApi(
-        invocations, payloads, presenter, submitter, webhook_secrets, schedules, event_stream, view, stopping
+        invocations,
+        payloads,
+        presenter,
+        submitter,
+        webhook_secrets,
+        schedules,
+        event_stream,
+        view,
+        RedisClock(client),
+        stopping,
     )
     return AsyncInvocations(
         layer=layer,

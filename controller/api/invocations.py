@@ -23,6 +23,7 @@ from ..async_invocations.store import lifecycle
 from ..async_invocations.store.event_log import EventId
 from ..async_invocations.store.invocations import InvocationStore, StoredInvocation, not_kept
 from ..async_invocations.store.payloads import PayloadStore
+from ..async_invocations.store.redis_clock import RedisClock
 from ..async_invocations.submit import AsyncSubmitter
 from ..async_invocations.webhooks.secrets import WebhookSecrets
 from ..auth.authorize import project_not_found
@@ -51,8 +52,11 @@ class InvocationsApi:
         schedules: CronScheduler,
         event_stream: EventStream,
         view: View,
+        clock: RedisClock,
         stopping: asyncio.Event,
     ) -> None:
+        """`clock`: that by which runners read when an invocation is due. This machine's own may be hours away from
+        it."""
         self._invocations = invocations
         self._payloads = payloads
         self._presenter = presenter
@@ -61,6 +65,7 @@ class InvocationsApi:
         self._schedules = schedules
         self._event_stream = event_stream
         self._view = view
+        self._clock = clock
         self._stopping = stopping
 
     # ── looking ────────────────────────────────────────────────────────────────────────────────────
@@ -131,9 +136,10 @@ class InvocationsApi:
         """Cancels an invocation. Answers at once; a running one ends a moment later, when its worker has stopped it."""
 
         def change(entry: StoredInvocation) -> Progress:
-            return lifecycle.cancelling(entry.progress, entry.envelope, now_unix_ms())
+            return lifecycle.cancelling(entry.progress, entry.envelope, self._clock.now_unix_ms())
 
         await self._own(request)
+        await self._clock.refresh()
         entry = await self._invocations.change(_id(request), change, publish="cancelling")
         return json_response(self._presenter.briefly(entry), status=200 if entry.progress.ended else 202)
 
@@ -146,9 +152,10 @@ class InvocationsApi:
                     + (", and was a synchronous call" if envelope.origin == "sync" else ""),
                     hint="only async ones that failed, expired or were cancelled are redriven; `fs replay` repeats any",
                 )
-            return lifecycle.redriven(progress, envelope, now_unix_ms())
+            return lifecycle.redriven(progress, envelope, self._clock.now_unix_ms())
 
         await self._own(request)
+        await self._clock.refresh()
         return json_response(self._presenter.briefly(await self._invocations.change(_id(request), change)))
 
     async def redeliver(self, request: Request) -> Response:
@@ -158,9 +165,10 @@ class InvocationsApi:
                 raise InvalidInput(
                     f"invocation {entry.envelope.id} {what}", hint="only webhooks of ended invocations are delivered"
                 )
-            return lifecycle.redelivered(entry.progress, now_unix_ms())
+            return lifecycle.redelivered(entry.progress, self._clock.now_unix_ms())
 
         await self._own(request)
+        await self._clock.refresh()
         return json_response(self._presenter.briefly(await self._invocations.change(_id(request), change)))
 
     async def replay(self, request: Request) -> Response:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import redis.asyncio as redis
+from starlette.requests import Request
+from starlette.responses import Response
 
+from fleetstart.controller.api.invocations import InvocationsApi
 from fleetstart.controller.async_invocations.idempotency.store import IdempotencyKeys
+from fleetstart.controller.async_invocations.presenter import InvocationPresenter
 from fleetstart.controller.async_invocations.retention import RetentionSweeper
 from fleetstart.controller.async_invocations.store import lifecycle
 from fleetstart.controller.async_invocations.store.invocations import InvocationStore, StoredInvocation
@@ -21,7 +26,7 @@ from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
 from fleetstart.controller.async_invocations.submit import AsyncSubmitter
 from fleetstart.controller.async_invocations.webhooks.delivery import WebhookDelivery
 from fleetstart.controller.auth.secret_encryption import SecretCipherError
-from fleetstart.controller.state.invocation_records import Envelope
+from fleetstart.controller.state.invocation_records import Envelope, Progress
 from fleetstart.controller.storage.folder_store import FolderStore
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 
@@ -62,6 +67,44 @@ def test_a_call_is_due_at_once_and_waits_its_whole_time(redis_url: str, tmp_path
             assert abs(restored[0].accepted_unix_ms - now_ms()) < LATE_MS, "also if Redis loses it"
 
     asyncio.run(accept())
+
+
+class ClockOfRedis(RedisClock):
+    """Redis' clock, which is a step away from this machine's."""
+
+    step_ms = 0
+
+    def now_unix_ms(self) -> int:
+        return super().now_unix_ms() + self.step_ms
+
+
+@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
+def test_what_people_change_is_due_by_the_clock_that_runners_read(redis_url: str, tmp_path: Path, step_ms: int) -> None:
+    """A redriven call ran an hour late, or expired at once."""
+
+    async def change() -> None:
+        async with redis.from_url(redis_url) as client:
+            invocations, clock = InvocationStore(client), ClockOfRedis(client)
+            clock.step_ms = step_ms
+            none: Any = None
+            presenter = InvocationPresenter("http://x", PayloadStore(FolderStore(tmp_path)), allowed)
+            api = InvocationsApi(invocations, none, presenter, none, none, none, none, none, clock, none)
+            kept = msgspec.structs.replace(envelope(1, clock.now_unix_ms()), webhook="http://127.0.0.1:1/")
+            await invocations.create(kept, lifecycle.accepted(kept))
+            request = Request({"type": "http", "path_params": {"id": kept.id}})
+
+            async def after(made: Awaitable[Response]) -> Progress:
+                await made
+                return (await invocations.require(kept.id)).progress
+
+            cancelled = await after(api.cancel(request))
+            redelivered = await after(api.redeliver(request))
+            redriven = await after(api.redrive(request))
+            assert redelivered.delivery is not None
+            times = (cancelled.finished_unix_ms, redelivered.delivery.next_unix_ms, redriven.due_unix_ms)
+            assert all(abs(at_unix_ms - clock.now_unix_ms()) < LATE_MS for at_unix_ms in times)
+
+    asyncio.run(change())
 
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
