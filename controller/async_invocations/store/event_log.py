@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 import redis.asyncio as redis
-from redis.exceptions import ResponseError
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.decoding import UNDECODABLE
@@ -24,6 +23,9 @@ from fleetstart.runtime.contract.ids import InvocationId
 from ...state.redis_server.stream_followers import Entry, StreamFollowers, read_after
 
 EVENTS_MAX = 1024
+_NOT_ABOVE_LAST = "equal or smaller than the target stream top item"
+"""How Redis' error ends for an id that is not above the last one. Others, such as those of a full or a read-only Redis,
+have no code that sets this one apart."""
 _ID = re.compile(r"(\d{1,9})-(\d{1,12})")
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
@@ -133,14 +135,14 @@ class EventLog:
         self._key = keys.invocation_events(invocation)
 
     async def append(self, claim: int, begin: int, events: list[bytes]) -> None:
-        """Appends events, numbered from `begin`. Idempotent."""
-        async with self._client.pipeline(transaction=False) as pipe:
+        """Appends events, numbered from `begin`, all or none. Idempotent."""
+        async with self._client.pipeline(transaction=True) as pipe:
             for number, event in enumerate(events, begin):
                 pipe.xadd(self._key, {"e": event}, id=f"{claim}-{number}", maxlen=EVENTS_MAX, approximate=False)
             answers = await pipe.execute(raise_on_error=False)
         for answer in answers:
-            # Refused: it is there already (a try before this one was cut off), or a later claim writes by now.
-            if isinstance(answer, Exception) and not isinstance(answer, ResponseError):
+            # It is there already (a try before this one was cut off), or a later claim writes by now.
+            if isinstance(answer, Exception) and not str(answer).endswith(_NOT_ABOVE_LAST):
                 raise answer
 
     async def first(self) -> EventId | None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import RedisError
 
 from fleetstart.controller.async_invocations.store import event_log
 from fleetstart.controller.async_invocations.store.event_log import (
@@ -104,6 +105,26 @@ def test_the_buffer_keeps_the_last_ones_and_refuses_an_old_claim(redis_url: str)
         page = await log.after(EventId(1, EVENTS_MAX + 9))
         assert [event.data for event in page] == [b"data: %d" % (EVENTS_MAX + 9), b"data: again"]
         assert page[1].encoded() == b"id: 2-1\ndata: again\n\n"
+        await client.aclose()
+
+    asyncio.run(run())
+
+
+def test_events_that_redis_had_no_memory_for_are_written_later(redis_url: str) -> None:
+    """They were taken for events that are there already, and missing for good."""
+
+    async def run() -> None:
+        client = connect(redis_url)
+        log = EventLog(client, InvocationId("inv-1"))
+        await log.append(1, 1, [b"data: one"])
+        await client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(RedisError):
+                await log.append(1, 2, [b"data: two", b"data: three"])
+        finally:
+            await client.config_set("maxmemory", 0)
+        await log.append(1, 2, [b"data: two", b"data: three"])
+        assert [event.data for event in await log.after(START)] == [b"data: one", b"data: two", b"data: three"]
         await client.aclose()
 
     asyncio.run(run())
