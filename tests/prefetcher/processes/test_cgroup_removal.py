@@ -9,12 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fleetstart.prefetcher.processes.cgroup_removal import remove_groups, remove_tree
-from fleetstart.prefetcher.processes.cgroup_setup import V1_CONTROLLERS, Hierarchy, open_cgroups, read_hierarchies
+from fleetstart.prefetcher.processes.cgroup_setup import (
+    SEARCH_DEPTH,
+    V1_CONTROLLERS,
+    Hierarchy,
+    open_cgroups,
+    read_hierarchies,
+)
 from fleetstart.prefetcher.processes.cgroups import PREFIX, Cgroups
 from fleetstart.prefetcher.processes.epoch import namespace_of_pids, new_epoch
 from tests.servers import spawn, wait_until
@@ -36,10 +43,6 @@ while True:  # a new process every time: whoever looks at the list is late
 """
 
 
-def own_hierarchies() -> list[Hierarchy]:
-    return read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
-
-
 @contextlib.contextmanager
 def inside(procs: list[str], code: str = SLEEPS) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the groups of these files."""
@@ -55,31 +58,44 @@ def inside(procs: list[str], code: str = SLEEPS) -> Iterator[subprocess.Popen[by
 
 
 @pytest.fixture
-def folders() -> Iterator[list[Path]]:
-    """A group in each hierarchy that a daemon may use and this machine lets us write."""
-    made: list[Path] = []
-    for hierarchy in own_hierarchies():
+def hierarchies() -> Iterator[list[Hierarchy]]:
+    """Those that a daemon may use and this machine lets us write, so far down that the daemons of other tests, which
+    remove what dead ones left, do not look."""
+    own = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    tops: list[Path] = []
+    found: list[Hierarchy] = []
+    for hierarchy in own:
         if hierarchy.controllers and hierarchy.controllers.isdisjoint(V1_CONTROLLERS):
             continue
+        top = hierarchy.own / f"removal-{os.getpid()}"
+        deep = top.joinpath(*["deeper"] * (SEARCH_DEPTH + 1))
         with contextlib.suppress(OSError):
-            folder = hierarchy.own / f"{NAME}.folders"
-            folder.mkdir()
-            made.append(folder)
-    if not made:
+            deep.mkdir(parents=True)
+            tops.append(top)
+            found.append(replace(hierarchy, mount=deep, own=deep))
+    if not found:
         pytest.skip("this machine lets us write no cgroup v1, nor another")
-    yield made
-    for folder in made:
-        remove_tree(folder)
+    yield found
+    for top in tops:
+        remove_tree(top)
 
 
 @pytest.fixture
-def groups() -> Iterator[Cgroups]:
+def folders(hierarchies: list[Hierarchy]) -> list[Path]:
+    """A group in each."""
+    made = [hierarchy.own / "group" for hierarchy in hierarchies]
+    for folder in made:
+        folder.mkdir()
+    return made
+
+
+@pytest.fixture
+def groups(hierarchies: list[Hierarchy]) -> Cgroups:
     """Of a daemon that does not run any more."""
-    found = open_cgroups(f"{NAME.removeprefix(PREFIX)}.{namespace_of_pids()}", own_hierarchies())
+    found = open_cgroups(f"{NAME.removeprefix(PREFIX)}.{namespace_of_pids()}", hierarchies)
     if found is None:
         pytest.skip("this machine lets us write no cgroup v1, nor version 2")
-    yield found
-    found.close()
+    return found
 
 
 def test_a_group_is_removed_with_what_runs_in_it(folders: list[Path]) -> None:
@@ -107,11 +123,11 @@ def test_what_forks_without_end_ends_with_its_worker_s_group(groups: Cgroups) ->
     assert not any(Path(path).exists() for path in group.procs)
 
 
-def test_the_next_daemon_ends_what_a_dead_one_s_workers_left(groups: Cgroups) -> None:
+def test_the_next_daemon_ends_what_a_dead_one_s_workers_left(hierarchies: list[Hierarchy], groups: Cgroups) -> None:
     one, other = groups.create("w-1"), groups.create("w-2")
     with inside(one.procs) as process, inside(other.procs, FLEES):
         began_s = time.monotonic()
-        following = open_cgroups(new_epoch("following"), own_hierarchies())
+        following = open_cgroups(new_epoch("following"), hierarchies)
         took_s = time.monotonic() - began_s
         assert process.wait(20) == -9
     assert following is not None
@@ -120,28 +136,25 @@ def test_the_next_daemon_ends_what_a_dead_one_s_workers_left(groups: Cgroups) ->
     assert took_s < 10
 
 
-def test_the_workers_of_a_daemon_in_another_process_namespace_are_left_alone(folders: list[Path]) -> None:
+def test_the_workers_of_a_daemon_in_another_process_namespace_are_left_alone(hierarchies: list[Hierarchy]) -> None:
     """Whether it runs cannot be told from here: its numbers of processes are others."""
-    foreign = [folder.with_name(f"{NAME}.1") for folder in folders]
-    empty = [folder.with_name(f"{NAME}.2") for folder in folders]
+    foreign = [hierarchy.own / f"{NAME}.1" for hierarchy in hierarchies]
+    empty = [hierarchy.own / f"{NAME}.2" for hierarchy in hierarchies]
     for folder in (*foreign, *empty):
         folder.mkdir()
-    try:
-        with inside([str(folder / "cgroup.procs") for folder in foreign]) as process:
-            following = open_cgroups(new_epoch("following"), own_hierarchies())
-            assert process.poll() is None
-            assert all(folder.exists() for folder in foreign)
-            assert not any(folder.exists() for folder in empty)
-            if following is not None:
-                following.close()
-    finally:
-        for folder in (*foreign, *empty):
-            remove_tree(folder)
+    with inside([str(folder / "cgroup.procs") for folder in foreign]) as process:
+        following = open_cgroups(new_epoch("following"), hierarchies)
+        assert process.poll() is None
+    assert all(folder.exists() for folder in foreign)
+    assert not any(folder.exists() for folder in empty)
+    if following is not None:
+        following.close()
 
 
-def test_a_daemon_does_not_end_itself(tmp_path: Path, folders: list[Path]) -> None:
+def test_a_daemon_does_not_end_itself(folders: list[Path]) -> None:
     """Started by what a dead one left, it is in a group of it."""
-    below = [Hierarchy(controllers=frozenset(), mount=folder, own=folder / NAME / "w-1") for folder in folders]
+    own = f"{NAME}.{namespace_of_pids()}/w-1"
+    below = [Hierarchy(controllers=frozenset(), mount=folder, own=folder / own) for folder in folders]
     for hierarchy in below:
         hierarchy.own.mkdir(parents=True)
     with inside([str(hierarchy.own / "cgroup.procs") for hierarchy in below]) as process:
