@@ -8,7 +8,7 @@
 | fs:functions:last | hash | name → last version number given, also of functions that were removed | controller |
 | fs:versions:{name} | hash | version → VersionRecord (JSON) | controller |
 | fs:nodes | hash | node → 1, every node ever seen and not removed | node |
-| fs:nodes:draining | hash | node → unix ms since which it gets no workers | controller |
+| fs:nodes:draining | hash | node → unix ms since which it gets no workers | controller, `fs node join` |
 | fs:nodes:identities | hash | node → NodeIdentity: the key that the system vouches for | controller |
 | fs:authority | hash | current → AuthorityRecord: certificate authority of nodes, its key encrypted | controller |
 | fs:node:{node} | string, expiring | NodeReport: the node's lease | node |

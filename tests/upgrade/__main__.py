@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from fleetstart.controller.cli.local.join import JoinRecord, end_drain
 from fleetstart.runtime.contract.node.orders import FINAL
 from tests.chaos.__main__ import OWN, Run, leader, quietly, ready
 from tests.chaos.bed import ChaosBed
@@ -101,17 +102,20 @@ class Upgrade(Run):
         return findings + check(self._history.events, rows) + self._failed(), rows
 
     def _change(self, bed: ChaosBed, part: Part, release: Build) -> None:
-        """As docs/operations.md says: a node is drained first."""
+        """As docs/operations.md says: a node is drained first, and `fs node join` of the same FS_HOME ends that."""
         drained = f"/api/v1/nodes/{part.host}/drain"
         if isinstance(part, Node):
             bed.http.put(drained).raise_for_status()
             wait_until(lambda: all(one.state in FINAL for one in part.statuses()), DRAINED_S, what="its last worker")
         part.stop()
         _run_by(part, release)
+        if isinstance(part, Node):
+            redis_url = f"unix://{bed.folder / 'redis.sock'}"
+            end_drain(JoinRecord(url="", redis_url=redis_url, store="", node=part.id, address=part.address))
         part.start()
         if isinstance(part, Node):
             part.wait_ready()
-            bed.http.delete(drained).raise_for_status()
+            wait_until(lambda: part.id not in bed.status().draining, what=f"{part.name} to have workers again")
         else:
             url = f"http://127.0.0.1:{part.env['FS_URL'].rpartition(':')[2]}"
             wait_until(lambda: quietly(lambda: ready(url)), START_S, what=f"{part.name} to be ready")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
+import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidInput, StartFailed
 from fleetstart.runtime.contract.function.setting_checks import check_region
@@ -28,6 +29,7 @@ from ..local.backends import require_backends
 from ..local.join import (
     JoinRecord,
     check_store,
+    end_drain,
     own_address,
     read_join,
     wait_joined,
@@ -80,7 +82,10 @@ def token(home: Path, *, expires: str, url: str | None, as_json: bool) -> None:
 @click.option(
     "--address", envvar="FS_NODE_ADDRESS", default="", help="Where others reach this node; default: as seen from URL."
 )
-@click.option("--node-memory", default="", metavar="SIZE", help="Memory for workers and weights, such as 8GiB.")
+@click.option(
+    "--node-memory", envvar="FS_NODE_MEMORY", default="", metavar="SIZE",
+    help="Memory for workers and weights, such as 8GiB.",
+)  # fmt: skip
 @click.option("--region", envvar="FS_REGION", default="", help="Region of this machine, such as eu.")
 @click.option("--foreground", is_flag=True, help="Stay in this terminal; ctrl-C stops the node.")
 @verb(server=False)
@@ -100,8 +105,8 @@ def join(
     """Start a node on this machine, for the system at URL.
 
     The token (`fs node token`, on the first machine) is good once. It yields a certificate for a key that is made here,
-    Redis and the store, which are stored in FS_HOME: without URL, the node of this FS_HOME is started again. `fs down`
-    stops it.
+    Redis and the store, which are stored in FS_HOME with address, region and memory: without URL, the node of this
+    FS_HOME is started again, and has workers again if it was drained. `fs down` stops it.
 
     \b
     FS_KEY=fs_... fs node join https://fleet.example.com:7443 --name vm2
@@ -115,19 +120,23 @@ def join(
         parse_size(node_memory)
     if region:
         check_region(region)
-    record = _told(layout, server_url, shown, name, address)
+    told = _told(layout, server_url, shown, name, address) if server_url else _known(layout)
+    kept = told.again(address=address, region=region, node_memory=node_memory)
+    write_join(layout, kept)
+    record = msgspec.structs.replace(kept, node=name or kept.node)
     check_store(record.store)
     require_backends(redis=record.redis_url, store="")
+    end_drain(record)
     layout.create()
     environment = {
         **{key: value for key, value in os.environ.items() if key != "FS_KEY"},
         "FS_NODE": record.node,
         "FS_NODE_ADDRESS": record.address,
-        "FS_REGION": region,
+        "FS_REGION": record.region,
         "FS_REDIS_URL": record.redis_url,
         "FS_STORE": record.store,
     }
-    options = ("--home", str(home), "--node-only", record.url, "--node-memory", node_memory)
+    options = ("--home", str(home), "--node-only", record.url, "--node-memory", record.node_memory)
     argv = [sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor", *options]
     if foreground:
         os.execve(sys.executable, argv, environment)
@@ -187,23 +196,20 @@ def remove(home: Path, *, node: str, force: bool, url: str | None, as_json: bool
         output.data(f"{node} is removed")
 
 
-def _told(layout: HomeLayout, url: str | None, token: str, name: str, address: str) -> JoinRecord:
-    """Asks the controller, or reads what it told before. Errors: FleetError."""
+def _known(layout: HomeLayout) -> JoinRecord:
+    """What the node of this home was told when it joined. Errors: InvalidInput, if none has."""
+    known = read_join(layout)
+    if known is None:
+        raise InvalidInput(
+            f"no node of {layout.home} has joined a system yet", hint="name one: fs node join https://HOST:7443"
+        )
+    return known
+
+
+def _told(layout: HomeLayout, url: str, token: str, name: str, address: str) -> JoinRecord:
+    """Asks the controller, and keeps the answer. Errors: FleetError."""
     from ...identity.certificates import new_request  # late: no other verb needs it
 
-    if not url:
-        known = read_join(layout)
-        if known is None:
-            raise InvalidInput(
-                f"no node of {layout.home} has joined a system yet", hint="name one: fs node join https://HOST:7443"
-            )
-        return JoinRecord(
-            url=known.url,
-            redis_url=known.redis_url,
-            store=known.store,
-            node=name or known.node,
-            address=address or known.address,
-        )
     if not token:
         raise InvalidInput(
             "a join token is needed, and none was given",

@@ -35,6 +35,19 @@ class JoinRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     address: str
     """Address at which controllers and other nodes reach this node's workers."""
+    region: str = ""
+    """Empty: none, or not told to an earlier release."""
+    node_memory: str = ""
+    """Memory for workers and weights, such as "8GiB"; empty: the node's default."""
+
+    def again(self, *, address: str = "", region: str = "", node_memory: str = "") -> JoinRecord:
+        """The record of the next start: what is given, else what is known."""
+        return msgspec.structs.replace(
+            self,
+            address=address or self.address,
+            region=region or self.region,
+            node_memory=node_memory or self.node_memory,
+        )
 
 
 def join_file(layout: HomeLayout) -> Path:
@@ -84,6 +97,24 @@ def check_store(store: str) -> None:
             f"the system's store is the folder {store}, which this machine does not have",
             hint="mount it here at the same path, or start the system with --store s3://BUCKET/PREFIX",
         )
+
+
+def end_drain(record: JoinRecord) -> None:
+    """Lets the node have workers again. It is written to Redis, not asked of a controller: in an upgrade nodes come
+    first, and controllers of the release before have no request for it. A living node of this name at another address
+    stays as it is: this one will be refused its name. Errors: StartFailed, if Redis fails."""
+    import redis  # late: only a node that joins needs it
+
+    node = NodeId(record.node)
+    try:
+        with redis.Redis.from_url(record.redis_url, socket_timeout=5, socket_connect_timeout=5) as client:
+            data = client.get(keys.node(node))
+            if isinstance(data, bytes) and msgspec.json.decode(data, type=NodeReport).address != record.address:
+                return
+            if client.hdel(keys.NODES_DRAINING, node):
+                client.publish(keys.EVENTS_FUNCTIONS, f"node:{node}")
+    except redis.RedisError as error:
+        raise StartFailed(f"node {node} may still be drained: Redis failed: {error}", hint="join once more") from error
 
 
 def wait_joined(layout: HomeLayout, record: JoinRecord, pid: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,7 +60,8 @@ class Door:
 
     def join(self, second: System, token: str) -> None:
         joined = second.fs(
-            "node", "join", self.url, "--name", "vm2", "--address", "127.0.0.1", env=self.trusting(token)
+            *("node", "join", self.url, "--name", "vm2", "--address", "127.0.0.1", "--region", "eu"),
+            env=self.trusting(token),
         )
         assert joined.stdout.strip() == "vm2"
 
@@ -135,11 +137,17 @@ def _remove_and_join_again(first: System, second: System, door: Door) -> None:
     door.join(second, first.fs("node", "token").stdout.strip())
     wait_until(lambda: "vm2" in _names(first), 30, what="vm2 back")
 
-    # One that was not removed needs no token.
+    # One that was not removed needs no token. A daemon that died comes back drained, a node that joins does not.
+    first.fs("node", "drain", "vm2")
+    second.kill("node")
+    wait_until(lambda: "vm2" in _names(first), 30, what="vm2 back after its death")
+    assert _draining(first) == ["vm2"]
     second.down()
     wait_until(lambda: _names(first) == {"vm1"}, 30, what="vm2 gone")
     assert second.fs("node", "join", env=door.trusting()).stdout.strip() == "vm2"
     wait_until(lambda: "vm2" in _names(first), 30, what="vm2 back again")
+    wait_until(lambda: not _draining(first), what="vm2 to have workers again")
+    assert _reports(first)["vm2"]["region"] == "eu", "as it joined"
 
 
 def test_a_private_redis_is_refused_with_what_to_do(systems: tuple[System, System]) -> None:
@@ -161,8 +169,17 @@ def _command_lines() -> list[str]:
     return [words for words in found if "fleetstart" in words]
 
 
+def _reports(system: System) -> dict[str, dict[str, Any]]:
+    return {report["node"]: report for report in msgspec.json.decode(system.fs("node", "ls", "--json").stdout)}
+
+
 def _names(system: System) -> set[str]:
-    return {report["node"] for report in msgspec.json.decode(system.fs("node", "ls", "--json").stdout)}
+    return set(_reports(system))
+
+
+def _draining(system: System) -> list[str]:
+    found: list[str] = msgspec.json.decode(system.fs("status", "--json").stdout)["draining"]
+    return found
 
 
 def _workers(system: System) -> set[str]:
