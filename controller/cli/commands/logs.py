@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,13 +70,12 @@ def command(
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
         of = server.get(f"/api/v1/invocations/{quote(invocation, safe='')}", InvocationTrace) if invocation else None
         wanted = LogFilter(pattern=_compiled(pattern), since_unix_ms=since_unix_ms, trace=of)
-        fetched = tail if wanted == LogFilter() else SEARCHED
-        lines: Iterator[LogLine]
-        if follow:
-            lines = (line for line in _followed(server, name, min(tail, fetched)) if wanted.passes(line))
+        if wanted != LogFilter():
+            lines = searched(server, name, wanted, tail, follow=follow)
+        elif follow:
+            lines = _followed(server, name, tail, Counter())
         else:
-            found = (line for line in server.log_lines(name, tail=fetched, follow=False) if wanted.passes(line))
-            lines = iter(deque(found, maxlen=tail))
+            lines = server.log_lines(name, tail=tail, follow=False)
         with suppress(KeyboardInterrupt):
             for line in lines:
                 if as_json:
@@ -125,8 +124,17 @@ def format_line(line: LogLine) -> str:
     return f"{clock} {line.worker}@{line.version} {mark} {output.printable(line.text)}"
 
 
-def _followed(server: ApiClient, name: str, tail: int) -> Iterator[LogLine]:
-    """Follows a log over restarts of the controller: reconnects, and skips lines that were shown."""
+def searched(server: ApiClient, name: str, wanted: LogFilter, tail: int, *, follow: bool) -> Iterator[LogLine]:
+    """The last `tail` lines that pass, of all that the server has, and then those that come."""
+    past = list(server.log_lines(name, tail=SEARCHED, follow=False))
+    yield from deque(filter(wanted.passes, past), maxlen=tail)
+    if follow:
+        # As many once more: any number may have come in between. Their times tell less: nodes have clocks of their own.
+        yield from filter(wanted.passes, _followed(server, name, SEARCHED, Counter(past)))
+
+
+def _followed(server: ApiClient, name: str, tail: int, known: Counter[LogLine]) -> Iterator[LogLine]:
+    """Follows a log over restarts of the controller: reconnects, and skips lines that were shown, or are known."""
     last_ms = 0
     lost_at_s: float | None = None
     while True:
@@ -135,7 +143,9 @@ def _followed(server: ApiClient, name: str, tail: int) -> Iterator[LogLine]:
             for line in server.log_lines(name, tail=tail, follow=True):
                 lost_at_s = None
                 last_ms = max(last_ms, line.unix_ms)
-                if line.unix_ms > seen_ms:
+                if known[line] > 0:
+                    known[line] -= 1
+                elif line.unix_ms > seen_ms:
                     yield line
         except (output.Unreachable, NotFound, Unavailable) as error:
             if isinstance(error, NotFound) and not last_ms:

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.commands.logs import PIPE_MS, LogFilter, _compiled
+from fleetstart.controller.cli.api_client import ApiClient
+from fleetstart.controller.cli.commands.logs import PIPE_MS, SEARCHED, LogFilter, _compiled, searched
 from fleetstart.controller.cli.output import OK, USAGE
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, LogLine
@@ -49,6 +52,35 @@ def test_a_request_has_the_lines_that_its_worker_printed_meanwhile() -> None:
     ]  # fmt: skip
     assert not wanted.passes(line(1015, worker="w-2"))
     assert not LogFilter(trace=trace(("queue", 0, 10))).passes(line(1005)), "it never ran"
+
+
+class Log(ApiClient):
+    """A server with one log, of which each request that follows sees more."""
+
+    def __init__(self, *logs: list[LogLine]) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.asked: list[int] = []
+        self._logs = iter(logs)
+
+    def log_lines(self, name: str, *, tail: int, follow: bool) -> Iterator[LogLine]:
+        self.asked.append(tail)
+        yield from next(self._logs)[-tail:]
+
+
+def test_a_followed_search_begins_with_the_last_matches_of_all_lines_and_neither_doubles_nor_loses_one() -> None:
+    past = [line(1000, "match 0"), *(line(2000 + number) for number in range(500)), line(2500, "match 1")]
+    meanwhile = [line(2500, "match 2"), line(2499, "match 3, by another node's clock"), line(2501)]
+    wanted = LogFilter(pattern=_compiled("match"))
+    for tail, begins in ((100, 0), (1, 1), (0, 2)):
+        with Log(past, past[200:] + meanwhile, [*past, *meanwhile, line(2600, "match 4")]) as log:
+            shown = list(islice(searched(log, "f", wanted, tail, follow=True), 5 - begins))
+        assert [found.text[:7] for found in shown] == [f"match {number}" for number in range(begins, 5)]
+        assert log.asked[:2] == [SEARCHED, SEARCHED]
+
+
+def test_a_search_that_does_not_follow_ends() -> None:
+    with Log([line(1, "match"), line(2)]) as log:
+        assert list(searched(log, "f", LogFilter(pattern=_compiled("match")), 100, follow=False)) == [line(1, "match")]
 
 
 @pytest.mark.parametrize(
