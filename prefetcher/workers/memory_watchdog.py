@@ -1,7 +1,7 @@
 """Memory limits without control groups: polls each worker's private memory and kills those above their limit.
 
 Weaker than a control group: an allocation is noticed up to `INTERVAL_S` late. Only memory that the worker alone has
-counts: neither its segment, which is not anonymous, nor what it shares with the fork server, which is not private.
+counts: neither its segment, which it cannot write, nor what it shares with the fork server, which is not private.
 """
 
 from __future__ import annotations

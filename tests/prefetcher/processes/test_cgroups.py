@@ -19,7 +19,6 @@ from fleetstart.prefetcher.processes.cgroup_setup import (
 )
 from fleetstart.prefetcher.processes.cgroups import PREFIX, CgroupsV1, CgroupsV2
 from fleetstart.prefetcher.processes.epoch import epoch_is_alive, new_epoch
-from fleetstart.prefetcher.processes.process_memory import private_bytes
 from tests.servers import spawn, wait_until
 
 MIB = 1 << 20
@@ -315,41 +314,3 @@ def test_a_limit_below_what_is_used_is_refused(v1: CgroupsV1) -> None:
     hog.wait()
     hog.stdin.close()
     wait_until(group.remove)
-
-
-# ── without groups ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_watched_memory_is_the_processs_own_and_its_childrens() -> None:
-    code = "import subprocess, sys; held = b'x' * (40 << 20); subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    child = "held = b'x' * (50 << 20); print('up', flush=True); input()"
-    process = spawn([sys.executable, "-c", code, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdout.readline()
-
-    assert 90 * MIB < private_bytes(process.pid) < 140 * MIB
-
-    process.communicate(b"\n")
-    assert private_bytes(process.pid) == 0
-
-
-def test_shared_memory_does_not_count() -> None:
-    size = 64 * MIB
-    code = (
-        "import mmap, sys; m = mmap.mmap(int(sys.argv[1]), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE); "
-        "n = sum(m[i] for i in range(0, len(m), 4096)); print('up', flush=True); input()"
-    )
-    fd = os.memfd_create("weights")
-    os.set_inheritable(fd, True)
-    os.write(fd, b"w" * size)
-    process = spawn(
-        [sys.executable, "-c", code, str(fd)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(fd,)
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-
-    assert private_bytes(process.pid) < size // 2
-
-    process.communicate(b"\n")
-    os.close(fd)

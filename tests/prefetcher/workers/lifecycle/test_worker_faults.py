@@ -66,14 +66,18 @@ def test_a_killed_worker_is_reported_with_the_calls_that_it_had_entered(node: No
     assert entered.excludes("inv-second", 1) == (not sleeps)
 
 
-@pytest.mark.parametrize("groups", [True, False], ids=["cgroup", "watched"])
+PRIVATE = "held.append(b'x' * 1_000_000)"
+SHARED = "held.append(mmap.mmap(-1, 1_000_000)); held[-1].write(b'x' * 1_000_000)"
+
+
+@pytest.mark.parametrize(("groups", "takes"), [(True, PRIVATE), (False, PRIVATE), (False, SHARED)])
 def test_a_memory_hog_is_ended_as_out_of_memory(
-    redis_server: RedisServer, store: Store, tmp_path: Path, groups: bool
+    redis_server: RedisServer, store: Store, tmp_path: Path, groups: bool, takes: str
 ) -> None:
     env = {} if groups else {"FS_LIMITS": "watched"}
     node = Node(redis_server, str(store.folder), tmp_path / "home", **env).start()
     try:
-        hog = "held = []\ndef hello() -> str:\n    while True:\n        held.append(b'x' * 1_000_000)\n"
+        hog = f"import mmap\nheld = []\ndef hello() -> str:\n    while True:\n        {takes}\n"
         worker = node.order(spec_of(store.put_bundle({"handler.py": hog}), memory_bytes=128 * MIB))
         status = node.wait_for(worker, "ready")
         threading.Thread(target=_call_quietly, args=(status,), daemon=True).start()
