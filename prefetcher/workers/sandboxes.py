@@ -11,6 +11,7 @@ its bundle and packages already.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,7 +61,7 @@ class Sandbox(Protocol):
         folders: Mapping[str, str],
     ) -> None:
         """Mounts the folders (by path inside), if it takes any, and sends the assignment with bundle, streams and
-        segments. Errors: ChannelClosed, OSError."""
+        segments. Errors: StartFailed if its image cannot take what it must have, ChannelClosed, OSError."""
 
     def close(self) -> None: ...
 
@@ -77,8 +78,8 @@ def sandbox_for(isolation: Isolation, services: NodeServices, process: WorkerPro
 
 
 async def send_preparation(process: ForkedProcess, message: Prepare) -> None:
-    """Tells a waiting process what it is to prepare; gives a container its bundle and packages. Errors: ChannelClosed,
-    OSError."""
+    """Tells a waiting process what it is to prepare; gives a container its bundle and packages. Errors: StartFailed,
+    ChannelClosed, OSError."""
     if message.spec.isolation != "container":
         process.send(message)
         return
@@ -92,9 +93,18 @@ async def send_preparation(process: ForkedProcess, message: Prepare) -> None:
 
 
 def _furnish(process: ForkedProcess, spec: FunctionSpec, folders: Mapping[str, str]) -> None:
-    """Gives a container's memory file systems their size, and mounts folders into it. Errors: OSError."""
+    """Gives a container's memory file systems their size, and mounts folders into it. Errors: StartFailed if its image
+    has a link in the place of one, OSError."""
     for folder in ("/tmp", "/dev/shm"):  # a half of its memory together, as in namespaces
-        limit_tmpfs(process.pid, folder, spec.memory_bytes // 4)
+        try:
+            limit_tmpfs(process.pid, folder, spec.memory_bytes // 4)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise StartFailed(
+                f"the image {spec.image} has a symbolic link in the place of {folder}",
+                hint=f"make {folder} a folder of the image, or leave it out",
+            ) from error
     if folders:
         show_folders(process.pid, folders)
 

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -63,14 +63,20 @@ def load_foreign(engine: DockerEngine, name: str, foreign: str) -> None:
     engine.docker("load", "--input", str(changed))
 
 
-def import_image(engine: DockerEngine, name: str, *, changes: tuple[str, ...] = CHANGES) -> None:
-    """An image with two files, and without a Python, a shell or a C library."""
+def import_image(
+    engine: DockerEngine, name: str, *, changes: tuple[str, ...] = CHANGES, links: Mapping[str, str] | None = None
+) -> None:
+    """An image with two files, and without a Python, a shell or a C library. `links`: targets by path."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, text in FILES.items():
             member = tarfile.TarInfo(path)
             member.size, member.mode = len(text), 0o644
             tar.addfile(member, io.BytesIO(text.encode()))
+        for path, target in (links or {}).items():
+            member = tarfile.TarInfo(path)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            tar.addfile(member)
     file = engine.folder / "image.tar"
     file.write_bytes(packed.getvalue())
     asked = [word for change in changes for word in ("--change", change)]
@@ -152,6 +158,16 @@ def test_an_image_for_another_processor_is_refused_with_both(system: System, eng
     handler = system.source(HEAD + READS.replace("IMAGE", "foreign:1").replace("NAME", "foreign"), folder="foreign")
     error = system.refused(handler)
     assert "the image foreign:1 is for s390x, and this node is" in error.message + error.hint
+
+
+def test_an_image_with_a_link_in_the_place_of_tmp_is_refused_with_that_place(
+    system: System, engine: DockerEngine
+) -> None:
+    """A link may lead to what the node has at that path, too."""
+    import_image(engine, "linked:1", links={"tmp": "/opt/data"})
+    handler = system.source(HEAD + READS.replace("IMAGE", "linked:1").replace("NAME", "linked"), folder="linked")
+    error = system.refused(handler)
+    assert "the image linked:1 has a symbolic link in the place of /tmp" in error.message + error.hint
 
 
 def test_an_image_without_a_container_is_refused_at_the_deploy(system: System) -> None:
