@@ -22,7 +22,7 @@ from ..sdk.responses import Response
 from ..worker_io.asgi import App, ClientDisconnected, Receive, Scope, Send, read_body
 from ..worker_io.user_errors import as_exception
 from .batching import Batcher, wait_for_end
-from .forms import MULTIPART, Form, media_type, read_form
+from .forms import MULTIPART, Form, form_of_body, media_type, read_form
 from .request_args import ArgumentDecoder, Arguments, argument_decoder
 from .response_writer import ResponseWriter, progress_mode
 from .result_encoding import result_encoding_of
@@ -83,9 +83,12 @@ def handler_app(
 async def _read(inputs: ArgumentDecoder, scope: Scope, receive: Receive) -> tuple[Arguments, Form | None]:
     """Reads and decodes the request. Errors: InvalidInput, TooLarge, ClientDisconnected."""
     media, content_type = media_type(scope["headers"])
-    if media != MULTIPART:
-        return inputs.read(await read_body(receive), scope["query_string"], media, content_type), None
-    form = await read_form(receive, content_type)
+    if media == MULTIPART:
+        form = await read_form(receive, content_type)
+    elif inputs.takes_file:
+        form = form_of_body(await read_body(receive), content_type)
+    else:
+        return inputs.read(await read_body(receive), scope["query_string"], media), None
     try:
         return inputs.read_form(form), form
     except BaseException:

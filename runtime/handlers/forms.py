@@ -86,11 +86,26 @@ async def read_form(receive: Receive, content_type: bytes) -> Form:
         if isinstance(error, FormParserError):
             raise InvalidInput(f"the multipart body is broken: {error}", hint=FORM_HINT) from None
         if isinstance(error, OSError):
-            raise TooLarge(
-                f"the request's files do not fit into the worker's temporary folder: {error.strerror}",
-                hint="send a smaller file, or give the function more memory: half of it is for files",
-            ) from None
+            raise _without_room(error) from None
         raise
+
+
+def form_of_body(body: bytes, content_type: bytes) -> Form:
+    """A raw body as the one part of a form. Errors: TooLarge."""
+    file = File("", content_type.decode("latin-1") or "application/octet-stream")
+    try:
+        file.write(body)
+    except OSError as error:
+        file.close()
+        raise _without_room(error) from None
+    return Form([FormPart(content_type=file.content_type, body=file)])
+
+
+def _without_room(error: OSError) -> TooLarge:
+    return TooLarge(
+        f"the request's files do not fit into the worker's temporary folder: {error.strerror}",
+        hint="send a smaller file, or give the function more memory: half of it is for files",
+    )
 
 
 class _FormBuilder:
@@ -100,7 +115,7 @@ class _FormBuilder:
         self.form = Form()
         self.ended = False
         self._options = options
-        self._part = FormPart()
+        self._part: FormPart
         self._name = b""
         self._value = b""
         self._header_bytes = 0
@@ -143,7 +158,9 @@ class _FormBuilder:
             self._part.name = options.get(b"name", b"").decode(errors="replace")
             if b"filename" in options:
                 self._part.filename = options[b"filename"].decode(errors="replace")
-                self._part.body = File(self._part.filename, self._part.body.content_type)
+                unnamed = self._part.body
+                self._part.body = File(self._part.filename, unnamed.content_type)
+                unnamed.close()
         elif name == b"content-type":
             self._part.content_type = value.decode("latin-1").strip()
             self._part.body.content_type = self._part.content_type
@@ -166,8 +183,10 @@ def form_values(form: Form, types: Mapping[str, Any]) -> dict[str, Any]:
 
 def query_values(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a query string or a urlencoded body by name. Errors: InvalidInput."""
+    # As browsers and the URL standard do with bytes that are no UTF-8, escaped or not: U+FFFD, and no error.
+    decoded = text.decode(errors="replace")
     try:
-        return _grouped(parse_qsl(text.decode("latin-1"), keep_blank_values=True), types)
+        return _grouped(parse_qsl(decoded, keep_blank_values=True), types)
     except ValueError as error:
         raise InvalidInput(f"the form cannot be parsed: {error}", hint=FORM_HINT) from None
 

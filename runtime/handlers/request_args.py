@@ -39,13 +39,13 @@ class ArgumentDecoder:
     field_types: Mapping[str, Any] = field(default_factory=dict)
     """Types of form and query fields by name."""
 
-    def read(self, body: bytes, query: bytes, media: bytes = b"", content_type: bytes = b"") -> Arguments:
-        """Arguments from a complete body; `media` is its content type without parameters.
+    def read(self, body: bytes, query: bytes, media: bytes = b"") -> Arguments:
+        """Arguments from a complete body that is not for a `File`; `media` is its content type without parameters.
 
         Errors: InvalidInput, which names the field.
         """
         if self.mode == "raw":
-            return self._raw(body, content_type)
+            return self._give(body)
         if not body:
             return self._convert(query_values(query, self.field_types))
         if self.decoder is None:
@@ -61,7 +61,7 @@ class ArgumentDecoder:
             raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
 
     def read_form(self, form: Form) -> Arguments:
-        """Arguments from a multipart body. Errors: InvalidInput."""
+        """Arguments from a multipart body, or from one that is a file. Errors: InvalidInput."""
         if self.mode != "raw":
             return self._convert(form_values(form, self.field_types))
         if len(form.parts) != 1:
@@ -69,18 +69,12 @@ class ArgumentDecoder:
             raise InvalidInput(text, hint=self.hint(), expected="one part", got=f"{len(form.parts)} parts")
         (part,) = form.parts
         part.body.seek(0)
-        return self._give(part.body if self._takes_file() else part.body.content())
+        return self._give(part.body if self.takes_file else part.body.content())
 
-    def _takes_file(self) -> bool:
-        return self.parameters[0].type is File
-
-    def _raw(self, body: bytes, content_type: bytes) -> Arguments:
-        if not self._takes_file():
-            return self._give(body)
-        file = File("", content_type.decode("latin-1") or "application/octet-stream")
-        file.write(body)
-        file.seek(0)
-        return self._give(file)
+    @property
+    def takes_file(self) -> bool:
+        """True if the whole body is a `File`: `read_form` takes it, and the caller closes it."""
+        return self.mode == "raw" and self.parameters[0].type is File
 
     def _convert(self, values: dict[str, Any]) -> Arguments:
         kind = self.fields

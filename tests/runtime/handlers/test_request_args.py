@@ -82,6 +82,13 @@ def test_the_query_counts_only_without_a_body() -> None:
     assert argument_decoder(named).read(b"", b"a=2&b=%C3%A4+x")[1]["b"] == "ä x"
 
 
+def test_text_of_a_query_or_form_may_stand_in_utf_8_without_escapes() -> None:
+    text, form = "a=2&b=Zoë+%C3%A4".encode(), b"application/x-www-form-urlencoded"
+    assert argument_decoder(named).read(b"", text)[1]["b"] == "Zoë ä"
+    assert argument_decoder(named).read(text, b"", form)[1]["b"] == "Zoë ä"
+    assert argument_decoder(named).read(b"", b"a=2&b=Zo\xeb+%EB")[1]["b"] == "Zo\ufffd \ufffd"
+
+
 def test_deep_nesting_is_refused_and_does_not_recurse() -> None:
     with pytest.raises(InvalidInput):
         argument_decoder(whole).read(b"[" * 100_000, b"")

@@ -1,0 +1,71 @@
+"""A file that is the whole body: closed with its call, and refused like one in a form if there is no room for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fleetstart.runtime.contract.errors import TooLarge
+from fleetstart.runtime.contract.sizes import MIB
+from fleetstart.runtime.handlers.app import handler_app
+from fleetstart.runtime.sdk.files import File
+
+FORM = b"--B\r\ncontent-disposition: form-data; name=picture; filename=a\r\n\r\n%s\r\n--B--\r\n"
+REQUESTS = [(b"image/png", b"%s"), (b"multipart/form-data; boundary=B", FORM)]
+
+
+def post(handler: Any, content_type: bytes, body: bytes) -> bytes:
+    """The body of the answer to one request."""
+    sent: list[dict[str, Any]] = []
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not left:
+            await asyncio.Event().wait()
+        return left.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", content_type)]
+    scope = {"type": "http", "headers": headers, "query_string": b"", "state": {}}
+    asyncio.run(handler_app(handler, slots=1, bundle_dir="/")(scope, receive, send))
+    return b"".join(message.get("body", b"") for message in sent)
+
+
+@contextlib.contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """No file becomes larger, as where the folder for temporary files is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("content_type", "body"), REQUESTS, ids=["body", "form"])
+def test_a_file_is_closed_with_its_call(content_type: bytes, body: bytes) -> None:
+    files: list[File] = []
+
+    def size(picture: File) -> int:
+        files.append(picture)
+        return picture.size_bytes
+
+    assert post(size, content_type, body % b"1234") == b"4"
+    assert [file.closed for file in files] == [True]
+
+
+@pytest.mark.parametrize(("content_type", "body"), REQUESTS, ids=["body", "form"])
+def test_a_file_without_room_in_the_temporary_folder_is_too_large(content_type: bytes, body: bytes) -> None:
+    def size(picture: File) -> int:
+        return picture.size_bytes
+
+    with largest_file(2 * MIB), pytest.raises(TooLarge, match="do not fit into the worker's temporary") as caught:
+        post(size, content_type, body % bytes(4 * MIB))
+    assert "more memory" in caught.value.hint
