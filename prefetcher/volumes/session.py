@@ -116,7 +116,7 @@ class VolumeSession:
             if isinstance(message, Commit):
                 await self._commit(message)
             elif isinstance(message, Reload):
-                await self._answer(self._reload(message.volume))
+                await self._answer(self._reload(message))
             else:
                 break
 
@@ -184,24 +184,27 @@ class VolumeSession:
         )
         return version.number
 
-    async def _reload(self, name: str) -> int:
-        base, _ = self._base(name)
-        record = await self._node.find(self._project, name)
-        if record is None:
-            raise NotFound(f"volume {name} was removed")
-        version = record.latest
-        if version is None or version.number == base:
-            return base
-        folder = Path(await self._node.cache.acquire(version.tree, self._worker))
-        self._acquired |= {version.tree} - self._mounted
+    async def _reload(self, reload: Reload) -> int:
+        name = reload.volume
+        number, tree = self._base(name)
+        if not reload.again:
+            record = await self._node.find(self._project, name)
+            if record is None:
+                raise NotFound(f"volume {name} was removed")
+            version = record.latest
+            if version is None or version.number == number:
+                return number
+            number, tree = version.number, version.tree
+        folder = Path(await self._node.cache.acquire(tree, self._worker))
+        self._acquired |= {tree} - self._mounted
         try:
-            files = self._node.cache.manifest(version.tree).files
-            await self._send(Incoming(len(files), version.size_bytes))
-            await in_thread(lambda: send_files(self._stream, folder, files), f"volumes-{self._worker}")
-            self._bases[name] = version.number, version.tree
+            manifest = self._node.cache.manifest(tree)
+            await self._send(Incoming(len(manifest.files), manifest.total_bytes))
+            await in_thread(lambda: send_files(self._stream, folder, manifest.files), f"volumes-{self._worker}")
+            self._bases[name] = number, tree
         finally:
             self._release_former()
-        return version.number
+        return number
 
     def _release_former(self) -> None:
         """Unpins the versions that no next commit is based on."""

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from ..contract.errors import Conflict, ErrorInfo, FleetError
 from ..contract.function.tree import list_files
 from ..contract.function.volume import WRITE, MountedVolume
 from ..contract.node.volume_stream import (
+    FILE_MESSAGE_BYTES,
     Commit,
     Done,
     Incoming,
@@ -28,6 +30,7 @@ from ..contract.node.volume_stream import (
     TransferAborted,
     VolumeStream,
     check_announced,
+    discard_files,
     receive_files,
     send_files,
 )
@@ -55,7 +58,10 @@ class Volume:
         self._writing = threading.Lock()
         self._copy: Path | None = None
         """The private copy that is being written."""
-        self._committed = False
+        self._committed: dict[str, tuple[bool, bytes]] | None = None
+        """Files of the copy as they were last committed: executable or not, and digest; None: nothing was committed."""
+        self._stale = False
+        """The node takes another version for this worker's, which it could not write down."""
         self._own: Path | None = None
         """Folder in the scratch space with the present version; None: as it was mounted."""
         self._mounted = Path(folder) if folder else None
@@ -86,17 +92,25 @@ class Volume:
         """
         self._begin("written")
         try:
-            self._copy, self._committed = self._copied(), False
+            self._copy, self._committed, former = self._copied(), None, self._version
             try:
                 yield self._copy
             finally:
                 copy, self._copy = self._copy, None
-                if self._committed:
-                    self._replace(copy)
-                else:
-                    shutil.rmtree(copy, ignore_errors=True)
+                self._leave(copy, former)
         finally:
             self._writing.release()
+
+    def _leave(self, copy: Path, former: int) -> None:
+        """Drops the copy, or makes it the folder of the version that was committed. If more was written since, the node
+        sends that version. `former`: number of the version at `path`. Errors: VolumeError."""
+        if self._committed is not None and _is_still(copy, self._committed):
+            self._replace(copy)
+            return
+        shutil.rmtree(copy, ignore_errors=True)
+        if self._committed is not None:
+            self._version, self._stale = former, True
+            self._fetch(again=True)
 
     def commit(self) -> int:
         """Makes the files of the writable copy the next version, all or nothing; returns its number.
@@ -113,16 +127,23 @@ class Volume:
         node, copy = self._ask(), self._copy
         with _errors(self.name), node.lock:
             files = list_files(copy, strict=True)
+            hashes = {file.path: hashlib.blake2b() for file in files}
             size_bytes = sum(file.size_bytes for file in files)
             check_announced(len(files), size_bytes)
             node.stream.send(Commit(self.name, len(files), size_bytes))
             try:
-                send_files(node.stream, copy, files, node.stream.answered)
+                send_files(
+                    node.stream,
+                    copy,
+                    files,
+                    node.stream.answered,
+                    lambda file, block: hashes[file.path].update(block),
+                )
             except (OSError, FleetError):
                 node.stream.receive()  # the node's answer to the abort
                 raise
             self._version = _done(node.stream.receive())
-        self._committed = True
+        self._committed = {file.path: (file.executable, hashes[file.path].digest()) for file in files}
         return self._version
 
     def reload(self) -> int:
@@ -134,26 +155,45 @@ class Volume:
         """
         self._begin("reloaded")
         try:
-            node = self._ask()
-            with _errors(self.name), node.lock:
-                node.stream.send(Reload(self.name))
-                answer = node.stream.receive()
-                if not isinstance(answer, Incoming):
-                    self._version = _done(answer)
-                    return self._version
-                folder = self._scratch()
-                try:
-                    self._require_room(answer.size_bytes)
-                    receive_files(node.stream, folder, answer.files, answer.size_bytes)
-                except BaseException:
-                    node.close()
-                    shutil.rmtree(folder, ignore_errors=True)
-                    raise
-                self._version = _done(node.stream.receive())
-            self._replace(folder)
+            if self._stale:
+                self._fetch(again=True)
+            self._fetch()
             return self._version
         finally:
             self._writing.release()
+
+    def _fetch(self, *, again: bool = False) -> None:
+        """Gets the newest version; `again`: the one that the node takes for this worker's. Errors: VolumeError."""
+        node = self._ask()
+        with _errors(self.name), node.lock:
+            node.stream.send(Reload(self.name, again))
+            answer = node.stream.receive()
+            if not isinstance(answer, Incoming):
+                self._version = _done(answer)
+                return
+            folder = self._received(node, answer)
+            self._version, self._stale = _done(node.stream.receive()), False
+        self._replace(folder)
+
+    def _received(self, node: _Node, incoming: Incoming) -> Path:
+        """The folder with the files that come. Where it fails, the rest is read up to its end: other volumes have the
+        same stream. Errors: VolumeError, FleetError, OSError, StreamClosed."""
+        folder = self._scratch()
+        try:
+            self._require_room(incoming.size_bytes)
+            receive_files(node.stream, folder, incoming.files, incoming.size_bytes)
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, TransferAborted):
+                _done(node.stream.receive())  # says why
+            elif isinstance(error, VolumeError | FleetError | OSError):
+                discard_files(node.stream, incoming.size_bytes + incoming.files * FILE_MESSAGE_BYTES)
+                _done(node.stream.receive())
+                self._stale = True
+            else:
+                node.close()
+            raise
+        return folder
 
     def _begin(self, verb: str) -> None:
         if not self._write:
@@ -164,6 +204,11 @@ class Volume:
             raise VolumeError(f"volume {self.name} is being written by another call of this worker: set concurrency=1")
 
     def _copied(self) -> Path:
+        if self._stale:
+            raise VolumeError(
+                f"volume {self.name} is version {self._version} here, and what is written now would replace a newer "
+                "one that this worker could not get: reload() it first"
+            )
         files = list_files(self.path)
         self._require_room(sum(file.size_bytes for file in files))
         copy = self._scratch()
@@ -251,6 +296,19 @@ def _done(answer: Message | bytes) -> int:
 def _error(info: ErrorInfo) -> VolumeError:
     text = f"{info.message}: {info.hint}" if info.hint else info.message
     return VolumeConflict(text) if info.code == Conflict.code else VolumeError(text)
+
+
+def _is_still(folder: Path, committed: dict[str, tuple[bool, bytes]]) -> bool:
+    """Checks whether the folder has the files that were committed, and no others. Their times would tell less: they
+    have ticks of milliseconds, and a write through a mapping changes none in a tmpfs."""
+    found = {}
+    try:
+        for file in list_files(folder, strict=True):
+            with (folder / file.path).open("rb") as opened:
+                found[file.path] = file.executable, hashlib.file_digest(opened, "blake2b").digest()
+    except (FleetError, OSError):
+        return False
+    return found == committed
 
 
 @contextmanager

@@ -44,9 +44,11 @@ class Commit(msgspec.Struct, frozen=True, tag="commit"):
 
 
 class Reload(msgspec.Struct, frozen=True, tag="reload"):
-    """Asks for the files of the newest version."""
+    """Asks for the files of the newest version; there are none to send if the worker has it."""
 
     volume: str
+    again: bool = False
+    """Asks for those of the version that the node takes for the worker's instead: the worker has lost them."""
 
 
 class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
@@ -152,9 +154,14 @@ class VolumeStream:
 
 
 def send_files(
-    stream: VolumeStream, folder: Path, files: Sequence[LayerFile], stop: Callable[[], bool] = lambda: False
+    stream: VolumeStream,
+    folder: Path,
+    files: Sequence[LayerFile],
+    stop: Callable[[], bool] = lambda: False,
+    sent: Callable[[LayerFile, bytes], None] = lambda file, block: None,
 ) -> None:
-    """Sends files, then `End`; `Abort` if a file has become shorter, and once `stop` says so.
+    """Sends files, then `End`; `Abort` if a file has become shorter, and once `stop` says so. `sent` is given each
+    block after it was sent.
 
     Errors: StreamClosed, OSError, InvalidInput.
     """
@@ -171,6 +178,7 @@ def send_files(
                         stream.send(Abort())
                         return
                     stream.send_data(block)
+                    sent(file, block)
                     left -= len(block)
             if left:
                 raise InvalidInput(f"{file.path} became {left:,} bytes shorter while it was sent")
