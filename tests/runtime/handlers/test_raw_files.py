@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.errors import TooLarge
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.handlers.app import handler_app
 from fleetstart.runtime.sdk.files import File
+from fleetstart.runtime.worker_io.asgi import Message
 
 FORM = b"--B\r\ncontent-disposition: form-data; name=picture; filename=a\r\n\r\n%s\r\n--B--\r\n"
 REQUESTS = [(b"image/png", b"%s"), (b"multipart/form-data; boundary=B", FORM)]
@@ -21,20 +22,24 @@ REQUESTS = [(b"image/png", b"%s"), (b"multipart/form-data; boundary=B", FORM)]
 
 def post(handler: Any, content_type: bytes, body: bytes) -> bytes:
     """The body of the answer to one request."""
-    sent: list[dict[str, Any]] = []
-    left = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[Message] = []
+    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         if not left:
             await asyncio.Event().wait()
         return left.pop()
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Message) -> None:
         sent.append(message)
 
     headers = [(b"content-type", content_type)]
     scope = {"type": "http", "headers": headers, "query_string": b"", "state": {}}
-    asyncio.run(handler_app(handler, slots=1, bundle_dir="/")(scope, receive, send))
+
+    async def scenario() -> None:
+        await handler_app(handler, slots=1, bundle_dir="/")(scope, receive, send)
+
+    asyncio.run(scenario())
     return b"".join(message.get("body", b"") for message in sent)
 
 
