@@ -202,6 +202,8 @@ def host_settings(plan: ContainerPlan, *, podman: bool = False) -> dict[str, Any
         "shm_size": WRITABLE_BYTES,
         "ipc_mode": "private",
         "read_only": True,
+        # Else an engine with "init": true runs its own program first, out of /sbin, which the node's folders cover.
+        "init": False,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "pids_limit": PIDS_MAX,

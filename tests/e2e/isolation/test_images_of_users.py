@@ -85,7 +85,8 @@ def import_image(
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[DockerEngine]:
-    with docker_engine() as engine:
+    """An engine that starts an init process in each container which does not say that it wants none."""
+    with docker_engine(options=("--init",)) as engine:
         import_image(engine, "greeter:1")
         yield engine
 

@@ -73,6 +73,10 @@ def test_a_container_has_no_rights_and_no_network() -> None:
     assert host_settings(container(network=True))["network_mode"] == "host"
 
 
+def test_a_containers_first_process_is_ours_also_where_the_engine_starts_an_init_process_in_others() -> None:
+    assert host_settings(container())["init"] is False
+
+
 def test_volumes_of_an_image_are_memory_and_no_folders_on_the_disk() -> None:
     settings = host_settings(container(volumes=("/data", "/tmp")))
     assert settings["tmpfs"]["/data"] == settings["tmpfs"]["/tmp"]
