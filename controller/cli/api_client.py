@@ -78,11 +78,19 @@ def find_server(url: str | None, home: Path) -> Address:
     if url and "://" not in url:
         url = "http://" + url
     url = url.rstrip("/") if url else own
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise no_url(url, error) from error
     context = click.get_current_context(silent=True)
     given = str(context.meta.get(KEY_META) or "") if context is not None else ""
     if given:
         return Address(url, given, "$FS_KEY")
     return _with_own_key(url, layout) if url == own else Address(url)
+
+
+def no_url(url: str, error: Exception) -> click.UsageError:
+    return click.UsageError(f"{url!r} is not the URL of a server: {error}; name one such as https://HOST:PORT")
 
 
 def own_server(home: Path) -> Address:
@@ -134,9 +142,13 @@ class ApiClient:
         self._cut = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
         local = urlsplit(url).hostname in LOOPBACK
         plain = urlsplit(url).scheme == "http"
+        try:
+            base = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise no_url(url, error) from error
         # A proxy of the environment is for the world outside, never for this machine.
         self.http = httpx.Client(
-            base_url=url,
+            base_url=base,
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(timeout_s, connect=5.0),
             trust_env=not local,
@@ -257,9 +269,11 @@ class ApiClient:
 
     @contextmanager
     def connection_errors(self) -> Iterator[None]:
-        """Turns connection errors into Unreachable."""
+        """Turns connection errors into Unreachable, and a request that HTTP does not allow into wrong usage."""
         try:
             yield
+        except (self._httpx.LocalProtocolError, self._httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise click.UsageError(f"the request cannot be sent: {error}") from error
         except self._httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise Unreachable(

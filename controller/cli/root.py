@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.errors import FleetError, NotFound
 from fleetstart.runtime.contract.process.program import run_program
 from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
@@ -69,8 +70,27 @@ VERBS = {
 }
 
 
+@contextmanager
+def _readers_may_leave() -> Iterator[None]:
+    """Ends the command well when the reader of stdout has closed it, as in `fs logs chat | head`: click fails then."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise click.exceptions.Exit(OK) from error
+
+
 class RootGroup(click.Group):
     """Group of all verbs; imports `commands/<verb>.py` only when that verb is used."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _readers_may_leave():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _readers_may_leave():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -170,10 +190,13 @@ def run(arguments: Sequence[str]) -> int:
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout has closed it, as in `fs logs chat | head`.
-        sys.stdout = None
-        return OK
+    except OSError as error:
+        if error.filename is None:
+            raise
+        kind = NotFound if isinstance(error, FileNotFoundError) else FleetError
+        told = kind(f"{error.filename}: {error.strerror}", hint="look at the path, its permissions and its disk's room")
+        show_error(told, as_json="--json" in arguments)
+        return exit_code(told)
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from fleetstart.runtime.contract.errors import StoreFailed
+
 from .. import output
 from ..home import HomeLayout
 from ..root import verb
@@ -43,7 +45,12 @@ def command(home: Path, *, file: Path, redis_url: str, as_json: bool) -> None:
     output.message(f"read {records:,} records at one moment in {time.monotonic() - began_s:.1f} s")
     header = BackupHeader(created_unix_ms=created_unix_ms, release=version("fleetstart"), masters=masters(state))
     data = pack(header, state)
-    write(file, data)
+    try:
+        write(file, data)
+    except OSError as failed:
+        raise StoreFailed(
+            f"{file} cannot be written: {failed.strerror}", hint="name a file in a folder that exists and has room"
+        ) from failed
     odd = unreadable(state)
     for name, error in list(odd.items())[:5]:
         output.message(f"warning: {name} is in the file as it is, but this release cannot read it: {error[:200]}")

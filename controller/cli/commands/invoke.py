@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 RECONNECT_S = 10.0
 """How long a call is retried before its answer begins; a restarted controller is back within 5 s."""
+LONGEST_S = 86_400.0
 
 
 @click.command
@@ -73,9 +74,14 @@ def command(
     """
     if (and_wait or webhook) and not in_background:
         raise click.UsageError("--wait and --webhook are for async calls: add --async")
+    if not timeout_s > 0:
+        raise click.BadParameter(f"{timeout_s:g} is not a time above 0", param_hint="--timeout")
+    timeout_s = min(timeout_s, LONGEST_S)
     content, content_type = _body(body, ask_for_stream=stream and bool(path))
     sent = {**content_type, **_headers(headers)}
-    method = method or ("POST" if content is not None or not path else "GET")
+    method = (method or ("POST" if content is not None or not path else "GET")).upper()
+    if not method.isascii():
+        raise click.UsageError(f"the request cannot be sent: the method {method!r} has characters beyond ASCII")
     target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
     if in_background:
         sent = {
@@ -86,7 +92,7 @@ def command(
         }
         with ApiClient(find_server(url, home)) as server, suggest_function(server, name.partition("@")[0]):
             return async_invoke.invoke_async(
-                server, method.upper(), target, content, sent, wait_s=timeout_s if and_wait else None, as_json=as_json
+                server, method, target, content, as_typed(sent), wait_s=timeout_s if and_wait else None, as_json=as_json
             )
     with (
         ApiClient(find_server(url, home)) as server,
@@ -94,9 +100,10 @@ def command(
         ExitStack() as stack,
     ):
         began_s = time.monotonic()
-        request = server.http.build_request(
-            method.upper(), target, content=content, headers=sent, timeout=min(timeout_s, 86_400.0)
-        )
+        with server.connection_errors():
+            request = server.http.build_request(
+                method, target, content=content, headers=as_typed(sent), timeout=timeout_s
+            )
         response = _sent(server, request, ends_s=began_s + timeout_s)
         stack.callback(response.close)
         with _whole():
@@ -123,6 +130,9 @@ def _sent(server: ApiClient, request: httpx.Request, *, ends_s: float) -> httpx.
             time.sleep(PAUSE_S)
         except httpx.ReadTimeout as error:
             raise _too_late() from error
+        except (httpx.LocalProtocolError, UnicodeEncodeError):
+            with server.connection_errors():
+                raise
 
 
 @contextmanager
@@ -244,6 +254,16 @@ def _headers(pairs: Sequence[str]) -> dict[str, str]:
             raise click.UsageError(f"-H {key!r} is not NAME: VALUE")
         headers[key.strip().lower()] = value.strip()
     return headers
+
+
+def as_typed(headers: Mapping[str, str]) -> httpx.Headers:
+    """The headers as they are sent: what is beyond ASCII in UTF-8. Errors: UsageError."""
+    import httpx
+
+    try:
+        return httpx.Headers(headers, encoding="utf-8")
+    except UnicodeEncodeError as error:
+        raise click.UsageError(f"the request cannot be sent: a header has bytes that are no UTF-8: {error}") from error
 
 
 def _write(content: bytes) -> None:

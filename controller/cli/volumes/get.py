@@ -1,8 +1,9 @@
-"""Writes a version of a volume into a new folder, verified: the folder appears whole or not at all."""
+"""Writes a version of a volume into a new or empty folder, verified: its files appear when all are right."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,18 +21,27 @@ PARTIAL = ".partial"
 
 
 def get_version(server: ApiClient, version: VolumeVersion, folder: Path, progress: Progress) -> LayerManifest:
-    """Writes the files of a version. Errors: InvalidInput if the folder has files; ChecksumMismatch, OSError."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Writes the files of a version. An empty folder stays the same one, as it may be a mount, or where a shell is.
+    Errors: InvalidInput if the folder has files, or the temporary one is there; ChecksumMismatch, OSError."""
+    exists = folder.exists()
+    if exists and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput(f"{folder} exists and is not empty", hint="name a new folder")
     manifest = read_manifest(server, version.tree)
-    temporary = folder.with_name(folder.name + PARTIAL)
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = folder / f".{os.getpid()}{PARTIAL}" if exists else folder.with_name(folder.name + PARTIAL)
     try:
         temporary.mkdir(parents=True)
+    except FileExistsError as error:
+        raise InvalidInput(
+            f"{temporary} exists, where the files would be until they are verified",
+            hint="remove it, if a `fs volume get` that was killed has left it there",
+        ) from error
+    try:
         _write(temporary, manifest, _verified(server, version, manifest, progress))
-        if folder.exists():
-            folder.rmdir()
-        temporary.rename(folder)
+        if exists:
+            for path in temporary.iterdir():
+                path.rename(folder / path.name)
+        else:
+            temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return manifest

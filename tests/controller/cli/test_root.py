@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from fleetstart.controller.cli.output import EXIT_CODES, NOT_FOUND, OK, UNREACHABLE, USAGE
 from fleetstart.controller.cli.root import VERBS, run
+
+FS = Path(sys.executable).with_name("fs")
 
 
 def test_help_lists_every_verb_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +61,10 @@ def test_a_verb_that_reads_records_loads_no_planner() -> None:
         (["up", "--port", "99999"], USAGE, "99999"),
         (["ls"], UNREACHABLE, "fs up"),
         (["ls", "--url", "http://127.0.0.1:1"], UNREACHABLE, "http://127.0.0.1:1 does not answer"),
+        (["ls", "--url", "http://[::1"], USAGE, "'http://[::1' is not the URL of a server: Invalid IPv6 URL"),
+        (["ls", "--url", "http://x:99999"], USAGE, "Port out of range"),
+        (["ls", "--url", "http://a\x01b"], USAGE, "is not the URL of a server"),
+        (["shell", "f", "--url", "http://[::1"], USAGE, "is not the URL of a server"),
         (["deploy", "nowhere.py"], NOT_FOUND, "nowhere.py does not exist"),
         (["invoke", "f", "not json"], USAGE, "not JSON"),
         (["invoke", "f", "@nowhere"], NOT_FOUND, "no file nowhere"),
@@ -108,3 +115,13 @@ def test_doctor_has_advice_for_what_is_not_well(tmp_path: Path, capsys: pytest.C
     assert "is not writable" in out
     assert "→ set FS_HOME elsewhere" in out
     assert "GB/s" not in out
+
+
+def test_a_reader_that_has_closed_stdout_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run([FS, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writer)
+    assert (result.returncode, result.stderr) == (OK, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import msgspec
 import pytest
 
 from fleetstart.controller.cli.api_client import ApiClient
+from fleetstart.controller.cli.output import FAILED
+from fleetstart.controller.cli.root import run
 from fleetstart.controller.cli.volumes.get import get_version
 from fleetstart.controller.cli.volumes.put import PutVersion, put_folder
 from fleetstart.controller.registry.volumes import UNUSED_MS, Volumes, split_pruned
@@ -55,6 +58,27 @@ def refused(answer: httpx.Response) -> tuple[int, dict[str, Any]]:
 
 
 # ── over HTTP ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_empty_folder_stays_the_same_and_nothing_beside_it_is_removed(
+    controller: ControllerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"a/b": b"1", ".partial": b"2"}
+    version = put(controller, folder(tmp_path / "source", files))
+    here = tmp_path / "here"
+    here.mkdir()
+    with chdir(here):
+        assert get(controller, version, Path()) == files
+    mine = folder(tmp_path / "new.partial", {"mine": b"3"})
+    with pytest.raises(InvalidInput, match=r"new\.partial exists"):
+        get(controller, version, tmp_path / "new")
+    assert (mine / "mine").read_bytes() == b"3"
+    nowhere = tmp_path / "source" / ".partial" / "below-a-file"
+    assert run(["volume", "get", "index", str(nowhere), "--url", controller.url]) == FAILED
+    told = capsys.readouterr().err
+    assert "below-a-file.partial: Not a directory" in told
+    assert "hint: " in told
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_is_got_back_and_the_next_version_sends_what_is_new(

@@ -30,6 +30,7 @@ def test_a_lost_redis_comes_back_from_a_file(system: System, tmp_path: Path) -> 
     system.up(is_open=False)
     system.fs("secret", "set", "TOKEN", stdin="canary")
     system.fs("deploy", "examples/hello/handler.py", "--no-probe")
+    assert "in a folder that exists" in system.fs("backup", tmp_path / "no" / "b", code=1).stderr
     backup = system.fs("backup", file, "--json")
     told = json.loads(backup.stdout)
     assert told["records"] > 4

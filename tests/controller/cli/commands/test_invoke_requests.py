@@ -1,0 +1,79 @@
+"""What `fs invoke` sends, and the command lines whose request cannot be: they end with words and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetstart.controller.cli.output import OK, USAGE
+from fleetstart.controller.cli.root import run
+from tests.servers import AppServer, serving
+
+
+class Echo:
+    """Answers each request, and keeps its headers."""
+
+    def __init__(self) -> None:
+        self.headers: dict[bytes, bytes] = {}
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        self.headers = dict(scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.fixture(scope="module")
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture(scope="module")
+def server(echo: Echo) -> Iterator[AppServer]:
+    with serving(echo) as server:
+        yield server
+
+
+def invoke(server: AppServer, home: Path, *options: str) -> int:
+    return run(["--home", str(home), "invoke", "f", "{}", "--url", server.url, *options])
+
+
+def test_a_header_is_sent_as_it_was_typed(server: AppServer, echo: Echo, tmp_path: Path) -> None:
+    assert invoke(server, tmp_path, "-H", "x: é ☃", "-H", "Y:1") == OK
+    assert (echo.headers[b"x"].decode(), echo.headers[b"y"]) == ("é ☃", b"1")
+    assert echo.headers[b"content-type"] == b"application/json"
+
+
+@pytest.mark.parametrize("in_background", [[], ["--async"]])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["-H", "a b: c"], "a b"),
+        (["-H", "a: b\nc: d"], "b\\nc: d"),
+        (["-X", "BA D"], "method"),
+        (["-X", "MÉTHODE"], "MÉTHODE"),
+        (["-H", "x: \udcff"], "UTF-8"),
+        (["--path", "/a\nb"], "non-printable"),
+        (["--path", "/\udcff"], "surrogates"),
+    ],
+)
+def test_a_request_that_http_does_not_allow_is_wrong_usage(
+    server: AppServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str,
+    in_background: list[str],
+) -> None:  # fmt: skip
+    assert invoke(server, tmp_path, *options, *in_background) == USAGE
+    told = capsys.readouterr().err
+    assert "cannot be sent" in told
+    assert says in told
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0"])
+def test_a_timeout_is_some_time(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--home", str(tmp_path), "invoke", "f", "--timeout", seconds]) == USAGE
+    assert "--timeout" in capsys.readouterr().err
+
+
+def test_a_timeout_may_be_without_end(server: AppServer, tmp_path: Path) -> None:
+    assert invoke(server, tmp_path, "--timeout", "inf") == OK
