@@ -34,6 +34,9 @@ TICK_S = 0.5
 FAILURE_PAUSE_S = 2.0
 """Pause after the engine failed: it may be starting again."""
 REMEMBERED_LAUNCHES = 64
+NO_RUNTIME_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
+"""Variable of NVIDIA's container runtime, which gives a container the GPUs that its image asks for by it: often all of
+the node. Those that a function asked for are requested of the engine itself."""
 
 
 @dataclass(slots=True)
@@ -155,10 +158,11 @@ class ContainerFactory:
         """Command, mounts and environment of a container. Errors: OSError."""
         kind = self._kind
         if request.image is None:
-            return (kind.python, "-m", "fleetstart.runtime.launch.container_worker"), kind.shown, kind.environment
+            command = (kind.python, "-m", "fleetstart.runtime.launch.container_worker")
+            return command, kind.shown, {**kind.environment, **NO_RUNTIME_GPUS}
         if kind.carried is None:
             raise OSError("this node's Python cannot be carried into images")
-        return kind.carried.command, kind.carried.mounts, {}
+        return kind.carried.command, kind.carried.mounts, NO_RUNTIME_GPUS
 
     def start(self, container: Container, profile: str) -> None:
         """Starts a container and lets its Python import a profile. Errors: OSError."""

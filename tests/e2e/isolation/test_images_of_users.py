@@ -31,6 +31,7 @@ def NAME(how: str = ""):
     return {
         "greeting": greeter.greet(open("/opt/data/name").read()),
         "variable": os.environ.get("GREETING"),
+        "gpus": os.environ.get("NVIDIA_VISIBLE_DEVICES"),
         "sees": sorted(os.listdir("/")),
         "user": os.getuid(),
         "writes": [path for path in ("/opt/data", "/data", "/", "/run") if os.access(path, os.W_OK)],
@@ -42,7 +43,12 @@ FILES = {
     "opt/data/name": "Ada",
     "opt/lib/greeter.py": "def greet(name):\n    return f'Hello from the image, {name}!'\n",
 }
-CHANGES = ("ENV PYTHONPATH=/opt/lib GREETING=hello", "VOLUME /data", 'ENTRYPOINT ["/no/such/program"]', "USER 0")
+CHANGES = (
+    "ENV PYTHONPATH=/opt/lib GREETING=hello NVIDIA_VISIBLE_DEVICES=all",
+    "VOLUME /data",
+    'ENTRYPOINT ["/no/such/program"]',
+    "USER 0",
+)
 
 
 def load_foreign(engine: DockerEngine, name: str, foreign: str) -> None:
@@ -108,6 +114,7 @@ def test_a_function_reads_files_and_libraries_of_its_image_and_nothing_of_the_no
     seen = system.ok("greets")
     assert seen["greeting"] == "Hello from the image, Ada!"
     assert seen["variable"] == "hello"
+    assert seen["gpus"] == "void", "the runtime of the engine gives it none, whatever its image asks for"
     assert not {"usr", "lib", "home", "root"} & set(seen["sees"]), "the image has none, and the node's are not shown"
     assert seen["user"] >= 1000
     assert seen["writes"] == ["/data"]
@@ -193,11 +200,12 @@ def test_an_engine_without_the_interface_of_devices_says_so(engine: DockerEngine
         client.remove(made)
 
 
-def test_a_function_in_a_container_gets_its_cpu_device(system: System) -> None:
+def test_a_function_in_a_container_gets_its_cpu_device_and_no_gpu_by_the_engines_runtime(system: System) -> None:
     text = """
     @function(isolation="container", gpu="cpu", memory="64MiB", scale=Scale(max=1, keep_alive_s=600))
     def computes():
-        return {"devices": os.environ["FS_WORKER_DEVICES"], "cores": len(os.sched_getaffinity(0))}
+        names = ("FS_WORKER_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+        return {"devices": [os.environ.get(name) for name in names], "cores": len(os.sched_getaffinity(0))}
     """
     system.deploy(HEAD + text.replace("\n    ", "\n"), name="computes")
-    assert system.ok("computes") == {"devices": "cpu:0", "cores": len(os.sched_getaffinity(0))}
+    assert system.ok("computes") == {"devices": ["cpu:0", "void"], "cores": len(os.sched_getaffinity(0))}
