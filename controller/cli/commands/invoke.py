@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 RECONNECT_S = 10.0
 """How long a call is retried before its answer begins; a restarted controller is back within 5 s."""
 LONGEST_S = 86_400.0
+"""Longest --timeout; a longer one counts as this."""
 
 
 @click.command
@@ -46,7 +47,10 @@ LONGEST_S = 86_400.0
 @click.option("--async", "in_background", is_flag=True, help="Do not wait: print the invocation's id.")
 @click.option("--wait", "and_wait", is_flag=True, help="With --async: wait until it ends, and print its answer.")
 @click.option("--webhook", metavar="URL", help="With --async: URL that is called when it has ended.")
-@click.option("--timeout", "timeout_s", default=300.0, show_default=True, metavar="SECONDS", type=float)
+@click.option(
+    "--timeout", "timeout_s", default=300.0, show_default=True, metavar="SECONDS", type=float,
+    callback=lambda ctx, option, seconds: _timeout(seconds),
+)  # fmt: skip
 @verb()
 @click.pass_obj
 def command(
@@ -74,14 +78,9 @@ def command(
     """
     if (and_wait or webhook) and not in_background:
         raise click.UsageError("--wait and --webhook are for async calls: add --async")
-    if not timeout_s > 0:
-        raise click.BadParameter(f"{timeout_s:g} is not a time above 0", param_hint="--timeout")
-    timeout_s = min(timeout_s, LONGEST_S)
     content, content_type = _body(body, ask_for_stream=stream and bool(path))
     sent = {**content_type, **_headers(headers)}
-    method = (method or ("POST" if content is not None or not path else "GET")).upper()
-    if not method.isascii():
-        raise click.UsageError(f"the request cannot be sent: the method {method!r} has characters beyond ASCII")
+    method = _method(method or ("POST" if content is not None or not path else "GET"))
     target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
     if in_background:
         sent = {
@@ -113,6 +112,18 @@ def command(
     if not as_json:
         output.message(_summary(response, bill, time.monotonic() - began_s))
     return output.FAILED if response.is_error else output.OK
+
+
+def _timeout(seconds: float) -> float:
+    if not seconds > 0:
+        raise click.BadParameter(f"{seconds:g} is not a time above 0", param_hint="--timeout")
+    return min(seconds, LONGEST_S)
+
+
+def _method(name: str) -> str:
+    if not name.isascii():
+        raise click.UsageError(f"the request cannot be sent: the method {name!r} has characters beyond ASCII")
+    return name.upper()
 
 
 def _sent(server: ApiClient, request: httpx.Request, *, ends_s: float) -> httpx.Response:

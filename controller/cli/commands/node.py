@@ -121,9 +121,8 @@ def join(
     if region:
         check_region(region)
     told = _told(layout, server_url, shown, name, address) if server_url else _known(layout)
-    kept = told.again(address=address, region=region, node_memory=node_memory)
-    write_join(layout, kept)
-    record = msgspec.structs.replace(kept, node=name or kept.node)
+    write_join(layout, record := told.again(address=address, region=region, node_memory=node_memory))
+    record = msgspec.structs.replace(record, node=name or record.node)
     check_store(record.store)
     require_backends(redis=record.redis_url, store="")
     end_drain(record)
