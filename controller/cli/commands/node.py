@@ -42,6 +42,8 @@ from .down import stop_supervisor
 from .nodes import command as nodes_command
 from .up import warn_of_isolation
 
+SUPERVISOR = (sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor")
+
 
 @click.group(cls=CommandGroup, context_settings={"max_content_width": 100})
 def command() -> None:
@@ -135,8 +137,7 @@ def join(
         "FS_REDIS_URL": record.redis_url,
         "FS_STORE": record.store,
     }
-    options = ("--home", str(home), "--node-only", record.url, "--node-memory", record.node_memory)
-    argv = [sys.executable, "-P", "-m", "fleetstart.controller.cli.local.supervisor", *options]
+    argv = [*SUPERVISOR, "--home", str(home), "--node-only", record.url, "--node-memory", record.node_memory]
     if foreground:
         os.execve(sys.executable, argv, environment)
     process = _spawn(argv, layout, environment)
