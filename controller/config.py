@@ -21,6 +21,7 @@ from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import MIB
 
 OTLP_PATH = "/v1/traces"
+DRAIN_S = 10
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 
@@ -52,7 +53,7 @@ class Config:
     """Networks that webhooks may reach although they are not public."""
     trusted_proxies: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = LOOPBACK
     """Where reverse proxies call from: what they say of client and protocol (X-Forwarded-For, -Proto) is believed."""
-    drain_s: float = 10.0
+    drain_s: float = DRAIN_S
     """Drain timeout: time for calls in progress after SIGTERM."""
     open: bool = False
     """True if this machine may do everything without a key, as long as there is none; if not, a first key is made."""
@@ -65,6 +66,11 @@ class Config:
     """Reach workers on other machines without TLS (FS_LINKS=plain)."""
     master_key: str = ""
     """Master key that encrypts secrets; empty: a key file in the home (`auth.secret_encryption`)."""
+
+
+def read_drain_s(env: Mapping[str, str]) -> float:
+    """Time for calls in progress after SIGTERM. Errors: ConfigError."""
+    return float(read_int(env, "FS_DRAIN_S", DRAIN_S, most=3600))
 
 
 def read_config(env: Mapping[str, str]) -> Config:
@@ -96,7 +102,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         otlp_endpoint=_otlp_endpoint(env),
         webhook_allow=read_networks(env, "FS_WEBHOOK_ALLOW"),
         trusted_proxies=read_networks(env, "FS_TRUSTED_PROXIES") if "FS_TRUSTED_PROXIES" in env else LOOPBACK,
-        drain_s=float(read_int(env, "FS_DRAIN_S", int(default.drain_s), most=3600)),
+        drain_s=read_drain_s(env),
         open=read_flag(env, "FS_OPEN"),
         first_key=read_flag(env, "FS_FIRST_KEY"),
         own_node=env.get("FS_OWN_NODE") or "",

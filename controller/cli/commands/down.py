@@ -17,8 +17,8 @@ from ..home import HomeLayout, read_services, read_supervisor, start_ticks, try_
 from ..local.services import CONTROLLER, NODE, REDIS
 from ..root import verb
 
-DEADLINE_S = 45.0
-"""Longer than the grace periods of controller, node and Redis together."""
+DEADLINE_S = 30.0
+"""Longer than a service takes to end, or what comes between two, beside the grace period that it has said."""
 KILLED_S = 5.0
 POLL_S = 0.02
 SILENT_S = 1.0
@@ -37,7 +37,7 @@ REASONS = {
 def command(home: Path, *, now: bool, as_json: bool) -> None:
     """Stop everything that `fs up` started. Deployed functions stay for the next `fs up`.
 
-    Calls in progress have ten seconds to end. Asynchronous calls that have not ended go on after the next `fs up`.
+    Calls in progress have ten seconds to end, or as long as FS_DRAIN_S says. Asynchronous calls that have not ended go on after the next `fs up`.
     """
     began_s = time.monotonic()
     try:
@@ -72,16 +72,20 @@ def stop_supervisor(layout: HomeLayout, *, now: bool = False) -> bool:
         time.sleep(POLL_S)
     explained = time.monotonic() + SILENT_S, ""
     for number, wait_s in ((signal.SIGTERM, DEADLINE_S), (signal.SIGKILL, KILLED_S)):
+        waited = ""
         # The pid may be another process's by now, if the supervisor died.
         if start_ticks(record.pid) == record.start_ticks:
             with suppress(ProcessLookupError):
                 os.kill(record.pid, number)
         ends = time.monotonic() + wait_s
         while time.monotonic() < ends:
-            if now and _stopping(layout) and start_ticks(record.pid) == record.start_ticks:
+            stopping = _stopping(layout)
+            if stopping is not None and stopping[0] != waited and number == signal.SIGTERM:
+                waited, ends = stopping[0], time.monotonic() + stopping[1] + DEADLINE_S
+            if now and stopping and start_ticks(record.pid) == record.start_ticks:
                 with suppress(ProcessLookupError):
                     os.kill(record.pid, signal.SIGTERM)  # each signal but the first ends a grace period
-            explained = _explain(layout, *explained)
+            explained = _explain(stopping, *explained)
             # The lock is free a moment before its holder has ended.
             if _clean_if_free(layout) and start_ticks(record.pid) != record.start_ticks:
                 return True
@@ -95,9 +99,9 @@ def _stopping(layout: HomeLayout) -> tuple[str, float] | None:
     return next(found, None)
 
 
-def _explain(layout: HomeLayout, silent_until_s: float, explained: str) -> tuple[float, str]:
+def _explain(stopping: tuple[str, float] | None, silent_until_s: float, explained: str) -> tuple[float, str]:
     """Says what is waited for, once a service; returns what it is called with the next time."""
-    if time.monotonic() > silent_until_s and (stopping := _stopping(layout)) and stopping[0] != explained:
+    if time.monotonic() > silent_until_s and stopping is not None and stopping[0] != explained:
         name, most_s = stopping
         output.message(
             f"waiting for the {name}, at most {most_s:.0f} s: {REASONS[name]}; `fs down --now` does not wait"

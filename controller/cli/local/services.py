@@ -10,9 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...config import DRAIN_S
+
 REDIS = "redis"
 CONTROLLER = "controller"
 NODE = "node"
+
+LAST_WRITES_S = 5.0
+"""Time that a controller may take to end once its calls have."""
 
 # -P: the working directory is no place to import from.
 PYTHON = (sys.executable, "-P", "-m")
@@ -74,9 +79,11 @@ def python_services(
     public_fd: int | None = None,
     tls: tuple[str, str] | None = None,
     own_node: str = "",
+    drain_s: float = DRAIN_S,
 ) -> list[Service]:
     """Controller and node. `public_fd`: a second listening socket, for other machines. `tls`: files of its certificate
-    and key. `own_node`: name of the node, if other machines reach it."""
+    and key. `own_node`: name of the node, if other machines reach it. `drain_s`: time that calls in progress have when
+    the controller is stopped."""
     common = {
         "FS_HOME": str(home),
         "FS_REDIS_URL": redis_url,
@@ -99,7 +106,7 @@ def python_services(
                 "FS_OWN_NODE": own_node,
             },
             descriptors=(listen_fd, *([public_fd] if public_fd is not None else [])),
-            grace_s=15.0,
+            grace_s=drain_s + LAST_WRITES_S,
         ),
         node_service(common, node_memory=node_memory),
     ]

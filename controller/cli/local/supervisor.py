@@ -27,6 +27,7 @@ from fleetstart.runtime.contract.process.environment import ConfigError, read_lo
 from fleetstart.runtime.contract.process.log_format import configure
 from fleetstart.runtime.contract.process.program import run_program
 
+from ...config import read_drain_s
 from ..home import HomeLayout, ServiceRecord, SupervisorRecord, start_ticks, try_lock, write_atomically
 from .listen import ListenAddress, parse_listen
 from .running_service import RunningService
@@ -228,6 +229,7 @@ def supervise(layout: HomeLayout, options: argparse.Namespace, environ: Mapping[
             public_fd=public.fileno() if public else None,
             tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
             own_node=_own_node(environ),
+            drain_s=read_drain_s(environ),
         )
         if own_redis:
             services.insert(0, redis_service(own_redis, socket=redis_socket, data=layout.redis_data))

@@ -139,7 +139,7 @@ def test_down_finds_the_supervisor_by_the_lock_alone(system: System) -> None:
 
 
 def test_down_says_what_it_waits_for_and_need_not_wait(system: System, tmp_path: Path) -> None:
-    system.up()
+    system.fs("up", "--port", "0", "--open", env={"FS_DRAIN_S": "30"})
     handler = tmp_path / "handler.py"
     handler.write_text(
         "import time\nfrom fleetstart.runtime import function\n"
@@ -152,7 +152,7 @@ def test_down_says_what_it_waits_for_and_need_not_wait(system: System, tmp_path:
         waiting = spawn([str(FS), "down", "--json"], env={**os.environ, "FS_HOME": str(system.home)}, stderr=PIPE)
         assert waiting.stderr is not None
         told = waiting.stderr.readline().decode()
-        assert "waiting for the controller, at most 15 s: it lets the calls in progress end" in told
+        assert "waiting for the controller, at most 35 s: it lets the calls in progress end" in told
         system.fs("down", "--now")
         assert "down" in waiting.communicate(timeout=20)[1].decode()
         assert waiting.returncode == 0
