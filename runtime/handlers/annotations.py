@@ -7,14 +7,15 @@ constraints that are written for other libraries (`Annotated[int, Field(ge=1)]`)
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 import typing
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 import msgspec
 
-from ..contract.function.signature import constrained, is_pydantic_model, is_union
+from ..contract.function.signature import constrained, is_pydantic_model, is_struct_like, is_union
 from ..sdk.files import File
 
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
@@ -56,10 +57,43 @@ def object_fields(kind: Any) -> dict[str, Any]:
         return {}
 
 
+def unchecked_field(kind: Any) -> str:
+    """A field of a class with a constraint that nothing checks, as `Item.price`; empty if there is none. msgspec reads
+    the fields of dataclasses, TypedDict, NamedTuple and Struct by itself, and knows its own constraints only."""
+    seen: set[type] = set()
+    waiting = [("", kind)]
+    while waiting:
+        where, one = waiting.pop()
+        origin, arguments = get_origin(one), get_args(one)
+        if origin is ClassVar:
+            continue
+        if where and origin is Annotated and _constraints(list(one.__metadata__)):
+            return where
+        waiting += [(where, argument) for argument in arguments]
+        made = origin or one
+        if isinstance(made, type) and made not in seen and _is_read_by_msgspec(made):
+            seen.add(made)
+            waiting += [(f"{made.__qualname__}.{name}", field) for name, field in _fields_of(made)]
+    return ""
+
+
+def _fields_of(kind: type) -> list[tuple[str, Any]]:
+    """Fields of a class with their types; where a dataclass has `count: int = pydantic.Field(ge=1)`, with that."""
+    fields = list(object_fields(kind).items())
+    for one in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+        if type(one.default).__module__.partition(".")[0] == "pydantic":
+            fields.append((one.name, Annotated[Any, one.default]))
+    return fields
+
+
+def _is_read_by_msgspec(kind: type) -> bool:
+    return (is_struct_like(kind) or hasattr(kind, "_fields")) and not is_pydantic_model(kind)
+
+
 def msgspec_type(kind: Any) -> Any:
     """The same type with every constraint as `msgspec.Meta`.
 
-    Errors: TypeError for a class that cannot be decoded from a request.
+    Errors: TypeError for a type that cannot be decoded from a request.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is typing.Literal or not arguments:
@@ -72,6 +106,8 @@ def msgspec_type(kind: Any) -> Any:
         if found:
             metas.append(msgspec.Meta(**found))
         return constrained(msgspec_type(base), metas)
+    if not is_union(kind):
+        _require_supported(kind)
     checked = tuple(msgspec_type(one) if _is_type(one) else one for one in arguments)
     if checked == arguments:
         return kind
@@ -85,14 +121,15 @@ def _is_type(argument: Any) -> bool:
 
 
 def _require_supported(kind: Any) -> None:
-    if not isinstance(kind, type) or kind is File or is_pydantic_model(kind):
+    if kind is File or is_pydantic_model(kind) or not (isinstance(kind, type) or get_args(kind)):
         return
     try:
         known = not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
     except (TypeError, NameError):
         return  # the decoder reports it
     if not known:
-        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type that a request or a response can have")
+        name = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) and not get_args(kind) else str(kind)
+        raise TypeError(f"{name} is not a type that a request or a response can have")
 
 
 def _constraints(said: list[Any]) -> dict[str, Any]:

@@ -18,9 +18,21 @@ import msgspec
 
 from ..contract.decoding import UNDECODABLE
 from ..contract.errors import InvalidInput
-from ..contract.function.signature import BodyMode, Parameter, body_mode, fields_struct, holds, one_of_batch
+from ..contract.function.signature import (
+    CHECKED_HINT,
+    JSON_HINT,
+    STREAM_HINT,
+    UNCHECKED,
+    BodyMode,
+    Parameter,
+    body_mode,
+    fields_struct,
+    has_stream,
+    holds,
+    one_of_batch,
+)
 from ..sdk.files import File
-from .annotations import decode_hook, msgspec_type, object_fields, resolve_hints
+from .annotations import decode_hook, msgspec_type, object_fields, resolve_hints, unchecked_field
 from .forms import URLENCODED, Form, form_values, query_values
 from .validation_errors import field_error, type_name
 
@@ -174,11 +186,14 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
                 "or take the whole body as one"
             )
         required = parameter.default is parameter.empty
+        hint = hints.get(parameter.name, Any)
         try:
-            kind = msgspec_type(hints.get(parameter.name, Any))
+            kind = msgspec_type(hint)
         except TypeError as error:
-            text = f"parameter {parameter.name!r}: {error}"
-            raise TypeError(f"{text}; take bytes, a File, or what JSON can say") from None
+            way_out = STREAM_HINT if has_stream(hint) else JSON_HINT
+            raise TypeError(f"parameter {parameter.name!r}: {error}; {way_out}") from None
+        if where := unchecked_field(kind):
+            raise TypeError(f"parameter {parameter.name!r}: {where} has {UNCHECKED}; {CHECKED_HINT}")
         found.append(
             Parameter(
                 name=parameter.name,

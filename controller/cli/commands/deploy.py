@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetstart.runtime.contract.errors import InvalidSpec
+from fleetstart.runtime.contract.function.interface import Interface
 from fleetstart.runtime.contract.ids import LIVE
 from fleetstart.runtime.contract.store_url import is_s3
 from fleetstart.runtime.contract.weights.engine_choice import EngineChoice
@@ -121,8 +122,7 @@ def command(
     else:
         for one, function in zip(deployed, read, strict=True):
             output.data(one.url)
-            interface, chats = interface_of(path, function.declaration), function.chats
-            output.message(curl_for_function(one.url, interface, address, chats=chats))
+            output.message(curl_for_function(one.url, function.interface, address, chats=function.chats))
     return output.OK
 
 
@@ -179,9 +179,10 @@ def _deploy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFunction:
-    """A declaration with its weights, of which only headers and small files have been read."""
+    """A declaration with its interface and its weights, of which only headers and small files have been read."""
 
     declaration: Declaration
+    interface: Interface
     weights: Source | None
     adapter: Source | None
     adapters: Mapping[str, Source] = field(default_factory=dict)
@@ -195,8 +196,8 @@ class ReadFunction:
 
 
 def _read(declaration: Declaration, path: Path) -> ReadFunction:
-    """Reads the weights of a declaration. Errors: InvalidSpec; those of `read_source`; CheckpointInvalid for what an
-    `LLM` or a `Transformers` cannot run."""
+    """Reads interface and weights of a declaration. Errors: HandlerSyntax; InvalidSpec; those of `read_source`;
+    CheckpointInvalid for what an `LLM` or a `Transformers` cannot run."""
     where = f"{path}:{declaration.line}"
     text = weights_of(declaration)
     if declaration.kind != "function" and not text:
@@ -204,8 +205,9 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
         how = f"{declaration.attribute} = {maker}" if maker else "@function"
         what = maker or f"{declaration.attribute} is Layered and"
         raise InvalidSpec(f"{where}: {what} needs weights", hint=f'write {how}(weights="...")')
+    interface = interface_of(path, declaration)
     if not text:
-        return ReadFunction(declaration=declaration, weights=None, adapter=None)
+        return ReadFunction(declaration=declaration, interface=interface, weights=None, adapter=None)
     source = _source(path.parent, text)
     if declaration.kind == "layered":
         source = with_layer_names(source, layer_pattern_of(declaration), where)
@@ -219,6 +221,7 @@ def _read(declaration: Declaration, path: Path) -> ReadFunction:
     change = adapter_of(declaration)
     return ReadFunction(
         declaration=declaration,
+        interface=interface,
         weights=source,
         adapter=_source(path.parent, change) if change else None,
         adapters={name: _source(path.parent, text) for name, text in adapters_of(declaration).items()},
@@ -253,7 +256,7 @@ def _packed(
         modules=layer.layer.modules if layer else (),
         imports=bundle.imports,
         overrides={},
-        interface=interface_of(path, declaration),
+        interface=read.interface,
         batch=batch_size(path, declaration),
         engine=read.engine.engine if read.engine else None,
     )

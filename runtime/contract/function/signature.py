@@ -32,6 +32,11 @@ STREAMS = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIt
 """Return annotations of handlers that stream; their first argument is the type of an event."""
 BUFFERS = (bytes, bytearray, memoryview)
 
+UNCHECKED = "a constraint of pydantic or annotated_types, which is checked in signatures and in pydantic models only"
+CHECKED_HINT = "write Annotated[..., msgspec.Meta(...)] there, or make its class a pydantic model"
+STREAM_HINT = "write list[...]: a request has all its items"
+JSON_HINT = "take bytes, a File, or what JSON can say"
+
 BodyMode = Literal["raw", "whole", "fields"]
 """The body's bytes for the only parameter, one JSON value for it, or a JSON object with a field for each parameter."""
 AnswerForm = Literal["json", "bytes", "events", "response"]
@@ -178,6 +183,11 @@ def is_list(kind: Any) -> bool:
     """Checks whether the type is a list, tuple or set of values."""
     kind = underlying_type(kind)
     return (get_origin(kind) or kind) in (list, tuple, set, frozenset)
+
+
+def has_stream(kind: Any) -> bool:
+    """Checks whether the type, or one inside it, is an `Iterable[...]` or another that a request's JSON cannot fill."""
+    return get_origin(kind) in STREAMS or any(map(has_stream, get_args(kind)))
 
 
 def holds(kind: Any, wanted: Sequence[type]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import io
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -137,13 +136,6 @@ def test_query_and_form_fill_fields_of_any_object() -> None:
     # curl calls everything a form that is not called something else
     read = argument_decoder(fields).read(b'{"size": "l"}', b"", b"application/x-www-form-urlencoded")
     assert read[1]["size"] is Size.LARGE
-
-
-def test_a_class_that_no_request_can_fill_is_refused_when_the_worker_starts() -> None:
-    def takes(stream: io.BytesIO, n: int) -> None: ...
-
-    with pytest.raises(TypeError, match=r"'stream'.*io\.BytesIO.*take bytes, a File"):
-        argument_decoder(takes)
 
 
 @given(

@@ -34,8 +34,13 @@ _CONSTRAINTS = frozenset(
     ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "title", "description", "examples")
 )
 _FOREIGN = frozenset(("Field", "Interval", "Len"))
-"""Constraints of pydantic and annotated_types. They count in a signature and in a pydantic model; in other classes the
-worker does not check them."""
+"""Constraints of pydantic and annotated_types. They count in a signature and in a pydantic model; a worker with them in
+other classes does not start."""
+_OF_ANNOTATED_TYPES = frozenset(
+    f"annotated_types.{name}" for name in ("Ge", "Gt", "Interval", "Le", "Len", "Lt", "MaxLen", "MinLen", "MultipleOf")
+)
+_TEXTS = frozenset(("title", "description", "examples"))
+"""Of _CONSTRAINTS, those that constrain nothing."""
 _FIELD_MAKERS = frozenset(("dataclasses.field", "msgspec.field", "pydantic.Field"))
 _STRUCT_OPTIONS = frozenset(("forbid_unknown_fields", "rename", "tag", "tag_field", "array_like"))
 
@@ -54,6 +59,9 @@ class _Place:
 
     module: Module
     foreign: bool = True
+    """False in a class whose fields msgspec reads by itself."""
+    model: bool = False
+    """True in a pydantic model, also in the classes inside it."""
     depth: int = 0
 
     @property
@@ -79,6 +87,8 @@ class AnnotationTypes:
 
     def __init__(self, module: Module) -> None:
         self.resolver = NameResolver()
+        self.unchecked = ""
+        """File and line of a constraint that no worker would check; empty if there is none."""
         self._module = module
         self._classes: dict[int, Any] = {}
 
@@ -110,6 +120,7 @@ class AnnotationTypes:
             values = [constant(item, place.module) for item in items]
             return Literal[tuple(value for value, _ in values)] if all(known for _, known in values) else UNKNOWN
         if name == "Annotated":
+            self._look_for_unchecked(items[1:], place)
             return constrained(self._type(items[0], place.inside), _metas(items[1:], place))
         if name in _WRAPPERS:
             return self._type(items[0], place.inside)
@@ -134,21 +145,26 @@ class AnnotationTypes:
             return Exception if full.endswith(("Error", "Exception")) else UNKNOWN
         home, name = found
         if name in home.classes:
-            return self._class(home.classes[name], home)
+            return self._class(home.classes[name], home, place)
         return self._type(home.values.get(name), replace(place.inside, module=home))
+
+    def _look_for_unchecked(self, said: list[ast.expr], place: _Place) -> None:
+        for one in said:
+            if not place.foreign and isinstance(one, ast.Call) and _constrains_elsewhere(one, place.module):
+                self.unchecked = self.unchecked or f"{place.module.path}:{one.lineno}"
 
     # ── classes ────────────────────────────────────────────────────────────────────────────────────
 
-    def _class(self, node: ast.ClassDef, module: Module) -> Any:
+    def _class(self, node: ast.ClassDef, module: Module, place: _Place) -> Any:
         if id(node) not in self._classes:
             self._classes[id(node)] = UNKNOWN
             try:
-                self._make(node, module)
+                self._make(node, module, place.model)
             except (TypeError, ValueError, AttributeError):  # a class that cannot be: the worker will say so
                 self._classes[id(node)] = UNKNOWN
         return self._classes[id(node)]
 
-    def _make(self, node: ast.ClassDef, module: Module) -> None:
+    def _make(self, node: ast.ClassDef, module: Module, inside_model: bool) -> None:
         """A class is known before the types of its fields: these may name it."""
         kind = self.resolver.kind_of(node, module)
         if kind == "":
@@ -158,7 +174,7 @@ class AnnotationTypes:
         if kind == "enum":
             self._classes[id(node)] = self._enum(node, module)
             return
-        fields = self._fields(node, module, kind)
+        fields = self._fields(node, module, kind, inside_model)
         made = _namedtuple(node, fields) if kind == "namedtuple" else self._struct(node, module, fields)
         self._classes[id(node)] = made
         made.__doc__ = ast.get_docstring(node)
@@ -199,15 +215,18 @@ class AnnotationTypes:
         made.__doc__ = ast.get_docstring(node)
         return made
 
-    def _fields(self, node: ast.ClassDef, module: Module, kind: str, depth: int = 0) -> dict[str, _Field]:
+    def _fields(
+        self, node: ast.ClassDef, module: Module, kind: str, inside_model: bool, depth: int = 0
+    ) -> dict[str, _Field]:
         """A class's own fields after those of its bases, which they replace."""
         fields: dict[str, _Field] = {}
         for base in node.bases:
             found = self.resolver.find_class(base, module) if depth < DEPTH_MAX else None
             if found is not None:
-                fields |= self._fields(*found, kind, depth + 1)
+                fields |= self._fields(*found, kind, inside_model, depth + 1)
         total = not any(one.arg == "total" and constant(one.value, module) == (False, True) for one in node.keywords)
-        place = _Place(module, foreign=kind == "model")
+        model = inside_model or kind == "model"
+        place = _Place(module, foreign=model, model=model)
         for statement in node.body:
             match statement:
                 case ast.AnnAssign(target=ast.Name(id=attribute), annotation=annotation, value=value):
@@ -219,6 +238,8 @@ class AnnotationTypes:
                     if kind == "typeddict":
                         field.required = name == "Required" or (total and name != "NotRequired")
                     elif value is not None:
+                        if kind == "dataclass":
+                            self._look_for_unchecked([value], place)
                         _read_default(field, value, kind)
                     fields[attribute] = field
         return fields
@@ -277,6 +298,13 @@ def _metas(said: list[ast.expr], place: _Place) -> list[msgspec.Meta]:
         with suppress(TypeError, ValueError):  # one that msgspec does not take
             found.append(msgspec.Meta(**{key: value for key, (value, known) in values.items() if known}))
     return found
+
+
+def _constrains_elsewhere(said: ast.Call, module: Module) -> bool:
+    """Checks whether it is a constraint of pydantic or annotated_types."""
+    full = module.full(said.func)
+    limits = {keyword.arg for keyword in said.keywords} & (_CONSTRAINTS - _TEXTS)
+    return full in _OF_ANNOTATED_TYPES or (full == "pydantic.Field" and bool(limits))
 
 
 def _union(options: list[Any]) -> Any:

@@ -9,19 +9,24 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
 from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import INTERFACE_MAX_BYTES, Interface, Schema
 from fleetstart.runtime.contract.function.signature import (
+    CHECKED_HINT,
+    STREAM_HINT,
+    UNCHECKED,
     BodyMode,
     Parameter,
     answer_of,
     body_mode,
     fields_struct,
+    has_stream,
     holds,
+    is_union,
     one_of_batch,
 )
 from fleetstart.runtime.contract.function.tasks import check_task
@@ -38,11 +43,13 @@ _REFERENCE = "#/components/schemas/{name}"
 _FILES = (File, bytes)
 _PLAIN = bool | int | float | str | None
 NO_DEFAULT = object()
+_UNION_HINT = "make its classes msgspec.Struct with tag=True, which says in JSON what each is, or take one type"
 _UNKNOWN = Interface(takes="unknown")
 
 
 def interface_of(path: Path, declaration: Declaration) -> Interface:
-    """The interface of one declaration. What the source does not tell is left open. Errors: HandlerSyntax."""
+    """The interface of one declaration. What the source does not tell is left open. Errors: HandlerSyntax; InvalidSpec
+    for parameters with which no worker would start."""
     if declaration.kind == "llm":
         return Interface(takes="llm", gives="response")
     if declaration.kind == "transformers":
@@ -109,14 +116,27 @@ class _Reader:
             return Interface(takes="asgi", gives="response")
         if function.args.vararg or function.args.kwarg:
             return _UNKNOWN
+        parameters = self._parameters(function, arguments)
+        self._require_startable(function, parameters)
         try:
-            return self._interface(name, function, answer or function, arguments)
+            return self._interface(name, function, answer or function, parameters)
         except TypeError:  # no worker of it will start, and that one says why
             return _UNKNOWN
 
-    def _interface(self, name: str, function: Function, answering: Function, arguments: list[ast.arg]) -> Interface:
+    def _require_startable(self, function: Function, parameters: list[Parameter]) -> None:
+        """Errors: InvalidSpec for a type that the worker will not take either."""
+        where = self._types.unchecked
+        if where:
+            raise InvalidSpec(f"{where}: {UNCHECKED}", hint=CHECKED_HINT)
+        for one in parameters:
+            refused = f"{self._module.path}:{function.lineno}: parameter {one.name!r}"
+            if has_stream(one.type):
+                raise InvalidSpec(f"{refused} is to be iterated over, which JSON is not", hint=STREAM_HINT)
+            if reason := _mixed_union(one.type):
+                raise InvalidSpec(f"{refused}: {reason}", hint=_UNION_HINT)
+
+    def _interface(self, name: str, function: Function, answering: Function, parameters: list[Parameter]) -> Interface:
         batched = _batched(function, self._module) is not None
-        parameters = self._parameters(function, arguments)
         if batched:
             parameters = [one_of_batch(parameter) for parameter in parameters]
         answer = answer_of(
@@ -206,6 +226,31 @@ def _describable(kind: Any) -> Any:
     except (TypeError, ValueError, NameError):
         return UNKNOWN
     return kind
+
+
+def _mixed_union(kind: Any) -> str:
+    """Why JSON cannot tell the options of a union apart; empty if it can. Unions in fields of classes are not looked
+    at: some of these classes check them by rules of their own."""
+    options = get_args(kind)
+    if is_union(kind) and Exception not in options:  # what is called an error may be another class
+        try:
+            msgspec.json.Decoder(Union[tuple(map(_outermost, options))])  # noqa: UP007
+        except TypeError as error:
+            return str(error).partition(" - ")[0]
+    return next(filter(None, map(_mixed_union, options)), "")
+
+
+def _outermost(kind: Any) -> Any:
+    """The type without constraints and without what is inside it."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _outermost(get_args(kind)[0])
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        said = kind.__struct_config__
+        return msgspec.defstruct(kind.__name__, [], tag=said.tag, tag_field=said.tag_field, array_like=said.array_like)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return tuple
+    return kind if origin in (None, Literal) else origin
 
 
 def _file_schema(kind: type) -> Schema:

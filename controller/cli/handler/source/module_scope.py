@@ -42,6 +42,10 @@ class Module:
         """The names of a file. Errors: HandlerSyntax, OSError."""
         return cls(parse(path.read_bytes(), str(path)), path.parent, path.stem)
 
+    @property
+    def path(self) -> Path:
+        return self.folder.joinpath(*self.name.split(".")).with_suffix(".py")
+
     def __post_init__(self) -> None:
         for statement in self.tree.body:
             self._bind(statement)
