@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetstart.runtime.contract.errors import InvalidSpec, LayerInvalid, StartFailed, Unavailable
+from fleetstart.runtime.contract.errors import FleetError, InvalidSpec, LayerInvalid, StartFailed, Unavailable
 from fleetstart.runtime.contract.function.layer import (
     MANIFEST_MAX_BYTES,
     MANIFEST_OBJECT,
@@ -215,6 +215,10 @@ class LayerCache:
         try:
             await in_thread(lambda: self._write(layer, manifest, data, temporary), name)
             self._layers[layer] = _CachedLayer(manifest.total_bytes, last_used_s=time.time())
+        except (OSError, FleetError):
+            if layer not in self._layers:
+                raise
+            return  # it was adopted meanwhile, and is in the place of this one
         finally:
             del self._coming[temporary]
         self.bandwidths.note("layers", manifest.total_bytes, time.monotonic() - written_s)

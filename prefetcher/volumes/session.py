@@ -154,8 +154,9 @@ class VolumeSession:
     async def _publish(self, name: str, base: int, base_tree: LayerId, staging: Path) -> int:
         """Stores the files in staging and publishes them as the version after `base`; returns its number."""
         began_s = time.monotonic()
-        known = self._node.cache.manifest(base_tree) if base_tree else None
-        folder = self._node.cache.files_of(staging)
+        cache = self._node.cache  # it may not have kept the base, all of whose parts are then stored again
+        known = cache.manifest(base_tree) if cache.has(base_tree) else None
+        folder = cache.files_of(staging)
         try:
             stored = await in_thread(
                 lambda: store_version(self._node.writer, folder, known, lambda: self._gone), f"volumes-{self._worker}"
@@ -167,7 +168,7 @@ class VolumeSession:
         record = await self._node.publish(self._project, name, base, _version(stored, self._function))
         version = next(one for one in reversed(record.versions) if one.tree == stored.tree)
         # Workers that start find the files on the node's disk, and the next commit its base.
-        await self._node.cache.adopt(staging, stored.tree, stored.manifest, stored.data, self._worker)
+        await cache.adopt(staging, stored.tree, stored.manifest, stored.data, self._worker)
         self._acquired |= {stored.tree} - self._mounted
         self._bases[name] = version.number, stored.tree
         self._release_former()
