@@ -1,4 +1,4 @@
-"""Sizes of the launcher's pools of containers, by demand. Pure.
+"""Sizes of the launcher's pools of containers, by demand, and when what failed is tried again. Pure.
 
 A container goes through three states before it has a worker: *created* (a folder and a record of the engine, no
 process), *paused* (its Python has imported a profile, and its processes are frozen), and handed out. From the first a
@@ -23,6 +23,11 @@ SETTLE_S = 0.5
 """Pause after the last launch before pools are refilled: it would take a core from the start that is under way."""
 
 
+FAILURE_PAUSES_S = (2.0, 5.0, 15.0, 30.0)
+"""Pauses after failures in a row of one pool, or of one container's removal: the engine may be starting again, and an
+image that is gone from it may never come back."""
+
+
 class PoolKey(NamedTuple):
     """What the containers of one pool have in common."""
 
@@ -38,6 +43,25 @@ class PoolTargets:
     created: int
     """Of the generic image: all pools of it take from them."""
     paused: Mapping[PoolKey, int]
+
+
+class Backoff:
+    """What failed and waits to be tried again: pools by their key, containers to be removed by their id."""
+
+    def __init__(self) -> None:
+        self._failed: dict[PoolKey | str, tuple[int, float]] = {}
+        """Failures in a row, and the time of the last."""
+
+    def failed(self, what: PoolKey | str, now_s: float) -> None:
+        failures, _ = self._failed.get(what, (0, 0.0))
+        self._failed[what] = failures + 1, now_s
+
+    def succeeded(self, what: PoolKey | str) -> None:
+        self._failed.pop(what, None)
+
+    def may_try(self, what: PoolKey | str, now_s: float) -> bool:
+        failures, failed_s = self._failed.get(what, (0, 0.0))
+        return not failures or now_s - failed_s >= FAILURE_PAUSES_S[min(failures, len(FAILURE_PAUSES_S)) - 1]
 
 
 def busiest(launches_s: Sequence[float], now_s: float) -> int:

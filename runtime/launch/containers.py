@@ -16,13 +16,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ..isolation.root import Mount, name_files
 from .base_image import OWN_DIR
 from .carried_python import CarriedPython
 from .container_engine import ContainerEngine, ContainerPlan, UserImage
-from .container_pool import PAUSED_MOST, PoolKey, may_refill, targets
+from .container_pool import PAUSED_MOST, Backoff, PoolKey, PoolTargets, may_refill, targets
 from .container_worker import CONTROL_PATH, MESSAGE_MAX, WARM
 from .launcher import has_ended
 
@@ -31,8 +32,8 @@ CONNECT_TIMEOUT_S = 20.0
 WARM_TIMEOUT_S = 60.0
 """Limit for the imports of a profile."""
 TICK_S = 0.5
-FAILURE_PAUSE_S = 2.0
-"""Pause after the engine failed: it may be starting again."""
+CREATED = "created"
+"""Name of the generic containers that are created and not started, where each pool has one."""
 REMEMBERED_LAUNCHES = 64
 NO_RUNTIME_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 """Variable of NVIDIA's container runtime, which gives a container the GPUs that its image asks for by it: often all of
@@ -240,6 +241,7 @@ class ContainerStock:
         self._launches: dict[PoolKey, deque[float]] = {}
         self._images: dict[str, UserImage] = {}
         """Users' images by their ids."""
+        self._backoff = Backoff()
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._ending = False
@@ -287,16 +289,11 @@ class ContainerStock:
         self._woken.set()
 
     def run(self) -> None:
-        """Removes containers that have ended and refills the pools, until `close`."""
+        """Removes containers that have ended and refills the pools, until `end`. What fails is tried again after a
+        pause of its own, in which all else goes on."""
         while not self._ending:
-            try:
-                idle = not self._step(time.monotonic())
-                pause_s = TICK_S if idle else 0.0
-            except OSError as error:
-                sys.stderr.write(f"the pools of containers are not refilled for now: {error}\n")
-                pause_s = FAILURE_PAUSE_S
-            if pause_s:
-                self._woken.wait(pause_s)
+            if not self._step(time.monotonic()):
+                self._woken.wait(TICK_S)
                 self._woken.clear()
 
     def end(self, refilling: threading.Thread) -> None:
@@ -318,33 +315,45 @@ class ContainerStock:
             return found.popleft() if found else None
 
     def _step(self, now_s: float) -> bool:
-        """Does one thing, if there is one to do. Errors: OSError."""
-        with self._lock:
-            ended = self._stocked.ended.popleft() if self._stocked.ended else None
-            wanted = targets(self._launches, now_s)
-            refill = may_refill(self._launches, now_s)
-            created = len(self._stocked.created)
-            short = next((one for one, least in wanted.paused.items() if self._paused(one) < least), None)
-            surplus = next((one for one in self._stocked.paused if self._paused(one) > wanted.paused.get(one, 0)), None)
-        self._drop_dead()
-        if ended is not None:
-            try:
-                self._factory.remove(ended)
-            except OSError:
-                self._stocked.ended.append(ended)
-                raise
-        elif surplus is not None:
-            if (container := self._pop(lambda stocked: stocked.paused.get(surplus))) is not None:
-                self.discard(container)
-        elif refill and short is not None:
-            self._stock(short)
-        elif refill and created < wanted.created:
-            made = self._factory.create()
-            with self._lock:
-                self._stocked.created.append(made)
-        else:
+        """Does one thing, if there is one to do."""
+        found = self._next(now_s)
+        if found is None:
             return False
+        what, action = found
+        try:
+            action()
+        except OSError as error:
+            sys.stderr.write(f"to be tried again, for the pools of containers: {error}\n")
+            self._backoff.failed(what, time.monotonic())
+        else:
+            self._backoff.succeeded(what)
         return True
+
+    def _next(self, now_s: float) -> tuple[PoolKey | str, Callable[[], None]] | None:
+        """What to do now, if anything, after the name by which it is remembered if it fails."""
+        with self._lock:
+            wanted = targets(self._launches, now_s)
+            self._drop_unneeded(wanted)
+            for ended in self._stocked.ended:
+                if self._backoff.may_try(ended.id, now_s):
+                    return ended.id, partial(self._remove, ended)
+            if may_refill(self._launches, now_s):
+                for pool, least in wanted.paused.items():
+                    if self._paused(pool) < least and self._backoff.may_try(pool, now_s):
+                        return pool, partial(self._stock, pool)
+                if len(self._stocked.created) < wanted.created and self._backoff.may_try(CREATED, now_s):
+                    return CREATED, self._create
+        return None
+
+    def _remove(self, container: Container) -> None:
+        self._factory.remove(container)
+        with self._lock:
+            self._stocked.ended.remove(container)
+
+    def _create(self) -> None:
+        made = self._factory.create()
+        with self._lock:
+            self._stocked.created.append(made)
 
     def _paused(self, pool: PoolKey) -> int:
         return len(self._stocked.paused.get(pool, ()))
@@ -365,11 +374,13 @@ class ContainerStock:
         with self._lock:
             self._stocked.paused.setdefault(pool, deque(maxlen=2 * PAUSED_MOST)).append(container)
 
-    def _drop_dead(self) -> None:
-        """Drops paused containers that have ended: the engine was started again, or its operator removed them."""
-        with self._lock:
-            for waiting in self._stocked.paused.values():
-                for container in [one for one in waiting if has_ended(one.pidfd)]:
+    def _drop_unneeded(self, wanted: PoolTargets) -> None:
+        """Drops paused containers that are too many, and those that have ended: the engine was started again, or its
+        operator removed them. The lock is held."""
+        for pool, waiting in self._stocked.paused.items():
+            surplus = max(0, len(waiting) - wanted.paused.get(pool, 0))
+            for place, container in enumerate(list(waiting)):
+                if place < surplus or has_ended(container.pidfd):
                     waiting.remove(container)
                     self._stocked.ended.append(container)
 

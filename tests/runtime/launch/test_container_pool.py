@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from fleetstart.runtime.launch.container_pool import (
     CREATED_LEAST,
     CREATED_MOST,
+    FAILURE_PAUSES_S,
     PAUSED_MOST,
     REFILL_S,
     REMEMBERED_S,
     SETTLE_S,
+    Backoff,
     PoolKey,
     busiest,
     may_refill,
@@ -50,6 +52,22 @@ def test_a_start_under_way_is_left_alone() -> None:
     assert may_refill({}, 0.0)
     assert not may_refill({PYTHON: [1.0], TORCH: [9.8]}, 9.8 + SETTLE_S / 2)
     assert may_refill({PYTHON: [1.0], TORCH: [9.8]}, 9.9 + SETTLE_S)
+
+
+def test_what_fails_again_and_again_waits_longer_and_nothing_else_does() -> None:
+    backoff = Backoff()
+    assert backoff.may_try(OWN, 0.0)
+    now_s = 100.0
+    for pause_s in (*FAILURE_PAUSES_S, FAILURE_PAUSES_S[-1]):
+        backoff.failed(OWN, now_s)
+        assert not backoff.may_try(OWN, now_s + pause_s - 0.1)
+        assert backoff.may_try(PYTHON, now_s)
+        now_s += pause_s
+        assert backoff.may_try(OWN, now_s)
+    backoff.succeeded(OWN)
+    assert backoff.may_try(OWN, 0.0)
+    backoff.failed(OWN, now_s)
+    assert backoff.may_try(OWN, now_s + FAILURE_PAUSES_S[0]), "a success begins anew"
 
 
 @given(LAUNCHES, st.floats(0, 2000))
