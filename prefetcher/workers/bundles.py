@@ -1,40 +1,34 @@
 """The cache of users' code on the node: each bundle is fetched once, checked against its digest and unpacked.
 
-A bundle is untrusted: a tar, plain or gzipped, of files and folders. Anything else in it (links, devices, paths that
-leave the folder) is rejected, and nothing of it is kept: a bundle appears under its digest by one rename, or not at
-all, and after a boot of the machine the sizes of its files are checked. Bundles that no worker uses are evicted by size
-and age (`layers.bundle_eviction`); a folder's time of change is when it was last used.
+A bundle appears by one rename, or not at all (`layers.bundle_unpacking`), and after a boot of the machine the sizes of
+its files are checked. Bundles that no worker uses are evicted by size and age (`layers.bundle_eviction`); a folder's
+time of change is when it was last used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import hashlib
-import io
-import json
 import logging
 import os
 import secrets
 import shutil
 import tarfile
 import time
-import zlib
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import IO
+from pathlib import Path
 
-from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, LayerInvalid, NotFound, TooLarge
+from fleetstart.runtime.contract.errors import ChecksumMismatch, InvalidSpec, NotFound, TooLarge
 from fleetstart.runtime.contract.ids import BundleId
 from fleetstart.runtime.contract.object_keys import bundle_key, is_digest
 from fleetstart.runtime.contract.sizes import MIB
 
 from ..concurrency.threads import in_thread
 from ..fetch.errors import with_retries
-from ..layers.boot_check import check_after_boot, mark_whole
 from ..layers.bundle_eviction import LIMIT_BYTES, UnpackedBundle, bundles_to_evict
+from ..layers.bundle_unpacking import FILES, TEMPORARY, is_whole, unpack
 from ..sources.base import Source
 from ..sources.errors import ObjectMissing
 
@@ -42,16 +36,10 @@ log = logging.getLogger(__name__)
 
 BUNDLE_MAX_BYTES = 256 * MIB
 """Limit of a packed bundle. Code only: weights are loaded from checkpoints."""
-UNPACKED_MAX_BYTES = 1024 * MIB
-MEMBERS_MAX = 20_000
-PATH_MAX_BYTES = 1024
-HEADER_MAX_BYTES = 16 * 1024
-"""Longest header of a member. Long names and PAX attributes are headers, which `tarfile` reads whole."""
 EVICT_S = 60.0
-FILES = "files"
-SIZES = "sizes.json"
-"""Bytes of each file, for the check after a boot."""
-_TEMPORARY = ".new-"
+_LAYOUT = ".v2"
+"""Ending of a bundle's folder. Releases before took one with the bare digest for the files themselves: after going back
+to one it fetches them again."""
 
 
 class BundleCache:
@@ -75,12 +63,12 @@ class BundleCache:
         self._unpacked: set[BundleId] = set()
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
-            if not _is_whole(path):
+            if not (_bundle_in(path) and is_whole(path)):
                 shutil.rmtree(path, ignore_errors=True)
 
     def ready(self, bundle: BundleId) -> Path | None:
         """The unpacked folder, or None if the bundle is not cached. Does not await: for the fast path of a start."""
-        path = self._folder / bundle
+        path = self._path(bundle)
         if bundle not in self._unpacked and not (is_digest(bundle) and (path / FILES).is_dir()):
             return None
         with contextlib.suppress(OSError):
@@ -120,9 +108,9 @@ class BundleCache:
             # In this turn of the loop nobody uses any of them, and from now on nobody finds one.
             self._unpacked.discard(bundle)
             self._sizes.pop(bundle, None)
-            left[bundle] = self._folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+            left[bundle] = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
             with contextlib.suppress(OSError):
-                (self._folder / bundle).rename(left[bundle])
+                self._path(bundle).rename(left[bundle])
         if left:
             await in_thread(lambda: _remove(left.values()), "bundle-evict")
         for bundle in left:
@@ -132,10 +120,9 @@ class BundleCache:
         """The unpacked bundles, with sizes that are counted once. Blocks."""
         found = []
         for path in self._folder.iterdir():
-            if not is_digest(path.name):
+            if (bundle := _bundle_in(path)) is None:
                 continue
             with contextlib.suppress(OSError):
-                bundle = BundleId(path.name)
                 if bundle not in self._sizes:
                     self._sizes[bundle] = sum(file.lstat().st_blocks * 512 for file in path.rglob("*"))
                 found.append(
@@ -154,7 +141,16 @@ class BundleCache:
         assert isinstance(data, bytes)
         if (found := hashlib.sha256(data).hexdigest()) != bundle:
             raise ChecksumMismatch(f"bundle {bundle[:12]}: the store's bytes have digest {found[:12]}")
-        return unpack(data, self._folder / bundle)
+        return unpack(data, self._path(bundle))
+
+    def _path(self, bundle: BundleId) -> Path:
+        return self._folder / f"{bundle}{_LAYOUT}"
+
+
+def _bundle_in(path: Path) -> BundleId | None:
+    """The bundle of a folder of the cache; None for one of anything else."""
+    digest = path.name.removesuffix(_LAYOUT)
+    return BundleId(digest) if digest != path.name and is_digest(digest) else None
 
 
 def _remove(folders: Iterable[Path]) -> None:
@@ -175,111 +171,3 @@ def pack_tar(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def unpack(data: bytes, target: Path) -> Path:
-    """Unpacks beside the target, then renames; returns the folder of the files. A target that exists already is left
-    as it is."""
-    temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
-    files = temporary / FILES
-    files.mkdir(mode=0o755, parents=True)
-    try:
-        packed = io.BytesIO(data)
-        file = _TarStream(gzip.GzipFile(fileobj=packed) if data[:2] == b"\x1f\x8b" else packed)
-        with tarfile.open(fileobj=file, mode="r:") as tar:  # type: ignore[call-overload]
-            _unpack_members(tar, file, files)
-        (temporary / SIZES).write_text(json.dumps(_sizes(files)))
-        mark_whole(temporary)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-        return target / FILES
-    except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, zlib.error) as error:
-        raise InvalidSpec(f"bundle {target.name[:12]} cannot be unpacked: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sizes(files: Path) -> dict[str, int]:
-    """Bytes of each file, by its path below the folder."""
-    return {
-        os.path.relpath(os.path.join(folder, name), files): os.lstat(os.path.join(folder, name)).st_size
-        for folder, _, names in os.walk(files)
-        for name in names
-    }
-
-
-def _is_whole(path: Path) -> bool:
-    """Checks a bundle of an earlier daemon: it was unpacked to its end, and no power loss has cut it since."""
-    if not is_digest(path.name):
-        return False
-    try:
-        sizes: dict[str, int] = json.loads((path / SIZES).read_text())
-        check_after_boot(path, path / FILES, sizes.items())
-    except (OSError, LayerInvalid, ValueError):
-        return False
-    return True
-
-
-class _TarStream:
-    """A tar's bytes for `tarfile`, which would read a header of any length into memory."""
-
-    def __init__(self, file: gzip.GzipFile | io.BytesIO) -> None:
-        self._file = file
-        self.in_content = False
-
-    def read(self, size: int) -> bytes:
-        if size > HEADER_MAX_BYTES and not self.in_content:
-            raise tarfile.ReadError(f"a header of {size:,} bytes; {HEADER_MAX_BYTES:,} are allowed")
-        return self._file.read(size)
-
-    def seek(self, offset: int) -> int:
-        return self._file.seek(offset)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-
-def _unpack_members(tar: tarfile.TarFile, file: _TarStream, folder: Path) -> None:
-    total_bytes = 0
-    for number, member in enumerate(tar):
-        tar.members.clear()  # type: ignore[attr-defined] # it would keep them all, with their headers
-        if number >= MEMBERS_MAX:
-            raise TooLarge(f"the bundle has more than {MEMBERS_MAX} files")
-        path = folder.joinpath(*_parts(member.name))
-        if member.isdir():
-            path.mkdir(mode=0o755, parents=True, exist_ok=True)
-            continue
-        if not member.isreg() or member.issparse():
-            raise InvalidSpec(
-                f"bundle member {member.name[:200]!r} is neither file nor folder: links and devices are refused"
-            )
-        total_bytes += member.size
-        if total_bytes > UNPACKED_MAX_BYTES:
-            raise TooLarge(f"the bundle unpacks to more than {UNPACKED_MAX_BYTES:,} bytes")
-        content = tar.extractfile(member)
-        assert content is not None
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        file.in_content = True
-        _write(content, path, executable=bool(member.mode & 0o100))
-        file.in_content = False
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    path = PurePosixPath(name)
-    if (
-        path.is_absolute()
-        or ".." in path.parts
-        or "\0" in name
-        or len(name.encode("utf-8", "surrogateescape")) > PATH_MAX_BYTES
-    ):
-        raise InvalidSpec(f"bundle member {name[:200]!r} has a path that is not allowed")
-    return path.parts
-
-
-def _write(content: IO[bytes], path: Path, *, executable: bool) -> None:
-    with path.open("xb") as file:
-        shutil.copyfileobj(content, file, MIB)
-    path.chmod(0o755 if executable else 0o644)

@@ -32,8 +32,8 @@ from fleetstart.controller.http.asgi import Receive, Scope, Send
 from fleetstart.controller.http.byte_range import NotSatisfiable, parse_range
 from fleetstart.controller.http.connection_limits import ConnectionTable, LimitedHttpProtocol
 from fleetstart.controller.http.headers import scoped_cookie
+from fleetstart.prefetcher.layers.bundle_unpacking import unpack as unpack_bundle
 from fleetstart.prefetcher.network.proxy_request import END, BadProxyRequest, parse_request
-from fleetstart.prefetcher.workers.bundles import unpack as unpack_bundle
 from fleetstart.runtime.contract.errors import ErrorInfo, FleetError
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.node.channel import PACKET_MAX_BYTES, Channel, ChannelClosed, pair

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fleetstart.prefetcher.layers import bundle_unpacking as module
+from fleetstart.prefetcher.layers.bundle_unpacking import unpack
 from fleetstart.prefetcher.sources.base import Source
 from fleetstart.prefetcher.sources.folder import FolderSource
-from fleetstart.prefetcher.workers import bundles as module
-from fleetstart.prefetcher.workers.bundles import BundleCache, unpack
+from fleetstart.prefetcher.workers.bundles import BundleCache
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, InvalidSpec, NotFound, TooLarge
 from fleetstart.runtime.contract.ids import BundleId
 from tests.prefetcher.hostile_bundles import HOSTILE, member
@@ -32,7 +33,18 @@ def test_a_bundle_is_fetched_checked_and_unpacked(source: Source, store: Store, 
 
     assert (folder / "handler.py").read_text() == "x = 1\n"
     assert (folder / "pkg/mod.py").read_text() == "y = 2\n"
-    assert [path.name for path in (tmp_path / "bundles").iterdir()] == [bundle]
+    assert list((tmp_path / "bundles").iterdir()) == [folder.parent]
+
+
+def test_releases_before_and_this_one_do_not_take_each_other_s_folders_for_bundles(
+    store: Store, tmp_path: Path
+) -> None:
+    """They had a bundle's files in a folder with its digest."""
+    source, bundle = FolderSource(store.folder), store.put_bundle({"handler.py": "x = 1\n"})
+    of_before = tmp_path / "bundles" / bundle
+    of_before.mkdir(parents=True)
+    assert (fetch(source, tmp_path / "bundles", bundle) / "handler.py").read_text() == "x = 1\n"
+    assert not of_before.exists()
 
 
 def test_an_unpacked_bundle_is_used_again_without_the_store(store: Store, tmp_path: Path) -> None:
