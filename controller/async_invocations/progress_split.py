@@ -12,7 +12,7 @@ from base64 import b64decode
 import msgspec
 
 from fleetstart.runtime.contract.decoding import UNDECODABLE
-from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, AnswerHead
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, AnswerHead, retry_headers
 
 from ..state.invocation_records import MESSAGE_MAX, ReportedProgress
 from .store.event_log import error_of, without_id
@@ -40,6 +40,7 @@ class ProgressSplitter:
                 self.head = head
             elif not self._streams and (error := error_of(without_id(event))) is not None:
                 headers = [("content-type", "application/json"), (ERROR_HEADER, error.code)]
+                headers += [(name.decode(), value.decode()) for name, value in retry_headers(error)]
                 self.head = AnswerHead(status=error.status, headers=headers)
                 body += _data(event)
                 shown.append(event)

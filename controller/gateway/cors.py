@@ -23,7 +23,7 @@ MAX_AGE_S = 600
 """Time for which a browser caches the answer to a preflight."""
 EXPOSED = (
     b"x-request-id, fs-version, fs-start, fs-attempts, fs-billed-ms, fs-cost, fs-error, server-timing, location, "
-    b"retry-after, retry-after-ms, *"
+    b"retry-after, retry-after-ms, x-should-retry, *"
 )
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]

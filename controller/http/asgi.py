@@ -10,7 +10,7 @@ import msgspec
 
 from fleetstart.runtime.contract.billing.ledger import StartKind, dollars
 from fleetstart.runtime.contract.errors import ErrorBody, FleetError
-from fleetstart.runtime.contract.worker_headers import ERROR_HEADER
+from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, retry_headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -55,6 +55,7 @@ def error_json(error: FleetError, request_id: str) -> bytes:
 
 def error_headers(error: FleetError, request_id: str) -> RawHeaders:
     headers = [(b"content-type", b"application/json"), (ERROR_HEADER.encode(), error.code.encode())]
+    headers += retry_headers(error)
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
     if error.retry_after_s is not None:

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from fleetstart.runtime.contract.errors import FleetError, Refused
 
-from .asgi import error_json
+from .asgi import error_headers, error_json
 
 HEAD_MAX_BYTES = 64 * 1024
 HEADERS_MAX = 256
@@ -159,8 +159,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refused = True
         self._stop_timer()
         body = error_json(error, "")
-        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        phrase = HTTPStatus(error.status).phrase.encode()
-        self.transport.write(b"HTTP/1.1 %d %b\r\n%b%b" % (error.status, phrase, headers, body))
+        headers = [*error_headers(error, ""), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        head = [b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())]
+        head += [b"%b: %b" % pair for pair in headers]
+        self.transport.write(b"\r\n".join([*head, b"", body]))
         self._table.waiting.setdefault(self)
         self.loop.call_later(LINGER_S, self.transport.close)

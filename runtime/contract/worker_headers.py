@@ -2,6 +2,8 @@
 
 import msgspec
 
+from .errors import FleetError
+
 TOKEN_HEADER = "fs-worker-token"
 REQUEST_HEADER = "x-request-id"
 TRACEPARENT_HEADER = "traceparent"
@@ -20,6 +22,9 @@ ENTERED_HEADER = "fs-entered"
 """On a response: number of calls that the worker has entered (`node.entered_calls`)."""
 ERROR_HEADER = "fs-error"
 """Error code of a response of the platform; absent on the handler's own responses."""
+RETRY_HEADER = "x-should-retry"
+"""`false` on an error of the platform that is not to be tried again: OpenAI's clients, and others like them, would
+repeat every 408, 409, 429 and 5xx."""
 CONTINUE_HEADER = "fs-continue"
 """Stream resumption. On a request: the number of bytes at the end of its body that are resume marks of an answer that a
 lost worker began; 0 for a new call. On a response: the stream carries resume marks."""
@@ -46,6 +51,11 @@ worker of the version can go on after the events before this one. Its content is
 
 SOCKET_LATE = (1008, "its time is up")
 """Close code and reason of a worker for a WebSocket at its deadline, if it acts before the gateway."""
+
+
+def retry_headers(error: FleetError) -> list[tuple[bytes, bytes]]:
+    """The header that keeps clients from repeating a call that ended with this error; none if a repetition can help."""
+    return [] if error.retryable else [(RETRY_HEADER.encode(), b"false")]
 
 
 class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):

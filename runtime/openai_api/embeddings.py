@@ -16,7 +16,7 @@ from ..contract.function.names import means
 from ..worker_io.asgi import JSON, App, ClientDisconnected, Receive, Scope, Send, read_body, respond
 from .call_reader import CallReader
 from .invalid_parameter import InvalidParameter, ModelNotFound
-from .responses import Json, error_body, model, models
+from .responses import Json, model, models, respond_error
 
 MAX_TEXTS = 2048
 """OpenAI's own limit."""
@@ -77,12 +77,11 @@ class EmbeddingsApp:
             return await self._app(scope, receive, send)
         try:
             body = await self._answer(scope["method"], path, receive)
-            status = 200
         except ClientDisconnected:
             return
         except FleetError as error:
-            body, status = error_body(error), error.status
-        await respond(send, status, msgspec.json.encode(body), JSON)
+            return await respond_error(send, error)
+        await respond(send, 200, msgspec.json.encode(body), JSON)
 
     async def _answer(self, method: str, path: str, receive: Receive) -> Json:
         wanted = "POST" if path == "/v1/embeddings" else "GET"

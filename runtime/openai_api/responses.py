@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from ..contract.errors import FleetError, Refused
+from ..contract.worker_headers import retry_headers
+from ..worker_io.asgi import JSON, Send, respond
 
 DONE = b"data: [DONE]\n\n"
 
@@ -60,3 +62,8 @@ def error_body(error: FleetError) -> Json:
         "code": error.code,
     }
     return {"error": fields | ({"hint": error.hint} if error.hint else {})}
+
+
+async def respond_error(send: Send, error: FleetError) -> None:
+    """Sends a whole error response."""
+    await respond(send, error.status, msgspec.json.encode(error_body(error)), JSON, retry_headers(error))

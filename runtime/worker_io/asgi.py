@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ..contract.errors import ErrorBody, FleetError
-from ..contract.worker_headers import ERROR_HEADER
+from ..contract.worker_headers import ERROR_HEADER, retry_headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -50,5 +50,5 @@ async def respond(send: Send, status: int, body: bytes, content_type: bytes, hea
 async def respond_error(send: Send, error: FleetError, request: str, headers: Headers | None = None) -> None:
     """Sends an error response, marked as one of the platform."""
     body = msgspec.json.encode(ErrorBody(error=error.info(), request_id=request))
-    marked = [(ERROR_HEADER.encode(), error.code.encode()), *(headers or [])]
+    marked = [(ERROR_HEADER.encode(), error.code.encode()), *retry_headers(error), *(headers or [])]
     await respond(send, error.status, body, JSON, marked)

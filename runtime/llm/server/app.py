@@ -122,7 +122,7 @@ class LLMApp:
             if begun:
                 await _end_stream(send, error)
             else:
-                await respond(send, error.status, msgspec.json.encode(openai_responses.error_body(error)), JSON)
+                await openai_responses.respond_error(send, error)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].rstrip("/") or "/"
