@@ -44,6 +44,14 @@ def test_none_in_use_leaves_and_the_limit_holds_for_the_others(
         assert newest_gone <= min(one.used_unix_s for one in idle), "the longest unused leave first"
 
 
+def place(tmp_path: Path, bundle: BundleId) -> Path:
+    return tmp_path / "bundles" / f"{bundle}.v2"
+
+
+def there_of(tmp_path: Path, names: list[BundleId]) -> set[BundleId]:
+    return {name for name in names if place(tmp_path, name).exists()}
+
+
 def test_unused_bundles_leave_the_disk_by_age_and_size(tmp_path: Path) -> None:
     async def scenario() -> None:
         used: set[BundleId] = set()
@@ -52,17 +60,17 @@ def test_unused_bundles_leave_the_disk_by_age_and_size(tmp_path: Path) -> None:
         )
         names = [BundleId(str(number) * 64) for number in range(1, 5)]
         for number, name in enumerate(names):
-            folder = tmp_path / "bundles" / name
+            folder = place(tmp_path, name)
             (folder / "files").mkdir(parents=True)
             (folder / "files" / "handler.py").write_bytes(b"x" * 40_000)
             os.utime(folder, (NOW + number, NOW + number))
         used.add(names[0])
         await cache.evict(NOW + 10)
-        assert {path.name for path in (tmp_path / "bundles").iterdir()} == {names[0], names[3]}
+        assert there_of(tmp_path, names) == {names[0], names[3]}
         assert cache.ready(names[1]) is None
         assert cache.ready(names[3]) is not None
-        await cache.evict(os.stat(tmp_path / "bundles" / names[3]).st_mtime + UNUSED_S + 1)
-        assert {path.name for path in (tmp_path / "bundles").iterdir()} == {names[0]}
+        await cache.evict(os.stat(place(tmp_path, names[3])).st_mtime + UNUSED_S + 1)
+        assert list((tmp_path / "bundles").iterdir()) == [place(tmp_path, names[0])]
 
     asyncio.run(scenario())
 
@@ -76,19 +84,19 @@ def test_a_bundle_that_a_start_takes_while_others_leave_stays(tmp_path: Path) ->
             folder=tmp_path / "bundles", source=FolderSource(tmp_path), in_use=lambda: used, limit_bytes=50_000
         )
         for name in names:
-            (tmp_path / "bundles" / name / "files").mkdir(parents=True)
-            (tmp_path / "bundles" / name / "files" / "handler.py").write_bytes(b"x" * 40_000)
+            (place(tmp_path, name) / "files").mkdir(parents=True)
+            (place(tmp_path, name) / "files" / "handler.py").write_bytes(b"x" * 40_000)
         evicting = asyncio.create_task(cache.evict(NOW))
         there = set(names)
         while len(there) == len(names):
             assert not evicting.done()
             await asyncio.sleep(0)
-            there = {name for name in names if (tmp_path / "bundles" / name).exists()}
+            there = there_of(tmp_path, names)
         used |= there
         taken = [cache.ready(name) for name in there]
         await evicting
         assert taken
         assert all(folder is not None and folder.is_dir() for folder in taken)
-        assert {path.name for path in (tmp_path / "bundles").iterdir()} == there
+        assert there_of(tmp_path, names) == there
 
     asyncio.run(scenario())

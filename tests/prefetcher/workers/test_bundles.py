@@ -36,9 +36,7 @@ def test_a_bundle_is_fetched_checked_and_unpacked(source: Source, store: Store, 
     assert list((tmp_path / "bundles").iterdir()) == [folder.parent]
 
 
-def test_releases_before_and_this_one_do_not_take_each_other_s_folders_for_bundles(
-    store: Store, tmp_path: Path
-) -> None:
+def test_no_release_takes_the_folders_of_another_for_bundles(store: Store, tmp_path: Path) -> None:
     """They had a bundle's files in a folder with its digest."""
     source, bundle = FolderSource(store.folder), store.put_bundle({"handler.py": "x = 1\n"})
     of_before = tmp_path / "bundles" / bundle
