@@ -160,6 +160,11 @@ class LayerCache:
     def files_of(self, staging: Path) -> Path:
         return staging / FILES
 
+    def received(self, staging: Path) -> None:
+        """Notes that all staged files are written, and so are no longer among the disk's free bytes."""
+        coming = self._coming[staging]
+        coming.written_bytes = coming.size_bytes
+
     async def adopt(
         self, staging: Path, layer: LayerId, manifest: LayerManifest, data: bytes, worker: WorkerId
     ) -> None:

@@ -140,6 +140,7 @@ class VolumeSession:
                 f"volumes-{self._worker}",
             )
             received = True
+            self._node.cache.received(staging)
             await self._answer(self._publish(commit.volume, base, tree, folder))
         except TransferAborted:
             await self._send(Done(error=InvalidInput(f"the commit of volume {commit.volume} was given up").info()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,21 @@ def test_files_that_are_staged_at_a_time_share_no_room(store: Store, tmp_path: P
         await cache.unstage(folder)
         assert cache.used_bytes <= SIZE_BYTES
         assert not folder.exists()
+
+    asyncio.run(scenario())
+
+
+def test_staged_files_that_are_written_do_not_count_twice_on_the_disk(store: Store, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cache = await cache_with(store, tmp_path, [], 1 << 62)
+        most_bytes = shutil.disk_usage(tmp_path).free * 6 // 10
+        first = await cache.stage(most_bytes)
+        with pytest.raises(Unavailable):
+            await cache.stage(most_bytes)
+        cache.received(first)
+        second = await cache.stage(most_bytes)
+        for staging in (first, second):
+            await cache.unstage(staging)
 
     asyncio.run(scenario())
 
