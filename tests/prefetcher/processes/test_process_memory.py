@@ -82,6 +82,17 @@ def test_shared_memory_that_it_writes_counts_once_with_all_its_children(kind: st
         assert SIZE_BYTES < private_bytes(pid) < SIZE_BYTES + SIZE_BYTES // 2
 
 
+def test_the_mappings_of_a_process_with_tens_of_thousands_are_not_looked_into() -> None:
+    """All that it has mapped counts: with every second page read-only each other one is a mapping of its own."""
+    code = (
+        f"import ctypes, mmap\nsize, libc = {SIZE_BYTES}, ctypes.CDLL(None)\nheld = mmap.mmap(-1, size)\n"
+        "begin = ctypes.addressof(ctypes.c_char.from_buffer(held))\n"
+        "for at in range(4096, size, 8192):\n    assert libc.mprotect(ctypes.c_void_p(begin + at), 4096, 1) == 0" + UP
+    )
+    with program(code) as pid:
+        assert SIZE_BYTES // 2 <= private_bytes(pid) < SIZE_BYTES
+
+
 @pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
 def test_memory_that_it_was_given_to_read_does_not_count(flags: str) -> None:
     code = (
