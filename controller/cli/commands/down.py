@@ -37,7 +37,8 @@ REASONS = {
 def command(home: Path, *, now: bool, as_json: bool) -> None:
     """Stop everything that `fs up` started. Deployed functions stay for the next `fs up`.
 
-    Calls in progress have ten seconds to end, or as long as FS_DRAIN_S says. Asynchronous calls that have not ended go on after the next `fs up`.
+    Calls in progress have ten seconds to end, or as long as FS_DRAIN_S says. Asynchronous calls that have not ended go
+    on after the next `fs up`.
     """
     began_s = time.monotonic()
     try:

@@ -89,7 +89,10 @@ def token(home: Path, *, expires: str, url: str | None, as_json: bool) -> None:
     help="Memory for workers and weights, such as 8GiB.",
 )  # fmt: skip
 @click.option("--region", envvar="FS_REGION", default="", help="Region of this machine, such as eu.")
-@click.option("--foreground", is_flag=True, help="Stay in this terminal; ctrl-C stops the node.")
+@click.option(
+    "--foreground", is_flag=True,
+    help="Stay in this terminal, as service managers need it; ctrl-C stops the node. If it was drained, it stays so.",
+)  # fmt: skip
 @verb(server=False)
 @click.pass_obj
 def join(
@@ -127,7 +130,8 @@ def join(
     record = msgspec.structs.replace(record, node=name or record.node)
     check_store(record.store)
     require_backends(redis=record.redis_url, store="")
-    end_drain(record)
+    if not foreground:  # a service manager starts it again after a crash or a boot, and nobody has decided on workers
+        end_drain(record)
     layout.create()
     environment = {
         **{key: value for key, value in os.environ.items() if key != "FS_KEY"},
@@ -160,7 +164,7 @@ def join(
 @verb()
 @click.pass_obj
 def drain(home: Path, *, node: str, undo: bool, url: str | None, as_json: bool) -> None:
-    """Send a node's workers away, and start none there until --undo or the next `fs node join`.
+    """Send a node's workers away, and start none there until --undo or the next `fs node join` by hand.
 
     Calls in progress end; the functions' next workers start on other nodes.
     """

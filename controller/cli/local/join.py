@@ -109,12 +109,20 @@ def end_drain(record: JoinRecord) -> None:
     try:
         with redis.Redis.from_url(record.redis_url, socket_timeout=5, socket_connect_timeout=5) as client:
             data = client.get(keys.node(node))
-            if isinstance(data, bytes) and msgspec.json.decode(data, type=NodeReport).address != record.address:
+            if isinstance(data, bytes) and _address_of(data) not in ("", record.address):
                 return
             if client.hdel(keys.NODES_DRAINING, node):
                 client.publish(keys.EVENTS_FUNCTIONS, f"node:{node}")
     except redis.RedisError as error:
         raise StartFailed(f"node {node} may still be drained: Redis failed: {error}", hint="join once more") from error
+
+
+def _address_of(report: bytes) -> str:
+    """The address of a node's report; empty for one that this release cannot read."""
+    try:
+        return msgspec.json.decode(report, type=NodeReport).address
+    except msgspec.MsgspecError:
+        return ""
 
 
 def wait_joined(layout: HomeLayout, record: JoinRecord, pid: int) -> None:

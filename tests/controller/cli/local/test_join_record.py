@@ -47,6 +47,14 @@ def test_a_living_node_of_its_name_on_another_machine_stays_drained(
         assert client.hlen(keys.NODES_DRAINING) == left
 
 
+def test_a_report_of_another_release_does_not_keep_its_node_drained(redis_server: RedisServer) -> None:
+    with redis_server.client() as client:
+        client.hset(keys.NODES_DRAINING, NODE, "1")
+        client.set(keys.node(NODE), b'{"node": 7}', px=60_000)
+        end_drain(joined(redis_server.url))
+        assert not client.hlen(keys.NODES_DRAINING)
+
+
 def test_a_redis_that_fails_ends_the_join_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="vm2 may still be drained") as caught:
         end_drain(joined(f"unix://{tmp_path / 'no.sock'}"))
