@@ -70,6 +70,8 @@ class ArgumentDecoder:
             # curl sends JSON with the content type of a form by default, so JSON is tried first.
             if media == URLENCODED and not body.lstrip().startswith((b"{", b"[", b'"')):
                 return self._convert(query_values(body, self.field_types))
+            if self._files():
+                raise InvalidInput(f"the body is neither a form nor JSON: {error}", hint=self.hint()) from None
             raise InvalidInput(f"the body is not JSON: {error}", hint="send a JSON document as the body") from None
 
     def read_form(self, form: Form) -> Arguments:
@@ -137,8 +139,15 @@ class ArgumentDecoder:
         if not self.parameters:
             return "the handler takes no input: send no body, or {}"
         names = [f"{p.name}: {type_name(p.type)}" + ("" if p.required else " (optional)") for p in self.parameters]
-        form = "a form" if any(holds(p.type, (File,)) for p in self.parameters) else "a JSON object"
-        return f"the body is {form} with {', '.join(names)}"
+        if not (files := self._files()):
+            return f"the body is a JSON object with {', '.join(names)}"
+        shown = [parameter for parameter in self.parameters if parameter.required] or files
+        parts = " ".join(f"-F {one.name}={'@FILE' if one in files else 'VALUE'}" for one in shown)
+        return f"send a form with {', '.join(names)}: curl {parts} URL, or fs invoke NAME with the same -F"
+
+    def _files(self) -> list[Parameter]:
+        """The parameters that are parts of a form alone."""
+        return [parameter for parameter in self.parameters if holds(parameter.type, (File,))]
 
 
 def argument_decoder(handler: Callable[..., Any], *, batched: bool = False) -> ArgumentDecoder:

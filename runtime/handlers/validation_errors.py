@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from msgspec import inspect
 
@@ -179,8 +179,24 @@ def type_name(kind: Any) -> str:
     """A type's name for error messages."""
     if kind is Any:
         return "anything"
-    if is_union(kind) or not isinstance(kind, type) or getattr(kind, "__args__", None):
-        return str(kind).replace("typing.", "")
+    if is_union(kind) or not isinstance(kind, type) or get_args(kind):
+        return _written(kind)
     if is_pydantic_model(underlying_type(kind)) or object_fields(kind):
         return f"{kind.__name__} ({', '.join(object_fields(kind))})"
     return kind.__name__
+
+
+def _written(kind: Any) -> str:
+    """A type as it is written, without its modules."""
+    origin, within = get_origin(kind), get_args(kind)
+    if is_union(kind):
+        return " | ".join(_written(one) for one in within)
+    if origin is Annotated:
+        return f"Annotated[{_written(within[0])}, {', '.join(map(repr, within[1:]))}]"
+    if isinstance(origin, type):
+        return f"{origin.__name__}[{', '.join(_written(one) for one in within)}]"
+    if kind is type(None):
+        return "None"
+    if kind is ...:
+        return "..."
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from fleetstart.runtime.contract.decoding import UNDECODABLE
-from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, NotFound, WorkerLost, error_from
+from fleetstart.runtime.contract.errors import DeadlineExceeded, ErrorBody, FleetError, WorkerLost, error_from
 from fleetstart.runtime.contract.ids import new_invocation_id
 from fleetstart.runtime.contract.sse import BILL_EVENT, ServerSentEvent, parse_events
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEADER
@@ -22,6 +22,7 @@ from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEA
 from .. import async_invoke, output
 from ..api_client import PAUSE_S, ApiClient, error_of, find_server, suggest_function
 from ..chunk_text import chunk_text
+from ..invoke_body import body_content
 from ..root import verb
 
 if TYPE_CHECKING:
@@ -37,9 +38,13 @@ LONGEST_S = 86_400.0
 @click.argument("name")
 @click.argument("body", required=False, metavar="[JSON|@FILE|-]")
 @click.option(
+    "-F", "--form", "fields", multiple=True, metavar="NAME=VALUE|NAME=@FILE",
+    help="Field of a form, which is sent as multipart/form-data; may be repeated, also with the same name.",
+)  # fmt: skip
+@click.option(
     "--path", default="", metavar="/PATH", help="Path below the function's URL, such as /v1/chat/completions."
 )
-@click.option("-X", "--method", help="HTTP method; default: POST with a body or without a path, GET otherwise.")
+@click.option("-X", "--method", help="HTTP method; default: POST with a body, a form or without a path, GET otherwise.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="HTTP header; may be repeated.")
 @click.option(
     "--stream", is_flag=True, help='Show a stream\'s text as it arrives; below --path, ask for it ("stream": true).'
@@ -58,6 +63,7 @@ def command(
     *,
     name: str,
     body: str | None,
+    fields: Sequence[str],
     path: str,
     method: str | None,
     headers: Sequence[str],
@@ -73,15 +79,16 @@ def command(
 
     \b
     fs invoke hello '{"name": "Ada"}'
+    fs invoke pack -F files=@a.jpg -F files=@b.jpg -F title=Summer
     fs invoke chat @request.json --path /v1/chat/completions --stream
     fs invoke report '{"month": "2026-10"}' --async     # prints its id: fs invocations get ID
     """
     if (and_wait or webhook) and not in_background:
         raise click.UsageError("--wait and --webhook are for async calls: add --async")
-    content, content_type = _body(body, ask_for_stream=stream and bool(path))
+    content, content_type = body_content(body, fields, ask_for_stream=stream and bool(path))
     sent = {**content_type, **_headers(headers)}
     method = _method(method or ("POST" if content is not None or not path else "GET"))
-    target = f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
+    target = _target(name, path)
     if in_background:
         sent = {
             "idempotency-key": new_invocation_id(),
@@ -118,6 +125,10 @@ def _timeout(seconds: float) -> float:
     if not seconds > 0:
         raise click.BadParameter(f"{seconds:g} is not a time above 0", param_hint="--timeout")
     return min(seconds, LONGEST_S)
+
+
+def _target(name: str, path: str) -> str:
+    return f"/fn/{quote(name, safe='@')}" + (path if path.startswith("/") or not path else f"/{path}")
 
 
 def _method(name: str) -> str:
@@ -231,30 +242,6 @@ def _summary(response: httpx.Response, bill: Mapping[str, Any], took_s: float) -
         headers.get(REQUEST_HEADER, ""),
     ]
     return ", ".join(fact for fact in facts if fact)
-
-
-def _body(text: str | None, *, ask_for_stream: bool) -> tuple[bytes | None, dict[str, str]]:
-    """The bytes to send and their content type. What is typed must be JSON, what comes from a file may be anything."""
-    if text is None:
-        return None, {}
-    if text == "-":
-        content = sys.stdin.buffer.read()
-    elif text.startswith("@"):
-        file = Path(text[1:])
-        if not file.is_file():
-            raise NotFound(f"there is no file {file}", hint="@FILE sends what is in a file")
-        content = file.read_bytes()
-    else:
-        content = text.encode()
-    try:
-        value = msgspec.json.decode(content)
-    except UNDECODABLE as error:
-        if text != "-" and not text.startswith("@"):
-            raise click.UsageError(f"the body is not JSON: {error}; text needs its quotes: '\"like this\"'") from error
-        return content, {"content-type": "application/octet-stream"}
-    if ask_for_stream and isinstance(value, dict):
-        content = msgspec.json.encode({**value, "stream": True})
-    return content, {"content-type": "application/json"}
 
 
 def _headers(pairs: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A file that is the whole body: closed with its call, and refused like one in a form if there is no room for it."""
+"""Files as whole bodies and in forms: closed with their call, refused without room, and what to send instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.runtime.contract.errors import TooLarge
+from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.handlers.app import handler_app
 from fleetstart.runtime.sdk.files import File
@@ -74,3 +74,31 @@ def test_a_file_without_room_in_the_temporary_folder_is_too_large(content_type: 
     with largest_file(2 * MIB), pytest.raises(TooLarge, match="do not fit into the worker's temporary") as caught:
         post(size, content_type, body % bytes(4 * MIB))
     assert "more memory" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "says"),
+    [
+        (b"application/octet-stream", b"\xff\xd8", "the body is neither a form nor JSON"),
+        (b"application/json", b"{}", "at `files`, got nothing"),
+    ],
+)
+def test_a_handler_of_several_files_names_the_form_that_it_takes(content_type: bytes, body: bytes, says: str) -> None:
+    def pack(files: list[File], size: int, title: str | None = None) -> int:
+        return len(files)
+
+    with pytest.raises(InvalidInput, match=says) as caught:
+        post(pack, content_type, body)
+    assert caught.value.hint == (
+        "send a form with files: list[File], size: int, title: str | None (optional): "
+        "curl -F files=@FILE -F size=VALUE URL, or fs invoke NAME with the same -F"
+    )
+
+
+def test_a_file_that_may_be_missing_is_shown_too() -> None:
+    def look(picture: File | None = None, size: int = 3) -> int:
+        return size
+
+    with pytest.raises(InvalidInput) as caught:
+        post(look, b"image/png", b"\xff\xd8")
+    assert "curl -F picture=@FILE URL" in caught.value.hint

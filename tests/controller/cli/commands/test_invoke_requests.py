@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleetstart.controller.cli.output import OK, USAGE
+from fleetstart.controller.cli.output import NOT_FOUND, OK, USAGE
 from fleetstart.controller.cli.root import run
+from fleetstart.runtime.handlers.forms import Form, read_form
+from fleetstart.runtime.worker_io.asgi import read_body
 from tests.servers import AppServer, serving
 
 
 class Echo:
-    """Answers each request, and keeps its headers."""
+    """Answers each request, and keeps its method, headers and body."""
 
     def __init__(self) -> None:
+        self.method = ""
         self.headers: dict[bytes, bytes] = {}
+        self.body = b""
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        self.headers = dict(scope["headers"])
+        self.method, self.headers, self.body = scope["method"], dict(scope["headers"]), await read_body(receive)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -77,3 +82,44 @@ def test_a_timeout_is_some_time(seconds: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_a_timeout_may_be_without_end(server: AppServer, tmp_path: Path) -> None:
     assert invoke(server, tmp_path, "--timeout", "inf") == OK
+
+
+def call_with_form(server: AppServer, home: Path, *fields: str) -> int:
+    options = [option for field in fields for option in ("-F", field)]
+    return run(["--home", str(home), "invoke", "f", "--url", server.url, "--path", "/x", *options])
+
+
+def form_of(echo: Echo) -> Form:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": echo.body}
+
+    return asyncio.run(read_form(receive, echo.headers[b"content-type"]))
+
+
+def test_a_form_has_its_files_and_values_in_their_order(server: AppServer, echo: Echo, tmp_path: Path) -> None:
+    picture = tmp_path / "ä.jpg"
+    picture.write_bytes(b"\xff\xd8\x00")
+    assert call_with_form(server, tmp_path, f"files=@{picture}", "title=a=b ☃", f"files=@{picture}", "no=") == OK
+    assert echo.method == "POST"
+    form = form_of(echo)
+    found = [(part.name, part.filename, part.content_type, part.body.content()) for part in form.parts]
+    form.close()
+    sent = ("files", "ä.jpg", "image/jpeg", b"\xff\xd8\x00")
+    assert found == [sent, ("title", None, "", "a=b ☃".encode()), sent, ("no", None, "", b"")]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["-F", "files"], USAGE, "-F 'files' is neither NAME=VALUE nor NAME=@FILE"),
+        (["-F", "=a"], USAGE, "neither NAME=VALUE"),
+        (["-F", "\udcff=a"], USAGE, "the form cannot be sent"),
+        (["-F", "files=@nowhere"], NOT_FOUND, "there is no file nowhere"),
+        (["{}", "-F", "a=b"], USAGE, "not both"),
+    ],
+)
+def test_a_form_that_cannot_be_sent(
+    options: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--home", str(tmp_path), "invoke", "f", *options]) == code
+    assert says in capsys.readouterr().err
