@@ -23,11 +23,13 @@ from fleetstart.runtime.contract.errors import StartFailed, Unavailable
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed, pair
 from fleetstart.runtime.contract.node.messages import (
+    CheckImage,
     Exited,
     Fork,
     Forked,
     ForkFailed,
     ForkServerMessage,
+    ImageChecked,
     LauncherReady,
     LauncherUnavailable,
 )
@@ -75,6 +77,7 @@ class ForkServer:
         self._popen: subprocess.Popen[bytes] | None = None
         self._processes: dict[WorkerId, ForkedProcess] = {}
         self._forking: dict[WorkerId, asyncio.Future[None]] = {}
+        self._checking: dict[WorkerId, list[asyncio.Future[bool]]] = {}
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -183,6 +186,24 @@ class ForkServer:
                 os.close(log_write)
         return process
 
+    async def is_current(self, worker: WorkerId) -> bool:
+        """True if the image of a worker's container is still the one that its name means; False also if the launcher is
+        gone, or cannot tell. Callers set the deadline."""
+        reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._checking.setdefault(worker, []).append(reply)
+        try:
+            if self._channel is None:
+                raise ChannelClosed("it does not run")
+            self._channel.send(CheckImage(worker))
+        except ChannelClosed:
+            self._checked(worker, current=False)
+        return await reply
+
+    def _checked(self, worker: WorkerId, *, current: bool) -> None:
+        for reply in self._checking.pop(worker, []):
+            if not reply.done():
+                reply.set_result(current)
+
     def _abandon(self, process: ForkedProcess) -> None:
         """Drops a process whose fork was cancelled. If it exists already, closing its socket ends it."""
         self._forking.pop(process.fork_id, None)
@@ -254,6 +275,8 @@ class ForkServer:
                     hint = failed.hint or (self._advice if self.refused else "")
                     error = StartFailed if failed.refused else Unavailable
                     reply.set_exception(error(f"the node could not fork a worker: {reason}", hint=hint))
+            case ImageChecked(worker=worker, current=current):
+                self._checked(worker, current=current)
             case Exited(worker=worker, status=status):
                 process = self._processes.pop(worker, None)
                 if process is not None:
@@ -276,6 +299,8 @@ class ForkServer:
             reply = self._forking.pop(worker, None)
             if reply is not None and not reply.done():
                 reply.set_exception(Unavailable(f"the fork server of {process.pool} died"))
+        for worker in list(self._checking):
+            self._checked(worker, current=False)
         self._processes.clear()
         self._popen = None
         if was_warm:

@@ -116,6 +116,11 @@ class PreforkPool:
             self.remove_group(group)
             raise
 
+    async def is_current(self, process: ForkedProcess) -> bool:
+        """True if the image of a process' container is still the one that its name means; False also if nobody can
+        tell."""
+        return await self._servers[process.pool].is_current(process.fork_id)
+
     def _serving(self, pool: str) -> str:
         """The pool that serves this one: itself, or its profile's until its fork server has imported the library."""
         profile, _, preload = pool.partition(":")

@@ -109,13 +109,19 @@ class LayerSpares:
 
         One that is being prepared is waited for: it has begun, and a worker that begins now would only slow it down.
         """
-        making = self._making
-        if making is not None and making.version == _version(order) and making.spec == order.spec and not order.shell:
+        making, version = self._making, _version(order)
+        if making is not None and making.version == version and making.spec == order.spec and not order.shell:
             await making.ended.wait()
-        spare = None if order.shell else self._spares.get(_version(order))
+        spare = None if order.shell else self._spares.get(version)
         if spare is None or spare.spec != order.spec:  # a stage of a pipeline may have a limit of its own
             return None
-        del self._spares[_version(order)]
+        current = not order.spec.image or await self._prefork_pool.is_current(spare.process)
+        if self._spares.get(version) is not spare:  # another start has it meanwhile, or its memory was needed
+            return None
+        if not current:
+            self._end(version, "its image's name means another one now, or none")
+            return None
+        del self._spares[version]
         self._layers.release(spare.layer, spare.process.fork_id)
         return spare.process
 

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..contract.ids import WorkerId
 from ..contract.node.messages import Fork, LauncherReady
 from ..contract.process.program import run_program
 from ..isolation import linux
@@ -55,6 +56,8 @@ class ContainerLauncher:
     def __init__(self, stock: ContainerStock) -> None:
         self._stock = stock
         self._running: dict[str, Container] = {}
+        self._images: dict[str, tuple[str, str]] = {}
+        """Name and id of each running worker's image, if it is a user's."""
 
     def describe(self, *, network: bool) -> str:
         return NAME if network else f"{NAME},net"
@@ -83,7 +86,20 @@ class ContainerLauncher:
             self._stock.discard(container)
             raise
         self._running[fork.worker] = container
+        if image is not None:
+            self._images[fork.worker] = fork.image, image.id
         return launched
+
+    def is_current(self, worker: WorkerId) -> bool:
+        """True if the image of a running worker is still the one that its name means; False also if the engine cannot
+        tell."""
+        if worker not in self._images:
+            return worker in self._running
+        name, id = self._images[worker]
+        with contextlib.suppress(OSError):
+            found = self._stock.engine.find_image(name)
+            return found is not None and found.id == id
+        return False
 
     def _find_image(self, name: str) -> UserImage:
         """A user's image. Errors: OSError; LaunchRefused, if no container of it could run here."""
@@ -103,6 +119,7 @@ class ContainerLauncher:
     def reap(self, child: LaunchedWorker) -> int:
         """Has a container removed whose worker has ended. The engine reports signals as 128 + number."""
         container = self._running.pop(child.worker)
+        self._images.pop(child.worker, None)
         try:
             code = self._stock.engine.exit_code(container.id)
         except OSError as error:
@@ -185,7 +202,8 @@ def main(arguments: list[str] | None = None) -> None:
     refill = threading.Thread(target=stock.run, daemon=True)
     refill.start()
     try:
-        serve(sock, ContainerLauncher(stock), LauncherReady(NAME, NAME))
+        launcher = ContainerLauncher(stock)
+        serve(sock, launcher, LauncherReady(NAME, NAME), launcher.is_current)
     finally:
         stock.end(refill)
 

@@ -1,4 +1,4 @@
-"""Launcher loop: starts a worker for each `Fork` message and reports its exit.
+"""Launcher loop: starts a worker for each `Fork` message and reports its exit, and tells whose image has changed.
 
 Single-threaded, because a fork copies one thread only. It ends with its daemon.
 """
@@ -13,12 +13,23 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..contract.ids import WorkerId
 from ..contract.node.channel import Channel, ChannelClosed
-from ..contract.node.messages import Exited, Fork, Forked, ForkFailed, LauncherReady, LauncherUnavailable
+from ..contract.node.messages import (
+    CheckImage,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    ImageChecked,
+    LauncherReady,
+    LauncherRequest,
+    LauncherUnavailable,
+)
 from ..isolation import linux
 from ..worker_io.log_tagging import TaggedStream
 
@@ -56,9 +67,15 @@ class Launcher(Protocol):
         """Cleans up after a worker that has ended; returns its exit status, or its signal as a negative number."""
 
 
-def serve(sock: socket.socket, launcher: Launcher, warm: LauncherReady) -> None:
-    """Runs the loop; returns when the daemon has closed its channel."""
-    channel: Channel[Fork] = Channel(sock, Fork)
+def serve(
+    sock: socket.socket,
+    launcher: Launcher,
+    warm: LauncherReady,
+    is_current: Callable[[WorkerId], bool] = lambda worker: True,
+) -> None:
+    """Runs the loop; returns when the daemon has closed its channel. `is_current`: whether a worker's image is still
+    the one that its name means."""
+    channel: Channel[LauncherRequest] = Channel(sock, LauncherRequest)
     selector = selectors.DefaultSelector()
     selector.register(sock, selectors.EVENT_READ, None)
     try:
@@ -70,7 +87,7 @@ def serve(sock: socket.socket, launcher: Launcher, warm: LauncherReady) -> None:
                     os.close(key.data.pidfd)
                     channel.send(Exited(key.data.worker, launcher.reap(key.data)))
                 else:
-                    child = _launch_one(channel, launcher)
+                    child = _answer(channel, launcher, is_current)
                     if child is not None:
                         selector.register(child.pidfd, selectors.EVENT_READ, child)
     except ChannelClosed:
@@ -78,19 +95,36 @@ def serve(sock: socket.socket, launcher: Launcher, warm: LauncherReady) -> None:
 
 
 def refuse(sock: socket.socket, reason: str) -> None:
-    """Rejects every `Fork` with the reason; returns when the daemon has closed its channel."""
-    channel: Channel[Fork] = Channel(sock, Fork)
+    """Rejects every request with the reason; returns when the daemon has closed its channel."""
+    channel: Channel[LauncherRequest] = Channel(sock, LauncherRequest)
     with contextlib.suppress(ChannelClosed):
         channel.send(LauncherUnavailable(reason))
         while True:
             request, descriptors = channel.receive()
             for descriptor in descriptors:
                 os.close(descriptor)
-            channel.send(ForkFailed(request.worker, reason))
+            if isinstance(request, CheckImage):
+                channel.send(ImageChecked(request.worker, current=False))
+            else:
+                channel.send(ForkFailed(request.worker, reason))
 
 
-def _launch_one(channel: Channel[Fork], launcher: Launcher) -> LaunchedWorker | None:
+def _answer(
+    channel: Channel[LauncherRequest], launcher: Launcher, is_current: Callable[[WorkerId], bool]
+) -> LaunchedWorker | None:
+    """Does what the next request asks for; returns the worker if it has started one."""
     request, descriptors = channel.receive()
+    if isinstance(request, Fork):
+        return _launch_one(channel, launcher, request, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    channel.send(ImageChecked(request.worker, is_current(request.worker)))
+    return None
+
+
+def _launch_one(
+    channel: Channel[LauncherRequest], launcher: Launcher, request: Fork, descriptors: list[int]
+) -> LaunchedWorker | None:
     try:
         if len(descriptors) != 2:
             reason = f"expected two descriptors (control socket, log), got {len(descriptors)}"

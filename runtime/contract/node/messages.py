@@ -65,6 +65,18 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     """GPUs that the container sees, by their UUID."""
 
 
+class CheckImage(msgspec.Struct, frozen=True, tag="check_image"):
+    """Asks whether the image of a worker's container is still the one that its name means."""
+
+    worker: WorkerId
+
+
+class ImageChecked(msgspec.Struct, frozen=True, tag="image_checked"):
+    worker: WorkerId
+    current: bool
+    """False also if the engine lacks the image by now, or cannot tell."""
+
+
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
     worker: WorkerId
     pid: int
@@ -101,7 +113,8 @@ class LauncherUnavailable(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-ForkServerMessage = Forked | ForkFailed | Exited | LauncherReady | LauncherUnavailable
+LauncherRequest = Fork | CheckImage
+ForkServerMessage = Forked | ForkFailed | Exited | ImageChecked | LauncherReady | LauncherUnavailable
 
 # ── daemon and worker ──────────────────────────────────────────────────────────────────────────────
 

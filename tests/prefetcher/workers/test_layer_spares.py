@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def isolation_of(node: Node) -> str:
 
 def spec_with_layer(store: Store, extra: str = "", **fields: Any) -> FunctionSpec:
     bundle = store.put_bundle({"handler.py": HANDLER.replace("EXTRA", extra)})
-    return spec_of(bundle, layer=put_layer(store, LAYER), env={"COLOUR": "red"}, **fields)
+    return spec_of(bundle, **{"layer": put_layer(store, LAYER), "env": {"COLOUR": "red"}, **fields})
 
 
 def answer_of(node: Node, worker: WorkerId) -> dict[str, Any]:
@@ -225,6 +226,37 @@ def test_a_prepared_container_serves_its_version_alone_and_one_that_was_killed_i
     end(node, second)
     wait_until(lambda: spares_of(node, "hello") > before, 30, what="another spare")
     assert answer_of(node, node.order(spec))["AHEAD"] is True
+
+
+@pytest.mark.parametrize("node", ["container"], indirect=True)
+def test_a_spare_of_an_image_serves_until_its_name_means_another_one(
+    node: Node, store: Store, engine: DockerEngine
+) -> None:
+    import_coloured(engine, "red")
+    fields: dict[str, Any] = {"isolation": "container", "image": "coloured:1", "env": {}}
+    spec = spec_with_layer(store, **fields)
+    first = node.order(spec)
+    assert answer_of(node, first)["AHEAD"] is False
+    end(node, first)
+    wait_for_spare(node)
+    second = node.order(spec)
+    answer = answer_of(node, second)
+    assert (answer["AHEAD"], answer["COLOUR"]) == (True, "red")
+    before = spares_of(node, "hello")
+    end(node, second)
+    wait_until(lambda: spares_of(node, "hello") > before, 30, what="another spare")
+
+    import_coloured(engine, "blue")
+    answer = answer_of(node, node.order(spec))
+    assert (answer["AHEAD"], answer["COLOUR"]) == (False, "blue")
+    assert "its image's name means another one now" in node.log()
+
+
+def import_coloured(engine: DockerEngine, colour: str) -> None:
+    """An image without files, whose variable has a colour."""
+    file = engine.folder / "empty.tar"
+    tarfile.open(file, "w").close()
+    engine.docker("import", "--change", f"ENV COLOUR={colour}", str(file), "coloured:1")
 
 
 # ── policy ─────────────────────────────────────────────────────────────────────────────────────────

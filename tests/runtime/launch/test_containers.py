@@ -17,11 +17,13 @@ import pytest
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, pair
 from fleetstart.runtime.contract.node.messages import (
+    CheckImage,
     Exited,
     Fork,
     Forked,
     ForkFailed,
     ForkServerMessage,
+    ImageChecked,
     LauncherReady,
     LauncherUnavailable,
 )
@@ -153,6 +155,8 @@ def test_a_node_without_its_engine_says_so_to_whoever_asks(tmp_path: Path) -> No
         said = receive(channel)
         assert isinstance(said, ForkFailed)
         assert engine in said.reason
+        channel.send(CheckImage(WorkerId("w-1")))
+        assert receive(channel) == ImageChecked(WorkerId("w-1"), current=False)
     finally:
         channel.close()
         assert process.wait(20) == 0
