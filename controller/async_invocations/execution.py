@@ -26,6 +26,7 @@ from .idempotency.response_recorder import replay_receive
 from .progress_split import progress_in
 from .store import lifecycle
 from .store.event_log import EventLog
+from .store.event_writer import RETRY_S, EventWriter
 from .store.invocations import InvocationStore, StoredInvocation
 from .store.lifecycle import RunOutcome
 from .store.payloads import PayloadStore
@@ -34,8 +35,6 @@ from .store.redis_clock import RedisClock
 log = logging.getLogger(__name__)
 
 RENEW_S = lifecycle.LEASE_MS / 4000
-RETRY_S = 0.2
-"""Interval between attempts to write while Redis does not answer."""
 KEEP_S = 60.0
 """How long an answer is tried to be stored before its run counts as lost: longer than a store's restart takes."""
 KEEP_EVERY_S = 0.5
@@ -59,9 +58,7 @@ class Execution:
         self._invocations = invocations
         self._payloads = payloads
         self._gateway = gateway
-        self._events = EventLog(client, entry.envelope.id)
-        self._event_count = 0
-        self._unwritten: list[bytes] = []
+        self._events = EventWriter(EventLog(client, entry.envelope.id), entry.progress.claims)
         self._reported: ReportedProgress | None = None
         self._gone = asyncio.Event()
         """Set to cancel the call, for any reason."""
@@ -99,7 +96,7 @@ class Execution:
                 scope = scope_of(envelope, self._entry.progress.runs, self._stored)
                 await self._gateway(scope, replay_receive(kept[1], self._gone), capture)
                 ended = capture.outcome(envelope.function)
-                await self._write_last_events()
+                await self._events.wait_written(self._gone)  # so that a reader who sees the end finds all events
                 if ended.answer is not None:
                     await self._keep_answer(ended.answer, bytes(capture.body))
                 outcome = ended  # only now: a call that is cut off while its answer is being stored is queued again
@@ -115,6 +112,7 @@ class Execution:
             keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await keeper
+            await self._events.close()
             if not self._lost:
                 await self._settle(outcome)
 
@@ -202,26 +200,7 @@ class Execution:
         with contextlib.suppress(StoreFailed):
             await self._payloads.drop_answer(self._entry.envelope.id, claim)
 
-    # ── its events ─────────────────────────────────────────────────────────────────────────────────
-
     async def _on_events(self, events: list[bytes]) -> None:
         """Appends events to the log. If Redis does not answer they are delayed; all but progress is in the response."""
         self._reported = progress_in(events, time.time_ns() // 1_000_000) or self._reported
-        self._unwritten += events
-        with contextlib.suppress(*REDIS_ERRORS):
-            await self._write_events()
-
-    async def _write_last_events(self) -> None:
-        """Writes the remaining events before the end, so that a reader who sees the end finds all of them."""
-        while self._unwritten and not self._gone.is_set():
-            try:
-                await self._write_events()
-            except REDIS_ERRORS:
-                await asyncio.sleep(RETRY_S)
-
-    async def _write_events(self) -> None:
-        if self._unwritten:
-            batch = list(self._unwritten)
-            await self._events.append(self._entry.progress.claims, self._event_count + 1, batch)
-            self._event_count += len(batch)
-            del self._unwritten[: len(batch)]
+        await self._events.add(events)

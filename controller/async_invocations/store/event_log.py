@@ -134,11 +134,15 @@ class EventLog:
         self._client = client
         self._key = keys.invocation_events(invocation)
 
-    async def append(self, claim: int, begin: int, events: list[bytes]) -> None:
-        """Appends events, numbered from `begin`, all or none. Idempotent."""
+    async def append(self, claim: int, begin: int, events: list[bytes], *, after_gap: bool = False) -> None:
+        """Appends events, numbered from `begin`, all or none. Idempotent.
+
+        `after_gap`: the event before them was dropped. Those in the log leave it, so that its readers see that.
+        """
         async with self._client.pipeline(transaction=True) as pipe:
             for number, event in enumerate(events, begin):
-                pipe.xadd(self._key, {"e": event}, id=f"{claim}-{number}", maxlen=EVENTS_MAX, approximate=False)
+                kept = 1 if after_gap and number == begin else EVENTS_MAX
+                pipe.xadd(self._key, {"e": event}, id=f"{claim}-{number}", maxlen=kept, approximate=False)
             answers = await pipe.execute(raise_on_error=False)
         for answer in answers:
             # It is there already (a try before this one was cut off), or a later claim writes by now.

@@ -11,6 +11,7 @@ import redis.asyncio as redis
 
 from fleetstart.controller.async_invocations.execution import Execution
 from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.event_log import START, EventLog
 from fleetstart.controller.async_invocations.store.invocations import InvocationStore, StoredInvocation
 from fleetstart.controller.async_invocations.store.payloads import PayloadStore
 from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
@@ -44,6 +45,9 @@ class HangingStore(PayloadStore):
     async def keep_answer(self, *_: Any) -> None:
         self.asked.set()
         await asyncio.Event().wait()
+
+
+EVENT_STREAM = [(b"content-type", b"text/event-stream")]
 
 
 async def claimed(invocations: InvocationStore, payloads: PayloadStore, clock: RedisClock) -> StoredInvocation:
@@ -106,3 +110,41 @@ def test_a_call_runs_once_though_the_store_takes_its_answer_at_the_second_try(re
 
     progress = asyncio.run(run())
     assert (progress.status, progress.runs, progress.losses, runs) == ("succeeded", 1, 0, 1)
+
+
+EVENTS = 200
+
+
+def test_events_that_redis_refuses_are_not_sent_again_with_each_new_one(redis_url: str, tmp_path: Path) -> None:
+    """Each event sent all before it once more: 20,100 commands for 200 events, and 62 s of CPU for 1,200."""
+
+    async def run() -> None:
+        async with redis.from_url(redis_url) as client:
+            invocations, clock = InvocationStore(client), RedisClock(client)
+            payloads = PayloadStore(FolderStore(tmp_path))
+            mine = await claimed(invocations, payloads, clock)
+            events = EventLog(client, mine.envelope.id)
+
+            async def streams(scope: Any, receive: Any, send: Any) -> None:
+                await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+                await client.config_set("maxmemory", 1)
+                for number in range(EVENTS):
+                    await send({"type": "http.response.body", "body": b"data: %d\n\n" % number, "more_body": True})
+                await client.config_set("maxmemory", 0)
+                async with asyncio.timeout(20):  # they come without another event
+                    while not await events.last():
+                        await asyncio.sleep(0.01)
+                await send({"type": "http.response.body", "body": b"data: end\n\n"})
+
+            await Execution(mine, client, invocations, payloads, streams, clock).run()
+            ended = await invocations.get(mine.envelope.id)
+            assert ended is not None
+            assert ended.progress.status == "succeeded"
+            found, last = list[bytes](), START
+            while page := await events.after(last):
+                found, last = [*found, *(event.data for event in page)], page[-1].id
+            assert found == [*(b"data: %d" % number for number in range(EVENTS)), b"data: end"]
+            sent = (await client.info("commandstats"))["cmdstat_xadd"]
+            assert sent["calls"] + sent["rejected_calls"] < 2 * EVENTS
+
+    asyncio.run(run())
