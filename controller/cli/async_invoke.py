@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.errors import DeadlineExceeded, NotFound
 from ..schemas.invocations import InvocationInfo
 from . import output
 from .api_client import ApiClient, error_of
+from .model_errors import model_error
 from .units import format_utc
 
 ENDED = frozenset(("succeeded", "failed", "cancelled", "expired"))
@@ -69,7 +70,7 @@ def invoke_async(
     if as_json:
         print_invocation(info, as_json=True)
         return output.OK if info.status == "succeeded" else output.FAILED
-    code = print_result(server, info.id)
+    code = print_result(server, info.id, unchanged=False)
     bill = f", billed {info.billed_ms} ms, ${info.cost}" if info.cost else ""
     output.message(f"{info.status}, version {info.version}{bill}")
     return code
@@ -90,14 +91,20 @@ def get_invocation(server: ApiClient, invocation: str) -> InvocationInfo:
     return msgspec.json.decode(msgspec.json.encode(found), type=InvocationInfo)
 
 
-def print_result(server: ApiClient, invocation: str) -> int:
-    """Writes the stored answer to stdout; if there is none yet, a line to stderr."""
+def print_result(server: ApiClient, invocation: str, *, unchanged: bool) -> int:
+    """Writes the stored answer to stdout; if there is none yet, a line to stderr.
+
+    A model's error goes to stderr in words, unless the answer is to be `unchanged`.
+    """
     with server.connection_errors():
         response = server.http.get(f"{invocation_path(invocation)}/result")
     if response.headers.get("fs-error") or response.status_code == 404:
         raise error_of(response.status_code, response.content)
     if response.status_code == 202 and response.headers.get("location"):
         output.message(f"{invocation} has not ended yet")
+        return output.FAILED
+    if response.is_error and not unchanged and (failure := model_error(response.content)) is not None:
+        output.show_error(failure, as_json=False)
         return output.FAILED
     sys.stdout.buffer.write(response.content)
     sys.stdout.buffer.flush()

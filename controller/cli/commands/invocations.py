@@ -79,7 +79,7 @@ def get(home: Path, *, invocation: str, result_only: bool, url: str | None, as_j
     """
     with ApiClient(find_server(url, home)) as server:
         if result_only:
-            return print_result(server, invocation)
+            return print_result(server, invocation, unchanged=True)
         print_invocation(get_invocation(server, invocation), as_json=as_json)
     return output.OK
 

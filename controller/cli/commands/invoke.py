@@ -23,6 +23,7 @@ from .. import async_invoke, output
 from ..api_client import PAUSE_S, ApiClient, error_of, find_server, suggest_function
 from ..chunk_text import chunk_text
 from ..invoke_body import body_content
+from ..model_errors import model_error
 from ..root import verb
 
 if TYPE_CHECKING:
@@ -188,10 +189,14 @@ def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mappi
             if event.name == BILL_EVENT:
                 bill = msgspec.json.decode(event.data, type=dict[str, Any])
                 continue
+            if text_only and (failure := model_error(event.data)) is not None:
+                raise failure
             wrote = _event_text(event, text_only=text_only)
             _write(wrote.encode())
         if text_only:
             _write(b"\n")
+    elif response.is_error and (failure := model_error(response.read())) is not None:
+        output.show_error(failure, as_json=False)
     else:
         last = b"\n"
         for block in response.iter_bytes():
