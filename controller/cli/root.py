@@ -146,6 +146,11 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.pass_context
 def root(ctx: click.Context, home: Path | None, key: str | None) -> None:
     """Serverless functions for models: deploy a handler with its weights, call it, pay for the call alone."""
+    settle(ctx, home=home, key=key)
+
+
+def settle(ctx: click.Context, *, home: Path | None, key: str | None) -> None:
+    """Gives all verbs the key, in the contexts' common `meta`, and FS_HOME, as the context's object."""
     ctx.meta[KEY_META] = (key or "").strip()
     ctx.obj = (home or Path.home() / ".fleetstart").expanduser().absolute()
 

@@ -10,12 +10,13 @@ import click
 from ...schemas.functions import Traffic
 from .. import output
 from ..api_client import ApiClient, find_server, function_path, suggest_function
+from ..completions import function_names
 from ..rollout import describe_traffic, version_or_alias
 from ..root import verb
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.argument("alias", required=False)
 @click.argument("version", required=False, metavar="[VERSION|ALIAS]")
 @click.option("--rm", "remove", is_flag=True, help="Remove the alias; its version stays.")

@@ -13,6 +13,7 @@ from ...schemas.functions import BudgetInfo, BudgetTerms
 from .. import output
 from ..api_client import ApiClient, find_server, suggest_function
 from ..command_group import CommandGroup
+from ..completions import function_names
 from ..root import verb
 from ..units import format_utc, parse_nano_dollars
 
@@ -23,7 +24,7 @@ def command() -> None:
 
 
 @command.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option("--usd", required=True, metavar="AMOUNT", help="5, 0.25, or as little as 0.000000001.")
 @click.option("--per", type=click.Choice(["day", "month"]), required=True, help="Calendar period, UTC.")
 @click.option("--alert", type=click.IntRange(1, 100), default=80, show_default=True, metavar="PERCENT")
@@ -58,7 +59,7 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 
 
 @command.command
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @verb()
 @click.pass_obj
 def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:

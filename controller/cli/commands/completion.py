@@ -1,4 +1,4 @@
-"""`fs completion`: prints a shell's completion script for verbs and options."""
+"""`fs completion`: prints a shell's completion script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ VARIABLE = "_FS_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @verb(server=False)
 def command(*, shell: str, as_json: bool) -> None:
-    """Print a script that completes verbs and options in your shell.
+    """Print a script that completes verbs, options, files and names of functions in your shell.
+
+    Names are asked of the server that FS_URL, --url or FS_HOME name, which has a second to answer.
 
     \b
     eval "$(fs completion bash)"                 # in ~/.bashrc

@@ -17,6 +17,7 @@ from ...schemas.functions import FunctionInfo
 from .. import output
 from ..api_client import ApiClient, find_server, function_path
 from ..command_group import CommandGroup
+from ..completions import files
 from ..handler.select import ConfiguredHandler, flags_of, select_handlers
 from ..handler.setting_flags import setting_flags
 from ..handler.settings import DECORATOR, Key, Setting, flatten
@@ -41,7 +42,7 @@ def command() -> None:
 
 
 @command.command
-@click.argument("handler", metavar="HANDLER.PY[:NAME]")
+@click.argument("handler", metavar="HANDLER.PY[:NAME]", shell_complete=files)
 @setting_flags
 @verb()
 @click.pass_obj

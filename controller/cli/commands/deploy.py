@@ -23,6 +23,7 @@ from fleetstart.runtime.contract.weights.engine_choice import EngineChoice
 from ...schemas.functions import Deployed
 from .. import output
 from ..api_client import ApiClient, find_server
+from ..completions import files
 from ..curl_hint import curl_for_function
 from ..handler.bundle import Bundle, make_bundle
 from ..handler.packed_function import PackedFunction, summary_of
@@ -72,7 +73,7 @@ class Percent(click.ParamType[int]):
 
 
 @click.command
-@click.argument("handler", metavar="HANDLER.PY[:NAME]")
+@click.argument("handler", metavar="HANDLER.PY[:NAME]", shell_complete=files)
 @setting_flags
 @click.option("--alias", default=LIVE, help="Point this alias at the new version; live does not move.")
 @click.option(

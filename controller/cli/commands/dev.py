@@ -28,6 +28,7 @@ from fleetstart.runtime.contract.process.parent_death import kill_with_parent
 from ...schemas.functions import Deployed, FunctionInfo
 from .. import output
 from ..api_client import Address, ApiClient, find_server, function_path
+from ..completions import files
 from ..handler.select import flags_of, select_handlers
 from ..handler.setting_flags import setting_flags
 from ..home import HomeLayout
@@ -54,7 +55,7 @@ PREFIX = "fs-dev-"
 
     fs dev handler.py --url https://fleet.example.com"""
 )
-@click.argument("handler", metavar="HANDLER.PY[:NAME]")
+@click.argument("handler", metavar="HANDLER.PY[:NAME]", shell_complete=files)
 @setting_flags
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the server; default: a free one.")
 @click.option("--cold", is_flag=True, help="Call it from zero after each save, and at Enter; show the timeline.")

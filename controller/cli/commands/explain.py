@@ -12,13 +12,14 @@ from ...planner.estimates import CALIBRATING
 from ...schemas.planning import InvocationPlan
 from .. import output
 from ..api_client import ApiClient, find_server
+from ..completions import function_names
 from ..root import verb
 from ..waterfall import second_engine_line, stage_list
 from .trace import find_trace
 
 
 @click.command
-@click.argument("which", metavar="INVOCATION|NAME")
+@click.argument("which", metavar="INVOCATION|NAME", shell_complete=function_names)
 @verb()
 @click.pass_obj
 def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 from ...schemas.history import CallHistory, HistoryPoint, RangeName, SystemEvent
 from .. import output
 from ..api_client import ApiClient, find_server, suggest_function
+from ..completions import function_names
 from ..root import verb
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -22,7 +23,7 @@ EVENTS = 20
 
 
 @click.command
-@click.argument("function", required=False)
+@click.argument("function", required=False, shell_complete=function_names)
 @click.option("--range", "range_", type=click.Choice(get_args(RangeName)), default="24h", show_default=True)
 @click.option("--step", metavar="LENGTH", help="Length of a column: 5m, 1h, 1d; without it, 60 to 84 columns.")
 @verb()

@@ -22,6 +22,7 @@ from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEA
 from .. import async_invoke, output
 from ..api_client import PAUSE_S, ApiClient, error_of, find_server, suggest_function
 from ..chunk_text import chunk_text
+from ..completions import function_names
 from ..invoke_body import body_content
 from ..model_errors import model_error
 from ..root import verb
@@ -36,7 +37,7 @@ LONGEST_S = 86_400.0
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.argument("body", required=False, metavar="[JSON|@FILE|-]")
 @click.option(
     "-F", "--form", "fields", multiple=True, metavar="NAME=VALUE|NAME=@FILE",

@@ -19,6 +19,7 @@ from fleetstart.runtime.contract.errors import NotFound, Unavailable
 
 from .. import output, units
 from ..api_client import ApiClient, find_server, suggest_function
+from ..completions import function_names
 from ..root import verb
 
 RECONNECT_S = 10.0
@@ -31,7 +32,7 @@ PIPE_MS = 50
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option("-f", "--follow", is_flag=True, help="Follow new lines, until ctrl-C.")
 @click.option(
     "--tail", default=100, show_default=True, type=click.IntRange(0, 100_000), help="Number of lines to begin with."

@@ -11,11 +11,12 @@ import click
 from ...schemas.functions import FunctionInfo
 from .. import output
 from ..api_client import ApiClient, find_server, suggest_function
+from ..completions import function_names
 from ..root import verb
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @verb()
 @click.pass_obj

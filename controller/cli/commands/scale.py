@@ -13,11 +13,12 @@ from ...schemas.functions import FunctionInfo, Traffic
 from ...state.records import ScaleOverride
 from .. import output
 from ..api_client import ApiClient, find_server, function_path, suggest_function
+from ..completions import function_names
 from ..root import verb
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option(
     "--min", "min_workers", type=click.IntRange(0), help="Workers that run even without calls, and are billed."
 )

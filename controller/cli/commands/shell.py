@@ -13,6 +13,7 @@ from fleetstart.runtime.contract.node.shell import IDLE_MOST_S
 
 from .. import output
 from ..api_client import ApiClient, find_server, function_path, nearest_function
+from ..completions import function_names
 from ..root import verb
 
 
@@ -25,7 +26,7 @@ from ..root import verb
 
     fs shell chat -- sh -c 'cat > /tmp/x; sha256sum /tmp/x' < file"""
 )
-@click.argument("which", metavar="NAME[@VERSION]")
+@click.argument("which", metavar="NAME[@VERSION]", shell_complete=function_names)
 @click.argument("argv", metavar="[-- CMD ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--idle",

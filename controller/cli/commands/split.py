@@ -10,12 +10,13 @@ import click
 from ...schemas.functions import Share, Traffic
 from .. import output
 from ..api_client import ApiClient, find_server, function_path, suggest_function
+from ..completions import function_names
 from ..rollout import describe_traffic, version_or_alias
 from ..root import verb
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.argument("shares", nargs=-1, metavar="[VERSION=PERCENT]...")
 @verb()
 @click.pass_obj

@@ -16,13 +16,14 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound
 from ...schemas.functions import FunctionInfo
 from .. import output
 from ..api_client import ApiClient, find_server, suggest_function
+from ..completions import function_names
 from ..root import verb
 from ..waterfall import render_trace
 from .ls import failed_start_line
 
 
 @click.command
-@click.argument("which", metavar="INVOCATION|NAME")
+@click.argument("which", metavar="INVOCATION|NAME", shell_complete=function_names)
 @verb()
 @click.pass_obj
 def command(home: Path, *, which: str, url: str | None, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 from ...schemas.functions import FunctionInfo, Usage, UsageLine
 from .. import output
 from ..api_client import ApiClient, find_server, suggest_function
+from ..completions import function_names
 from ..root import verb
 from ..units import parse_unix_ms
 
@@ -29,7 +30,7 @@ _HEADINGS = {
 
 
 @click.command
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=function_names)
 @click.option(
     "--by",
     default="function,version,phase",

@@ -11,6 +11,7 @@ import click
 from ...schemas.functions import VersionInfo
 from .. import output
 from ..api_client import ApiClient, find_server, function_path, suggest_function
+from ..completions import function_names
 from ..root import verb
 
 ID_SHOWN = 12
@@ -18,7 +19,7 @@ ERROR_SHOWN = 60
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @verb()
 @click.pass_obj
 def command(home: Path, *, name: str, url: str | None, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from ...schemas.functions import CheckpointInfo, UploadInfo
 from .. import output
 from ..api_client import ApiClient, find_server
 from ..command_group import CommandGroup
+from ..completions import files
 from ..home import HomeLayout
 from ..progress import ProgressBar
 from ..root import verb
@@ -37,7 +38,7 @@ def command() -> None:
 
 
 @command.command
-@click.argument("sources", nargs=-1, required=True, metavar="DIR|FILE...|s3://BUCKET/PREFIX")
+@click.argument("sources", nargs=-1, required=True, metavar="DIR|FILE...|s3://BUCKET/PREFIX", shell_complete=files)
 @verb()
 @click.pass_obj
 def push(home: Path, *, sources: tuple[str, ...], url: str | None, as_json: bool) -> None:
