@@ -87,8 +87,8 @@ FIELDS: tuple[RequestField, ...] = (
     _honoured(
         "response_format",
         CHAT,
-        "`text`, `json_object`, `json_schema`: only tokens that the schema allows are sampled. A schema with a keyword "
-        "that cannot be followed (`not`, `uniqueItems`, look-around in patterns, ...) is refused with the reason",
+        "`text`, `json_object`, `json_schema`: only tokens that the schema allows are sampled. With `strict` a schema "
+        "that cannot be followed is refused with the reason: see [JSON](#json-and-tools)",
     ),
     _honoured(
         "tools",

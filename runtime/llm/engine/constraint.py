@@ -6,6 +6,7 @@ from the output's tokens alone, so a resumed stream has it again. At the end of 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from ...contract.errors import InvalidInput
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+_PLACE = re.compile(r"\A(?:at )?\d+\(\d+\): ")
+_LISTING = re.compile(r"\n(?:<| *\d+ \| )")
 GRAMMARS_KEPT = 16
 """Compiled grammars kept by a worker: calls repeat their schemas, and a large one takes a second to compile."""
 
@@ -89,7 +92,7 @@ class ConstraintCompiler:
         if not trial.get_error():
             trial.compute_bitmask()  # some grammars show only here that nothing follows them
         if trial.get_error():
-            raise InvalidInput(" ".join(trial.get_error().split("\n<", 1)[0].split()))
+            raise InvalidInput(_reason(trial.get_error()))
         return Constraint(matcher, self._vocab_size)
 
     def _vocabulary(self) -> LLTokenizer:
@@ -122,6 +125,12 @@ def masked(logits: Tensor, rows: list[int], matchers: list[TokenMatcher]) -> Ten
         at = torch.tensor([rows[place] for place in sound], device=logits.device)
         logits[at] = logits[at].masked_fill(~kept, float("-inf"))
     return logits
+
+
+def _reason(text: str) -> str:
+    """The compiler's reason in one line, without the place in the grammar, the grammar, and options of its own."""
+    text = _PLACE.sub("", _LISTING.split(text, 1)[0].replace("failed to compile JSON schema: ", ""))
+    return " ".join(text.split(". Enable '", 1)[0].split())
 
 
 def _first_line(text: str) -> str:

@@ -15,7 +15,7 @@ from ..model.loaded_model import LoadedModel
 from .output_format import json_grammar
 from .requests import ChatMessage
 from .tools.formats import ToolFormat, format_of, mark_tokens, shown_tokens
-from .tools.grammar import calls_grammar, free_grammar
+from .tools.grammar import calls_grammar, followed_schemas, free_grammar
 from .tools.prompt import render_chat
 from .tools.reader import ToolReader
 from .tools.requests import ToolUse
@@ -57,7 +57,7 @@ class Prompts:
     ) -> ChatPrompt:
         """Prompt of a chat with these tools, whose answer is JSON of the schema. Errors: InvalidInput with the reason.
 
-        The answer may be calls instead of JSON, unless calls are forced.
+        The answer may be calls instead of JSON, unless calls are forced. `schema` has the compiler's options.
         """
         template = self._model.chat_template
         if template is None:
@@ -68,14 +68,14 @@ class Prompts:
         text = render_chat(template, [message.plain() for message in messages], use)
         tokens = await self._tokens(text, add_special_tokens=False)
         if use is None or form is None:
-            constraint = await self._constraint(None if schema is None else json_grammar(schema), "response_format")
+            constraint = None if schema is None else await asyncio.to_thread(self._json_constraint, schema)
             return ChatPrompt(tokens=tokens, constraint=constraint, shown_tokens={})
         grammar = None
         if use.forced or schema is not None:
             grammar = calls_grammar(use, form, self._marks, None if use.forced else schema)
         elif use.constrained:
             grammar = free_grammar(use, form, self._marks)
-        constraint = await self._constraint(grammar, "tools")
+        constraint = None if grammar is None else await asyncio.to_thread(self._calls_constraint, grammar, use, schema)
         reader = ToolReader(form, use.parallel, {tool.name: tool.schema for tool in use.tools})
         return ChatPrompt(tokens=tokens, constraint=constraint, tools=reader, shown_tokens=self._shown_tokens)
 
@@ -98,11 +98,24 @@ class Prompts:
             return encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
 
-    async def _constraint(self, grammar: str | None, param: str) -> Constraint | None:
-        """A compiled grammar. Errors: InvalidParameter with the reason."""
-        if grammar is None:
-            return None
+    def _json_constraint(self, schema: dict[str, Any] | bool) -> Constraint:
+        """The constraint of an answer in JSON. Errors: InvalidParameter with the reason."""
         try:
-            return await asyncio.to_thread(self._model.constraints.compile, grammar)
+            return self._model.constraints.compile(json_grammar(schema))
         except InvalidInput as error:
-            raise InvalidParameter(f"{param}: {error.message}", param) from error
+            raise InvalidParameter(f"response_format: {error.message}", "response_format") from error
+
+    def _calls_constraint(self, grammar: str, use: ToolUse, schema: dict[str, Any] | bool | None) -> Constraint:
+        """The constraint of a grammar of calls. Errors: InvalidParameter with the function and the reason."""
+        try:
+            return self._model.constraints.compile(grammar)
+        except InvalidInput as error:
+            whole = error
+        if not use.forced and schema is not None:
+            self._json_constraint(schema)
+        for name, followed in followed_schemas(use):
+            try:
+                self._model.constraints.compile(json_grammar(followed))
+            except InvalidInput as error:
+                raise InvalidParameter(f"tools: the schema of {name!r}: {error.message}", "tools") from error
+        raise InvalidParameter(f"tools: {whole.message}", "tools") from whole

@@ -165,7 +165,9 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return ResponseFormat(given.type)
         if given.schema is None:
             raise InvalidParameter("text.format: type 'json_schema' needs a schema", "text")
-        return ResponseFormat("json_schema", JsonSchemaFormat(given.name or "answer", given.schema))
+        return ResponseFormat(
+            "json_schema", JsonSchemaFormat(given.name or "answer", given.schema, strict=given.strict)
+        )
 
     def _tool_choice(self) -> ToolChoice | None:
         choice = self.tool_choice

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from ....openai_api.invalid_parameter import InvalidParameter
-from ..output_format import with_options
+from ..output_format import with_known_formats, with_options
 from .formats import ToolFormat
 from .named_call import ARGUMENTS_MARK, ID_MARK
 from .parameter_call import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
@@ -25,15 +25,18 @@ _NOTES = ("title", "description")
 _ROOT_KEYS = frozenset(
     ("type", "properties", "required", "additionalProperties", "$schema", "$defs", "definitions", *_NOTES)
 )
-"""Keys of a function's schema that parameters in tags can follow, or need not."""
+"""Keys of a strict function's schema that parameters in tags can follow, or need not."""
 _TEXT_KEYS = frozenset(("type", "default", "examples", "minLength", "maxLength", "enum", "const", *_NOTES))
-"""Keys of a text's schema that a value without quotation marks can follow, or need not."""
+"""Keys of a text's schema that a value without quotation marks can follow, or need not; of strict functions."""
 
 
 def calls_grammar(
     use: ToolUse, form: ToolFormat, marks: Mapping[str, int], answer: dict[str, Any] | bool | None = None
 ) -> str:
-    """Grammar of an answer that consists of calls, or else of a JSON text of the schema `answer`, if that is given."""
+    """Grammar of an answer that consists of calls, or else of a JSON text of the schema `answer`, if that is given.
+
+    `answer` has the compiler's options.
+    """
     # A bare call has no mark: that is for code.
     begin = "" if form.bare else _literal(form.begin, marks)
     block = f"{begin} {_block(use, form, marks)}"
@@ -41,7 +44,7 @@ def calls_grammar(
         block += f" ({_quoted(form.between)} {block}){{0,{MAX_FORCED_CALLS - 1}}}"
     lines = [f"start: {'calls' if answer is None else 'calls | answer'}", f"calls: {block}"]
     if answer is not None:
-        lines.append(f"answer: %json {_schema(answer)}")
+        lines.append(f"answer: %json {msgspec.json.encode(answer).decode()}")
     return _grammar(lines, use, form, marks)
 
 
@@ -67,6 +70,17 @@ def free_grammar(use: ToolUse, form: ToolFormat, marks: Mapping[str, int]) -> st
     return _grammar(lines, use, form, marks)
 
 
+def followed_schemas(use: ToolUse) -> Iterator[tuple[str, dict[str, Any] | bool]]:
+    """The functions whose calls follow a schema: names and schemas with the compiler's options."""
+    for tool in use.tools:
+        if _follows(use, tool):
+            yield tool.name, with_options(tool.schema, strict=bool(tool.strict))
+
+
+def _follows(use: ToolUse, tool: FunctionTool) -> bool:
+    return use.forced or bool(tool.strict)
+
+
 def _block(use: ToolUse, form: ToolFormat, marks: Mapping[str, int]) -> str:
     """What follows a mark: a call, or several where the format has them in one block, and the block's end."""
     more = ""
@@ -78,7 +92,7 @@ def _block(use: ToolUse, form: ToolFormat, marks: Mapping[str, int]) -> str:
 def _grammar(lines: list[str], use: ToolUse, form: ToolFormat, marks: Mapping[str, int]) -> str:
     calls = ["call: " + " | ".join(f"call_{number}" for number in range(len(use.tools)))]
     for number, tool in enumerate(use.tools):
-        held = use.forced or bool(tool.strict)
+        held = _follows(use, tool)
         match form.kind:
             case "object":
                 calls += _object_rules(number, tool, form, held=held)
@@ -105,7 +119,7 @@ def _named_rules(
 
 
 def _arguments_rule(number: int, tool: FunctionTool, *, held: bool) -> str:
-    return f"arguments_{number}: %json {_schema(tool.schema if held else {'type': 'object'})}"
+    return f"arguments_{number}: %json {_schema(tool.schema if held else {'type': 'object'}, tool)}"
 
 
 def _parameter_rules(number: int, tool: FunctionTool, *, held: bool) -> list[str]:
@@ -115,8 +129,8 @@ def _parameter_rules(number: int, tool: FunctionTool, *, held: bool) -> list[str
     if not held:
         any_parameter = rf"({_quoted(PARAMETER)} /[^<>\n]+/ {_quoted('>' + NEWLINE)} {name}_any)*"
         return [f"{name}: {begin} {any_parameter} {end}", *_text_rules(f"{name}_any", {})]
-    root = tool.schema
-    if unknown := sorted(set(root) - _ROOT_KEYS):
+    root = with_known_formats(tool.schema)
+    if tool.strict and (unknown := sorted(set(root) - _ROOT_KEYS)):
         raise _cannot_follow(tool, f"{unknown[0]!r} of its parameters")
     required = root.get("required") or ()
     body, rules = [], []
@@ -126,23 +140,23 @@ def _parameter_rules(number: int, tool: FunctionTool, *, held: bool) -> list[str
         value = f"{name}_{place}"
         tag = f"{_quoted(f'{PARAMETER}{key}>' + NEWLINE)} {value}"
         body.append(tag if key in required else f"({tag})?")
-        rules += _value_rules(value, key, schema, tool)
+        rules += _value_rules(value, key, schema, root, tool)
     return [f"{name}: {begin} {' '.join(body)} {end}", *rules]
 
 
-def _value_rules(rule: str, key: str, schema: Any, tool: FunctionTool) -> list[str]:
-    """Rules of one parameter's value and of what ends it."""
-    root = tool.schema
+def _value_rules(rule: str, key: str, schema: Any, root: dict[str, Any], tool: FunctionTool) -> list[str]:
+    """Rules of one parameter's value and of what ends it. `root`: the schema of all parameters."""
     if "string" not in value_types(schema, root):
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
         whole = schema | definitions if isinstance(schema, dict) else schema
         return [
             f"{rule}: {rule}_json {_quoted(NEWLINE + PARAMETER_END + NEWLINE)}",
-            f"{rule}_json: %json {_schema(whole)}",
+            f"{rule}_json: %json {_schema(whole, tool)}",
         ]
     own = resolved(schema, root)
     own = own if isinstance(own, dict) else {}
-    if value_types(schema, root) == {"string"} and (unknown := sorted(set(own) - _TEXT_KEYS)):
+    only_text = value_types(schema, root) == {"string"}
+    if tool.strict and only_text and (unknown := sorted(set(own) - _TEXT_KEYS)):
         raise _cannot_follow(tool, f"{unknown[0]!r} of the text {key!r}")
     return _text_rules(rule, own)
 
@@ -165,14 +179,14 @@ def _text_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
 
 def _cannot_follow(tool: FunctionTool, what: str) -> InvalidParameter:
     return InvalidParameter(
-        f"tools: in the format of this model, calls of {tool.name!r} cannot follow {what}: leave it out, or do not "
-        "force the call",
+        f"tools: in the format of this model, calls of {tool.name!r} cannot follow {what}: change it"
+        + (", or leave out strict" if tool.strict else ", or do not force the call"),
         "tools",
     )
 
 
-def _schema(schema: dict[str, Any] | bool) -> str:
-    return msgspec.json.encode(with_options(schema)).decode()
+def _schema(schema: dict[str, Any] | bool, tool: FunctionTool) -> str:
+    return msgspec.json.encode(with_options(schema, strict=bool(tool.strict))).decode()
 
 
 def _literal(mark: str, marks: Mapping[str, int]) -> str:

@@ -231,7 +231,7 @@ def test_a_stream_that_is_cut_goes_on_event_for_event(fields: dict[str, Any]) ->
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text"),
-        ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text"),
+        ({"text": {"format": {"type": "json_schema", "strict": True, "schema": {"not": {}}}}}, "text"),
         ({"temperature": 3}, "temperature"),
         ({"frobnicate": 1}, "frobnicate"),
     ],

@@ -226,7 +226,7 @@ def events_of(blocks: list[bytes]) -> dict[int, list[Any]]:
         ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         (
             {
-                "tools": [{"type": "function", "function": {"name": "a", "parameters": {"not": {}}}}],
+                "tools": [{"type": "function", "function": {"name": "a", "parameters": {"not": {}}, "strict": True}}],
                 "tool_choice": "required",
             },
             "tools",
@@ -318,7 +318,7 @@ def written(form: ToolFormat, name: str, arguments: dict[str, str], *, times: in
     ],
 )
 def test_what_tags_cannot_follow_is_refused_by_name(schema: dict[str, Any], words: str) -> None:
-    use = ToolUse([FunctionTool("f", parameters=schema)], forced=True)
+    use = ToolUse([FunctionTool("f", parameters=schema, strict=True)], forced=True)
     with pytest.raises(InvalidInput, match=words):
         calls_grammar(use, QWEN_CODER, {})
 

@@ -1,0 +1,163 @@
+"""Schemas of functions and answers: what is followed as far as it can be, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import pydantic
+import pytest
+
+from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.function.spec import LLMSettings
+from fleetstart.runtime.llm.engine.constraint import ConstraintCompiler
+from fleetstart.runtime.llm.server.output_format import json_grammar, with_options
+from fleetstart.runtime.llm.server.tools.formats import QWEN_CODER
+from fleetstart.runtime.llm.server.tools.grammar import calls_grammar
+from fleetstart.runtime.llm.server.tools.requests import FunctionTool, ToolUse
+from tests.runtime.llm.models import byte_tokenizer, tiny
+from tests.runtime.llm.server.test_openai_responses import Served, openai, served, user
+
+CALL: dict[str, Any] = {"model": "chat", "messages": user("hi"), "max_tokens": 300, "temperature": 1.0, "seed": 3}
+
+
+class Account(pydantic.BaseModel):
+    """A model as applications have them: its schema has `uniqueItems` and the format `password`."""
+
+    tags: set[bool]
+    secret: pydantic.SecretStr = pydantic.Field(max_length=8)
+
+
+LOOSE: list[dict[str, Any]] = [
+    Account.model_json_schema(),
+    {"properties": {"a": {"oneOf": [{"maxLength": 3, "type": "string"}, {"const": "x"}]}}, "required": ["a"]},
+    {"properties": {"a": {"type": "boolean"}}, "propertyNames": {"maxLength": 4}, "additionalProperties": False},
+    {"properties": {"a": {"type": "boolean"}}, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    {"properties": {"a": {"type": "array", "items": {"type": "null"}, "contains": {}, "maxItems": 2}}},
+    {"properties": {"a": {"format": "made-up", "type": "string", "maxLength": 4}}, "required": ["a"]},
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(tiny(max_position_embeddings=2048), LLMSettings(max_context_tokens=2048)) as subject:
+        yield subject
+
+
+def function(schema: dict[str, Any], *, name: str = "f", strict: bool | None = None) -> dict[str, Any]:
+    given = {} if strict is None else {"strict": strict}
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"} | schema} | given}
+
+
+@pytest.mark.parametrize("schema", LOOSE, ids=lambda schema: next(iter(schema)))
+def test_a_forced_call_takes_any_schema_of_a_function_that_is_not_strict(
+    server: Served, schema: dict[str, Any]
+) -> None:
+    answer = server.client.chat.completions.create(**CALL, tools=[function(schema)], tool_choice="required")
+    assert answer.choices[0].finish_reason in ("tool_calls", "length")
+
+
+@pytest.mark.parametrize("schema", LOOSE, ids=lambda schema: next(iter(schema)))
+def test_a_format_that_is_not_strict_takes_any_schema(server: Served, schema: dict[str, Any]) -> None:
+    wanted = {"type": "object"} | schema
+    answer = server.client.chat.completions.create(
+        **CALL, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
+    )
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
+def test_what_can_be_followed_of_a_loose_schema_is(server: Served) -> None:
+    schema = Account.model_json_schema()
+    call = server.client.chat.completions.create(**CALL, tools=[function(schema)], tool_choice="required")
+    arguments = json.loads(call.choices[0].message.tool_calls[0].function.arguments)
+    del schema["properties"]["tags"]["uniqueItems"]
+    jsonschema_rs.validate(schema, arguments)
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_format_that_is_not_known_is_a_note(server: Served, strict: bool | None) -> None:
+    # Names and values may be what keywords are called.
+    fields = {"format": {"type": "string", "format": "password", "maxLength": 4}, "const": {"const": {"format": "no"}}}
+    schema = {"properties": fields, "required": ["format", "const"], "additionalProperties": False}
+    tools = [function(schema, strict=strict)]
+    call = server.client.chat.completions.create(**CALL, tools=tools, tool_choice="required")
+    arguments = json.loads(call.choices[0].message.tool_calls[0].function.arguments)
+    assert arguments["const"] == {"format": "no"}
+    assert set(arguments) == {"format", "const"}
+
+
+def test_a_format_that_is_known_is_followed(server: Served) -> None:
+    schema = {"properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"]}
+    tools = [function(schema | {"additionalProperties": False}, strict=True)]
+    call = server.client.chat.completions.create(**CALL, tools=tools, tool_choice="required")
+    assert len(json.loads(call.choices[0].message.tool_calls[0].function.arguments)["day"]) == len("2026-01-31")
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "uniqueItems"),
+        ({"properties": {"a": {"oneOf": [{"type": "string"}, {"const": "x"}]}}}, "oneOf"),
+        ({"propertyNames": {"maxLength": 3}}, "propertyNames"),
+        ({"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, "look-around"),
+    ],
+)
+def test_a_strict_function_is_refused_by_its_name_and_the_keyword(
+    server: Served, schema: dict[str, Any], keyword: str
+) -> None:
+    sound = function({"properties": {"other": {"type": "string"}}}, name="sound", strict=True)
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client.chat.completions.create(
+            **CALL, tools=[sound, function(schema, name="wrong", strict=True)], tool_choice="required"
+        )
+    assert caught.value.param == "tools"
+    message = str(caught.value.body["message"])
+    assert message.startswith("tools: the schema of 'wrong'")
+    assert keyword in message
+    for inner in ("call_", "arguments_", "json_schema", "x-guidance", "coerce_one_of", "sound", " at "):
+        assert inner not in message
+
+
+def test_a_strict_format_beside_tools_is_refused_as_such(server: Served) -> None:
+    wanted = {"name": "x", "schema": {"type": "array", "uniqueItems": True}, "strict": True}
+    with pytest.raises(openai.BadRequestError, match=r"response_format: .*uniqueItems") as caught:
+        server.client.chat.completions.create(
+            **CALL, tools=[function({})], response_format={"type": "json_schema", "json_schema": wanted}
+        )
+    assert caught.value.param == "response_format"
+    assert "start:" not in str(caught.value)
+
+
+def test_responses_are_as_strict_as_they_say(server: Served) -> None:
+    wanted = {"type": "json_schema", "name": "x", "schema": {"type": "array", "uniqueItems": True, "maxItems": 1}}
+    fields: dict[str, Any] = {"model": "chat", "input": "hi", "max_output_tokens": 30}
+    server.client.responses.create(**fields, text={"format": wanted})
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
+        server.client.responses.create(**fields, text={"format": wanted | {"strict": True}})
+    assert caught.value.param == "text"
+
+
+def test_calls_in_tags_take_any_schema_of_a_function_that_is_not_strict() -> None:
+    schema = {
+        "type": "object", "minProperties": 1,
+        "properties": {"a": {"type": "string", "pattern": "x+"}, "b": {"type": "array", "uniqueItems": True}},
+    }  # fmt: skip
+    use = ToolUse([FunctionTool("f", parameters=schema)], forced=True)
+    compiler = ConstraintCompiler(byte_tokenizer, 258, frozenset({1}))
+    compiler.compile(calls_grammar(use, QWEN_CODER, {}))
+    noted = {"type": "object", "properties": {"a": {"type": "string", "format": "password"}}}
+    strict = ToolUse([FunctionTool("f", parameters=noted, strict=True)], forced=True)
+    compiler.compile(calls_grammar(strict, QWEN_CODER, {}))
+
+
+def test_a_schema_of_any_depth_is_read() -> None:
+    """Below a depth that no application has, schemas are left as they are."""
+    schema: dict[str, Any] = {"type": "string", "format": "made-up"}
+    for _ in range(200):
+        schema = {"anyOf": [schema]}
+    compiler = ConstraintCompiler(byte_tokenizer, 258, frozenset({1}))
+    with pytest.raises(InvalidInput):
+        compiler.compile(json_grammar(with_options(schema, strict=True)))
