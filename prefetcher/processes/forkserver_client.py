@@ -34,7 +34,7 @@ from fleetstart.runtime.contract.node.messages import (
     LauncherUnavailable,
 )
 
-from .cgroups import Cgroup
+from .cgroups.groups import Cgroup
 from .forked_process import ForkedProcess
 from .process_memory import private_bytes
 from .read_budget import ReadBudget

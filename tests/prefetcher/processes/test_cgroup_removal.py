@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.processes.cgroup_removal import remove_groups, remove_tree
-from fleetstart.prefetcher.processes.cgroup_setup import (
+from fleetstart.prefetcher.processes.cgroups.groups import PREFIX, Cgroups
+from fleetstart.prefetcher.processes.cgroups.removal import remove_groups, remove_tree
+from fleetstart.prefetcher.processes.cgroups.setup import (
     SEARCH_DEPTH,
     V1_CONTROLLERS,
     Hierarchy,
     open_cgroups,
     read_hierarchies,
 )
-from fleetstart.prefetcher.processes.cgroups import PREFIX, Cgroups
 from fleetstart.prefetcher.processes.epoch import namespace_of_pids, new_epoch
 from tests.servers import spawn, wait_until
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.processes.cgroup_setup import (
+from fleetstart.prefetcher.processes.cgroups.groups import PREFIX, CgroupsV1, CgroupsV2
+from fleetstart.prefetcher.processes.cgroups.setup import (
     WORKERS_WEIGHT,
     Hierarchy,
     _write_weight,
     open_cgroups,
     read_hierarchies,
 )
-from fleetstart.prefetcher.processes.cgroups import PREFIX, CgroupsV1, CgroupsV2
 from fleetstart.prefetcher.processes.epoch import epoch_is_alive, new_epoch
 from tests.servers import spawn, wait_until
 

@@ -1,4 +1,4 @@
-"""Resource limits by control groups, version 1 or 2. `cgroup_setup` finds the one that this machine lets us write.
+"""Resource limits by control groups, version 1 or 2. `setup` finds the one that this machine lets us write.
 
 Each worker has a group of its own below `fleetstart-<epoch>`, made before the worker is forked: attaching a process
 takes milliseconds and must not fall into a cold start. The limits are written when the worker is assigned. Groups
@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from .cgroup_removal import remove_groups, remove_tree
+from .removal import remove_groups, remove_tree
 
 PIDS_MAX = 512
 """Limit of processes and threads: enough for torch on a large machine, far below a fork bomb."""

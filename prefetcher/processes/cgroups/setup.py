@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cgroup_removal import kill_tree, remove_empty, remove_tree
-from .cgroups import PREFIX, Cgroups, CgroupsV1, CgroupsV2
-from .epoch import epoch_is_alive, numbers_processes_as_we_do
+from ..epoch import epoch_is_alive, numbers_processes_as_we_do
+from .groups import PREFIX, Cgroups, CgroupsV1, CgroupsV2
+from .removal import kill_tree, remove_empty, remove_tree
 
 log = logging.getLogger(__name__)
 
