@@ -52,7 +52,7 @@ from .network.node_identity import NodeCertificate
 from .network.tls_ingress import TlsIngress
 from .node_report import report_of
 from .peers.node_peers import NodePeers
-from .processes.cgroups.groups import Cgroups
+from .processes.control_groups.groups import Cgroups
 from .processes.epoch import new_epoch
 from .processes.worker_logs import LogBuffer
 from .segments.local_readers import LocalReaders

@@ -26,8 +26,8 @@ from .layers.kinds import VOLUME
 from .network.egress_proxy import NodeEgress, egress_limits
 from .network.node_identity import NodeCertificate, open_certificate
 from .network.platform_addresses import PlatformAddresses, platform_hosts
-from .processes.cgroups.groups import Cgroups
-from .processes.cgroups.setup import open_cgroups, read_hierarchies
+from .processes.control_groups.groups import Cgroups
+from .processes.control_groups.setup import open_cgroups, read_hierarchies
 from .processes.forkserver_client import END_TIMEOUT_S, ForkServer
 from .processes.prefork_policy import is_unsandboxed
 from .processes.prefork_pool import PreforkPool

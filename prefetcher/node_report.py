@@ -10,7 +10,7 @@ from fleetstart.runtime.contract.node.reports import Confinement, NodeReport
 
 from .config import Config
 from .peers.node_peers import NodePeers
-from .processes.cgroups.groups import Cgroups
+from .processes.control_groups.groups import Cgroups
 from .processes.epoch import machine_id
 from .processes.forked_process import has_own_network
 from .processes.forkserver_client import ForkServer

@@ -13,7 +13,7 @@ from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.channel import Channel, ChannelClosed
 from fleetstart.runtime.contract.node.messages import DaemonMessage, EgressListener, Pooled, WorkerMessage
 
-from .cgroups.groups import Cgroup
+from .control_groups.groups import Cgroup
 from .read_budget import FairReader, ReadBudget, WorkerShare
 from .worker_logs import LogPipe
 

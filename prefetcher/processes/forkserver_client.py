@@ -34,7 +34,7 @@ from fleetstart.runtime.contract.node.messages import (
     LauncherUnavailable,
 )
 
-from .cgroups.groups import Cgroup
+from .control_groups.groups import Cgroup
 from .forked_process import ForkedProcess
 from .process_memory import private_bytes
 from .read_budget import ReadBudget

@@ -18,7 +18,7 @@ from fleetstart.runtime.contract.errors import FleetError, Unavailable
 from fleetstart.runtime.contract.ids import FunctionName, WorkerId, new_worker_id
 from fleetstart.runtime.contract.node.messages import Pooled
 
-from .cgroups.groups import Cgroup, Cgroups
+from .control_groups.groups import Cgroup, Cgroups
 from .forked_process import ChannelEnded, ForkedProcess, ProcessEvent, ProcessExited, has_own_user
 from .forkserver_client import ForkServer
 from .prefork_policy import SETTLE_S, PoolState, choose_pool, is_preloaded, is_unsandboxed

@@ -13,8 +13,9 @@ _LEAST_BYTES = 1 << 20
 """Writable shared mappings that are smaller together are left out: each worker shares a page with its node, and to
 look into mappings takes up to a millisecond for each hundred MiB."""
 _MAPPINGS_MOST = 10_000
-"""Mappings of any kind that are looked into, which takes 12 ms of processor time for each thousand. A process with torch
-has two thousand, and one may have 65,000: of shared ones among so many all counts that is mapped, written or not."""
+"""Mappings of any kind that are looked into, which takes 12 ms of processor time for each thousand. A process with
+torch has some hundreds, and one may have 65,000: of shared ones among so many all counts that is mapped, written or
+not."""
 _WRITABLE_SHARED = r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ \S+ \d+ +(?:/dev/zero \(deleted\)|/memfd:|/SYSV|/dev/shm/).*$"
 _MAPPING = re.compile(_WRITABLE_SHARED, re.MULTILINE)
 _SHARE = re.compile(_WRITABLE_SHARED + r"(?:\n.*)*?\nPss: +(\d+) kB$", re.MULTILINE)

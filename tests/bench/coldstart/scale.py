@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fleetstart.prefetcher.processes.cgroups.groups import PREFIX as CGROUP_PREFIX
+from fleetstart.prefetcher.processes.control_groups.groups import PREFIX as CGROUP_PREFIX
 from fleetstart.runtime.contract.ids import NodeId
 from tests.bench.coldstart.callers import call_again
 from tests.bench.coldstart.fleet import CALL_S, Fleet

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.processes.cgroups.groups import PREFIX, Cgroups
-from fleetstart.prefetcher.processes.cgroups.removal import remove_groups, remove_tree
-from fleetstart.prefetcher.processes.cgroups.setup import (
+from fleetstart.prefetcher.processes.control_groups.groups import PREFIX, Cgroups
+from fleetstart.prefetcher.processes.control_groups.removal import remove_groups, remove_tree
+from fleetstart.prefetcher.processes.control_groups.setup import (
     SEARCH_DEPTH,
     V1_CONTROLLERS,
     Hierarchy,

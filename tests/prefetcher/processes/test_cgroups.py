@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.prefetcher.processes.cgroups.groups import PREFIX, CgroupsV1, CgroupsV2
-from fleetstart.prefetcher.processes.cgroups.setup import (
+from fleetstart.prefetcher.processes.control_groups.groups import PREFIX, CgroupsV1, CgroupsV2
+from fleetstart.prefetcher.processes.control_groups.setup import (
     WORKERS_WEIGHT,
     Hierarchy,
     _write_weight,
