@@ -3,6 +3,7 @@
 FleetError
 ├── Refused                      4xx: the caller has to change something
 │   ├── InvalidInput             400  invalid_input
+│   │   └── ContextExceeded      400  context_length_exceeded  of a language model; OpenAI's own word
 │   ├── InvalidSpec              400  invalid_spec
 │   ├── NoHandler                400  no_handler
 │   ├── HandlerSyntax            400  syntax_error
@@ -145,6 +146,12 @@ class Refused(FleetError):
 
 class InvalidInput(Refused):
     code = "invalid_input"
+
+
+class ContextExceeded(InvalidInput):
+    """A prompt and its answer need more tokens than a language model's context holds."""
+
+    code = "context_length_exceeded"
 
 
 class InvalidSpec(Refused):

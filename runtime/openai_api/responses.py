@@ -53,17 +53,17 @@ def model(name: str, created_s: int) -> Json:
     return {"id": name, "object": "model", "created": created_s, "owned_by": "fleetstart"}
 
 
-def error_body(error: FleetError) -> Json:
-    """Error body with OpenAI's four fields, and a hint if there is one."""
+def error_body(error: FleetError, param: str | None = None) -> Json:
+    """Error body with OpenAI's four fields, and a hint if there is one. `param`: the field, if the error has none."""
     fields: Json = {
         "message": error.message,
         "type": "invalid_request_error" if isinstance(error, Refused) else "server_error",
-        "param": getattr(error, "param", None),
+        "param": getattr(error, "param", None) or param,
         "code": error.code,
     }
     return {"error": fields | ({"hint": error.hint} if error.hint else {})}
 
 
-async def respond_error(send: Send, error: FleetError) -> None:
-    """Sends a whole error response."""
-    await respond(send, error.status, msgspec.json.encode(error_body(error)), JSON, retry_headers(error))
+async def respond_error(send: Send, error: FleetError, param: str | None = None) -> None:
+    """Sends a whole error response; `param` as of `error_body`."""
+    await respond(send, error.status, msgspec.json.encode(error_body(error, param)), JSON, retry_headers(error))

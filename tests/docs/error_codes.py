@@ -20,6 +20,10 @@ from fleetstart.runtime.contract.errors import FleetError
 
 HELP = {
     "invalid_input": ("the input does not fit the signature", "`field`, `expected` and `got` say where"),
+    "context_length_exceeded": (
+        "a prompt and its answer need more tokens than the model's context has",
+        "shorten the prompt, lower `max_tokens`, or deploy with larger `max_context` and `kv_memory`",
+    ),
     "invalid_spec": ("a setting of a deploy is not allowed", "correct the setting that the message names"),
     "no_handler": (
         "the file declares no function",

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from ...contract.errors import InvalidInput
 from .block_pool import BlockKey, BlockPool, block_key
+from .context_limit import check_context
 
 
 @dataclass(slots=True, eq=False)
@@ -99,15 +99,8 @@ class Scheduler:
         """Those of them that were in kept blocks."""
 
     def check(self, prompt_count: int, max_new_tokens: int) -> None:
-        """Checks a request's size. Errors: InvalidInput if it can never fit."""
-        if prompt_count < 1:
-            raise InvalidInput("the prompt is empty", hint="send at least one token of text")
-        if prompt_count + max_new_tokens > self.context_tokens:
-            raise InvalidInput(
-                f"prompt of {prompt_count} tokens and {max_new_tokens} new ones need {prompt_count + max_new_tokens}, "
-                f"the context holds {self.context_tokens}",
-                hint="shorten the prompt, lower max_tokens, or deploy with larger max_context_tokens and kv_memory",
-            )
+        """Checks a request's size. Errors: as of `check_context`."""
+        check_context(prompt_count, max_new_tokens, self.context_tokens)
 
     def add(self, sequence: Sequence) -> None:
         self.check(sequence.prompt_count, sequence.max_new_tokens)

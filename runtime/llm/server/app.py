@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from ...contract.errors import FleetError, InvalidInput, NotFound, Unavailable
+from ...contract.errors import ContextExceeded, FleetError, InvalidInput, NotFound, Unavailable
 from ...contract.function.spec import LLMSettings
 from ...contract.node.orders import SecondEngine
 from ...contract.node.speed import Speed
@@ -43,6 +43,13 @@ STREAMING = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+PROMPT_FIELDS = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/embeddings": "input",
+}
+"""Field of each route's body that has the prompt."""
 MARKED = (CONTINUE_HEADER.encode(), b"1")
 
 
@@ -120,9 +127,10 @@ class LLMApp:
             return
         except FleetError as error:
             if begun:
-                await _end_stream(send, error)
-            else:
-                await openai_responses.respond_error(send, error)
+                return await _end_stream(send, error)
+            long = isinstance(error, ContextExceeded)
+            param = PROMPT_FIELDS.get(scope["path"].rstrip("/")) if long else None
+            await openai_responses.respond_error(send, error, param)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].rstrip("/") or "/"

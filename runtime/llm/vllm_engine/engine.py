@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
+from ..engine.context_limit import check_context
 from ..engine.generation import Generation, Request, ResumeState, TokenDelta, resume_state, start_generation
 from ..engine.inference_engine import EngineLoad, never
 from ..engine.logprobs import TokenLogprob
@@ -90,13 +91,7 @@ class VllmEngine:
                 "this function's engine generates and gives no embeddings",
                 hint='serve them with engine="native", or with Transformers(task="embedding")',
             )
-        wanted = len(request.tokens) + request.max_new_tokens
-        if not request.tokens or wanted > self.context_tokens:
-            raise InvalidInput(
-                f"{len(request.tokens)} tokens of prompt and {request.max_new_tokens} new ones are asked for, "
-                f"the context holds {self.context_tokens}",
-                hint="shorten the prompt, or ask for fewer max_tokens",
-            )
+        check_context(len(request.tokens), request.max_new_tokens, self.context_tokens)
 
     def resume(self, request: Request, tokens: list[int]) -> ResumeState:
         return resume_state(request, tokens, self._model.tokenizer, self._model.eos_ids)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetstart.runtime.contract.errors import DeadlineExceeded, InvalidInput, Unavailable
+from fleetstart.runtime.contract.errors import ContextExceeded, DeadlineExceeded, Unavailable
 from fleetstart.runtime.contract.function.spec import EngineName, LLMSettings
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.engine.inference_engine import InferenceEngine
@@ -159,7 +159,7 @@ def test_a_deadline_and_the_end_of_the_worker_end_requests(engine: InferenceEngi
 
 def test_a_request_that_can_never_fit_is_refused(engine: InferenceEngine) -> None:
     assert engine.context_tokens == 256
-    with pytest.raises(InvalidInput, match="the context holds 256"):
+    with pytest.raises(ContextExceeded, match="context length is 256 tokens; "):
         engine.check(request(200, 57))
 
 

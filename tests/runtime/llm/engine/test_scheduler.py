@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.errors import ContextExceeded, InvalidInput
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
 from fleetstart.runtime.llm.engine.scheduler import PlannedChunk, Scheduler, Sequence
 
@@ -181,8 +181,11 @@ def test_all_that_is_admitted_finishes_and_every_block_comes_back(
 
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     subject = scheduler(blocks=4)
-    with pytest.raises(InvalidInput, match="prompt of 10 tokens and 7 new ones need 17, the context holds 16"):
+    with pytest.raises(
+        ContextExceeded, match=r"context length is 16 tokens; a prompt of 10 .* 7 new ones need 17"
+    ) as one:
         subject.add(sequence(1, 10, 7))
+    assert "larger max_context and kv_memory" in one.value.hint
     with pytest.raises(InvalidInput, match="prompt is empty"):
         subject.add(sequence(1, 0, 7))
     assert subject.idle

@@ -188,15 +188,31 @@ def test_errors_name_the_field(server: Served) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         server.client.chat.completions.create(model="gpt", messages=user("hi"))
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match="the context holds 256"):
-        server.client.chat.completions.create(model="chat", messages=user("hi"), max_tokens=10_000)
-    with pytest.raises(openai.BadRequestError, match="the context holds 256"):
-        server.client.chat.completions.create(model="chat", messages=user("hi" * 300))
-    with pytest.raises(openai.BadRequestError, match="the context holds 256"):
-        # A stream that cannot begin has a status of its own.
-        server.client.chat.completions.create(model="chat", messages=user("hi" * 20_000), stream=True)
     with pytest.raises(openai.BadRequestError, match="token"):
         server.client.completions.create(model="chat", prompt=[5, 999])
+    server.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "body"),
+    [
+        ("/v1/chat/completions", "messages", {"messages": user("hi"), "max_tokens": 10_000}),
+        ("/v1/chat/completions", "messages", {"messages": user("hi" * 300)}),
+        # A stream that cannot begin has a status of its own.
+        ("/v1/chat/completions", "messages", {"messages": user("hi" * 20_000), "stream": True}),
+        ("/v1/completions", "prompt", {"prompt": "hi" * 300}),
+        ("/v1/responses", "input", {"input": "hi" * 300}),
+        ("/v1/embeddings", "input", {"input": "hi" * 300}),
+    ],
+)
+def test_what_is_too_long_has_the_code_and_the_words_that_clients_look_for(
+    server: Served, path: str, param: str, body: dict[str, Any]
+) -> None:
+    answer = server.http.post(path, json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert (error["code"], error["param"], error["type"]) == ("context_length_exceeded", param, "invalid_request_error")
+    assert error["message"].startswith("This model's maximum context length is 256 tokens; ")
     server.until_idle()
 
 
