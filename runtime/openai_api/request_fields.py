@@ -53,7 +53,12 @@ STORED = "no answers are stored: send the earlier items again"
 SAFETY = "the engine judges no content"
 FIELDS: tuple[RequestField, ...] = (
     _honoured("model", ALL, "the function's name, or one of its adapters'; may be left out"),
-    _honoured("messages", (*CHAT, "plain"), "roles and text; parts of other kinds than `text` are refused"),
+    _honoured(
+        "messages",
+        (*CHAT, "plain"),
+        "roles and text; parts of other kinds than `text` and `refusal` are refused, and so are "
+        "roles that OpenAI's API does not have, and results of tools that no message before has called",
+    ),
     _honoured("prompt", (*COMPLETIONS, "plain"), "text; in completions also tokens, or up to 16 of either"),
     _honoured(
         "max_tokens", GENERATED, "at least 1; completions: 16 unless given, others: as many as the context holds"

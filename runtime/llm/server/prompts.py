@@ -12,8 +12,8 @@ from ...contract.errors import InvalidInput
 from ...openai_api.invalid_parameter import InvalidParameter
 from ..engine.constraint import Constraint
 from ..model.loaded_model import LoadedModel
+from .chat_messages import ChatMessage
 from .output_format import json_grammar
-from .requests import ChatMessage
 from .tools.formats import ToolFormat, format_of, mark_tokens, shown_tokens
 from .tools.grammar import calls_grammar, followed_schemas, free_grammar
 from .tools.prompt import render_chat

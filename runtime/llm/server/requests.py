@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...openai_api.invalid_parameter import InvalidParameter, check_limit, check_range
-from ...openai_api.request_fields import REFUSED_PARTS
 from ..engine.sampler import SamplingParams
+from .chat_messages import ChatMessage, check_messages
 from .output_format import ResponseFormat
-from .tools.requests import Tool, ToolCall, ToolChoice, ToolUse, read_tool_use
+from .tools.requests import Tool, ToolChoice, ToolUse, read_tool_use
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -27,56 +27,6 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-
-
-class ContentPart(msgspec.Struct, frozen=True):
-    """Part of a chat message; only text can be read."""
-
-    type: str
-    text: str | None = None
-
-    def plain(self) -> str:
-        """The part's text. Errors: InvalidParameter for another kind."""
-        if self.type != "text":
-            reason = REFUSED_PARTS.get(self.type, "parts are of type 'text'")
-            raise InvalidParameter(f"messages: a part of type {self.type!r} is not supported: {reason}", "messages")
-        if self.text is None:
-            raise InvalidParameter("messages: a part of type 'text' lacks its text", "messages")
-        return self.text
-
-
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One chat message."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    """Calls of an assistant's message."""
-    tool_call_id: str | None = None
-    """Call that a message of role "tool" answers."""
-    refusal: str | None = None
-    """Empty field of assistant messages, which clients send back, as are the next three."""
-    annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
-
-    def text(self) -> str:
-        """The content; text parts are concatenated. Errors: InvalidParameter for parts of other kinds."""
-        if isinstance(self.content, list):
-            return "".join(part.plain() for part in self.content)
-        return self.content or ""
-
-    def plain(self) -> dict[str, Any]:
-        """The message for a chat template. Errors: InvalidParameter."""
-        # Templates know the older name of a developer's messages.
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": self.text()}
-        if self.tool_calls:
-            message["tool_calls"] = [call.plain() for call in self.tool_calls]
-        if self.role == "tool":
-            message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
-        return message
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,12 +120,11 @@ class ChatCall(StreamableCall, frozen=True, kw_only=True, forbid_unknown_fields=
     def check(self) -> None:
         super(ChatCall, self).check()  # noqa: UP008 - structs lose the cell that bare super() needs
         if not self.messages:
-            raise InvalidParameter("messages must not be empty", "messages")
+            raise InvalidParameter("messages: must not be empty", "messages")
         check_range("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs is only allowed when logprobs is true", "top_logprobs")
-        for message in self.messages:
-            message.plain()
+        check_messages(self.messages)
         use = self.tool_use()
         if self.ignore_eos and (self.answer_schema() is not None or (use is not None and use.constrained)):
             raise InvalidParameter("ignore_eos: an answer in a format ends where the format does", "ignore_eos")
@@ -242,6 +191,7 @@ class PlainCall(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields
     def check(self) -> None:
         if (self.prompt is None) is (not self.messages):
             raise InvalidParameter("give one of prompt and messages", "prompt")
+        check_messages(self.messages or ())
 
 
 Value = TypeVar("Value", int, float)

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from ....openai_api.invalid_parameter import InvalidParameter, check_range
+from ..chat_messages import ChatMessage, ContentPart
 from ..output_format import JsonSchemaFormat, ResponseFormat
-from ..requests import MAX_LOGPROBS, ChatCall, ChatMessage, ContentPart
+from ..requests import MAX_LOGPROBS, ChatCall
 from ..tools.requests import FunctionTool, NamedFunction, NamedToolChoice, Tool, ToolCall, ToolCallFunction, ToolChoice
 
 LOGPROBS = "message.output_text.logprobs"
@@ -27,11 +28,12 @@ class InputPart(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
     def chat(self) -> ContentPart:
         """The part of a chat message; its text is checked there."""
         kind = "text" if self.type in TEXT_PARTS else REFUSED_PARTS.get(self.type, self.type)
-        return ContentPart(kind, self.text)
+        return ContentPart(kind, self.text, self.refusal)
 
 
 Content = str | list[InputPart]
@@ -89,7 +91,8 @@ def own_names() -> Iterator[None]:
     try:
         yield
     except InvalidParameter as error:
-        name = OWN_NAMES.get(error.param or "")
+        # Places in the chat are not those in the input.
+        name = OWN_NAMES.get((error.param or "").partition("[")[0])
         if name is None:
             raise
         raise InvalidParameter(error.message.replace(f"{error.param}:", f"{name}:", 1), name) from error

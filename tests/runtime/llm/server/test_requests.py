@@ -21,6 +21,7 @@ CHAT, TEXT, PLAIN = (
 )
 VOCAB = 258
 MESSAGES = [{"role": "user", "content": "hi"}]
+CALLED = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
 
 
 def chat(**fields: Any) -> ChatCall:
@@ -38,6 +39,14 @@ def text(**fields: Any) -> CompletionCall:
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+        ({"messages": [*MESSAGES, {"role": "x", "content": "hi"}]}, "messages[1].role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "system"}]}, "messages[0].content"),
+        ({"messages": [*MESSAGES, {"role": "tool", "content": "1", "tool_call_id": "a"}]}, "messages[1].tool_call_id"),
+        ({"messages": [CALLED, {"role": "tool", "content": "1", "tool_call_id": "b"}]}, "messages[1].tool_call_id"),
+        ({"messages": [CALLED, {"role": "tool", "content": "1"}]}, "messages[1].tool_call_id"),
+        ({"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages"),
         ({"frobnicate": 1}, "frobnicate"),
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
@@ -169,3 +178,16 @@ def test_a_deeply_nested_body_is_refused() -> None:
         CHAT.read(b'{"messages":' + b"[" * 100_000)
     with pytest.raises(InvalidParameter):
         CHAT.read(b'{"messages":[{"role":"user","content":"x"}],"metadata":' + b"[" * 100_000)
+
+
+def test_messages_of_every_role_are_read() -> None:
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    result = {"role": "tool", "content": "1", "tool_call_id": "a"}
+    others = [{"role": role, "content": ""} for role in ("system", "developer", "user", "assistant", "function")]
+    messages = chat(messages=[*others, CALLED, result, refusal, {"role": "assistant", "refusal": "Never."}]).messages
+    assert [message.plain()["content"] for message in messages[-3:]] == ["1", "No.", "Never."]
+
+
+def test_messages_of_the_plain_route_are_checked_alike() -> None:
+    with pytest.raises(InvalidParameter, match=r"messages\[0\].role: 'x' is none of system, "):
+        PLAIN.read(json.dumps({"messages": [{"role": "x", "content": "hi"}]}).encode())
