@@ -39,7 +39,7 @@ class AsyncInvocations:
     webhook_delivery: WebhookDelivery
 
     def stop(self) -> None:
-        """Begins no more invocations, which are other gateways' from now on."""
+        """Begins no more runs, which are other gateways' from now on. Webhooks and queue timeouts go on."""
         self.runner.stop()
 
     async def hand_back(self, drain_s: float = 0.0) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
@@ -41,6 +42,8 @@ PER_FUNCTION_MAX = 32
 """Concurrent executions of one function in one gateway, for fairness."""
 RETRY_S = 0.25
 """Pause of an invocation whose transition could not be written, before it is looked at again."""
+CLOSE_S = 2.0
+"""Time after the drain in which executions that were stopped are queued again, and webhooks end."""
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -75,7 +78,12 @@ class InvocationRunner:
         self._last_begun: dict[FunctionName, int] = {}
         """Of functions whose calls were due when it was looked last: the number of their last call that began here."""
         self._begun = 0
-        self._closing = False
+        self._draining = False
+        """No run is begun any more; webhooks and queue timeouts go on."""
+        self._closed = False
+        """There is one more round, for the webhooks of the calls that ended last."""
+        self._rounds_over = asyncio.Event()
+        self._rounds_over.set()
         invocations.on_event(self._heard)
 
     def _heard(self, status: str, invocation: InvocationId) -> None:
@@ -86,33 +94,45 @@ class InvocationRunner:
             execution.look()
 
     async def run(self) -> None:
+        self._rounds_over.clear()
         try:
-            while not self._closing:
+            last = False
+            while not last:
+                last = self._closed
                 wait_s = await self._round()
-                await wait_at_most(self._wake, wait_s)
-                self._wake.clear()
+                if not last:
+                    await wait_at_most(self._wake, wait_s)
+                    self._wake.clear()
+            self._rounds_over.set()
             await asyncio.Event().wait()  # nothing more is begun; the owner cancels this task
         finally:
+            self._rounds_over.set()
             await end_tasks(self._tasks.values())
 
     def stop(self) -> None:
-        """Begins nothing more. Calls that wait for a worker are handed back: they can wait at another gateway."""
-        self._closing = True
-        self._wake.set()
+        """Begins no more runs. Calls that wait for a worker are handed back: they can wait at another gateway."""
+        self._draining = True
         for execution in self._executions.values():
             if not execution.sent:
                 execution.hand_back()
 
     async def hand_back(self, drain_s: float = 0.0) -> None:
-        """Waits so long for executions to end, then stops those left, and queues them again for other gateways."""
+        """Waits so long for executions to end, then stops those left, and queues them again for other gateways.
+
+        Takes up to `CLOSE_S` longer than the drain.
+        """
         self.stop()
         if running := [self._tasks[invocation] for invocation in self._executions]:
             await asyncio.wait(running, timeout=drain_s)
         for execution in self._executions.values():
             execution.hand_back()
+        ends_s = time.monotonic() + CLOSE_S
+        self._closed = True
+        self._wake.set()
+        await wait_at_most(self._rounds_over, CLOSE_S)
         if self._tasks:
             tasks = list(self._tasks.values())
-            await asyncio.wait(tasks, timeout=2.0)
+            await asyncio.wait(tasks, timeout=max(0.0, ends_s - time.monotonic()))
             await end_tasks(task for task in tasks if not task.done())
 
     async def _round(self) -> float:
@@ -133,7 +153,7 @@ class InvocationRunner:
         waiting = {name: deque(one for one in due if one not in self._tasks) for name, due in runs.items()}
         limits = {name: self._limit(name) for name in waiting}
         self._last_begun = {name: self._last_begun.get(name, 0) for name in waiting}
-        while not self._closing:
+        while not self._draining:
             running = Counter(name for name in self._functions.values() if name is not None)
             names = [name for name, due in waiting.items() if due]
             function = next_function(names, running, limits, self._last_begun)
@@ -146,7 +166,7 @@ class InvocationRunner:
     async def _begin_timers(self, invocations: list[InvocationId]) -> None:
         for invocation in invocations:
             under_way = sum(1 for function in self._functions.values() if function is None)
-            if self._closing or under_way >= TIMERS_MAX:
+            if under_way >= TIMERS_MAX:
                 return
             if invocation not in self._tasks:
                 await self._begin(None, invocation)
@@ -188,7 +208,7 @@ class InvocationRunner:
         progress, envelope = entry.progress, entry.envelope
         try:
             match lifecycle.next_step(progress, now_unix_ms):
-                case "claim" if not self._closing:
+                case "claim" if not self._draining:
                     await self._execute(entry)
                 case "expire":
                     expired = lifecycle.expired(progress, envelope, now_unix_ms)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.controller.conftest import ControllerProcess
-from tests.servers import wait_until
+from tests.servers import AppServer, wait_until
 
 ASYNC = {"prefer": "respond-async"}
 
@@ -64,3 +65,34 @@ def _named(headers: dict[str, str]) -> dict[str, str]:
 @pytest.fixture
 def calls(controller: ControllerProcess) -> Client:
     return Client(controller)
+
+
+class Receiver:
+    """Takes webhooks; answers the first ones as it is told to."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        self.got: list[tuple[dict[str, str], bytes, str]] = []
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        message = await receive()
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.got.append((headers, message["body"], scope["path"]))
+        status = self.answers.pop(0) if self.answers else 200
+        location = [(b"location", b"/elsewhere")] if status == 302 else []
+        await send({"type": "http.response.start", "status": status, "headers": location})
+        await send({"type": "http.response.body", "body": b"x" * 100})
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def hook(receiver: Receiver) -> Iterator[str]:
+    server = AppServer(receiver).start()
+    try:
+        yield f"{server.url}/hook"
+    finally:
+        server.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.controller.async_invocations.conftest import Client
+from tests.controller.async_invocations.conftest import Client, Receiver
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import wait_until
 
@@ -21,7 +22,9 @@ def start(redis_url: str, tmp_path: Path) -> Iterator[ControllerOf]:
 
     def start(drain_s: int = 1) -> ControllerProcess:
         home = tmp_path / f"home-{len(started)}"
-        one = ControllerProcess(home, redis_url, FS_STORE=str(tmp_path / "store"), FS_DRAIN_S=str(drain_s))
+        one = ControllerProcess(
+            home, redis_url, FS_STORE=str(tmp_path / "store"), FS_DRAIN_S=str(drain_s), FS_WEBHOOK_ALLOW="127.0.0.0/8"
+        )
         started.append(one)
         return one.start()
 
@@ -100,3 +103,29 @@ def test_a_call_that_waits_for_a_worker_is_handed_over_at_once(start: Controller
     wait_until(lambda: has_ended(one), 10, what="the controller's end, before its drain time is over")
     found = Client(start()).get(waiting)
     assert "handed back by a gateway that shuts down" in whats(found)
+
+
+def test_webhooks_and_queue_timeouts_go_on_while_calls_may_end(
+    start: ControllerOf, node: HandNode, hook: str, receiver: Receiver
+) -> None:
+    """With a single controller they waited for the next one, after the whole drain time."""
+    one = start(drain_s=20)
+    one.deploy("hello", scale={"max": 1})
+    running = Client(one).accepted("hello/hold", fs_webhook=hook)
+    (app,) = wait_until(lambda: [app for app in node.apps.values() if app.running])
+    waiting = Client(one).accepted("hello/echo", fs_webhook=hook, fs_queue_timeout_s="2")
+    terminate(one)
+    wait_until(lambda: told(receiver) == [("invocation.expired", waiting)], what="the webhook of the queue timeout")
+    assert not has_ended(one)
+    app.release.set()
+    wait_until(lambda: has_ended(one), what="the end of the controller whose call has ended")
+    assert told(receiver)[1:] == [("invocation.succeeded", running)]
+    calls = Client(start())
+    assert {calls.get(call)["delivery"]["state"] for call in (running, waiting)} == {"delivered"}
+    assert [len(app.calls) for app in node.apps.values()] == [1]
+
+
+def told(receiver: Receiver) -> list[tuple[str, str]]:
+    """Types and calls of the webhooks that came."""
+    bodies = [msgspec.json.decode(raw) for _, raw, _ in receiver.got]
+    return [(body["type"], body["data"]["id"]) for body in bodies]

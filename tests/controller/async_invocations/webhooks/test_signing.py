@@ -24,9 +24,9 @@ from fleetstart.controller.async_invocations.webhooks.signing import WebhookRefu
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
 from tests.certificates import self_signed
-from tests.controller.async_invocations.conftest import Client
+from tests.controller.async_invocations.conftest import Client, Receiver
 from tests.controller.conftest import ControllerProcess, HandNode
-from tests.servers import AppServer, RedisServer, serving, wait_until
+from tests.servers import RedisServer, serving, wait_until
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 
@@ -191,37 +191,6 @@ def test_a_receiver_over_tls_without_a_certificate_of_an_authority_is_not_posted
 
 
 # ── that it arrives ────────────────────────────────────────────────────────────────────────────────
-
-
-class Receiver:
-    """Takes webhooks; answers the first ones as it is told to."""
-
-    def __init__(self) -> None:
-        self.answers: list[int] = []
-        self.got: list[tuple[dict[str, str], bytes, str]] = []
-
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        message = await receive()
-        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        self.got.append((headers, message["body"], scope["path"]))
-        status = self.answers.pop(0) if self.answers else 200
-        location = [(b"location", b"/elsewhere")] if status == 302 else []
-        await send({"type": "http.response.start", "status": status, "headers": location})
-        await send({"type": "http.response.body", "body": b"x" * 100})
-
-
-@pytest.fixture
-def receiver() -> Receiver:
-    return Receiver()
-
-
-@pytest.fixture
-def hook(receiver: Receiver) -> Iterator[str]:
-    server = AppServer(receiver).start()
-    try:
-        yield f"{server.url}/hook"
-    finally:
-        server.close()
 
 
 @pytest.fixture
