@@ -79,7 +79,11 @@ FIELDS: tuple[RequestField, ...] = (
     _honoured("stream_options", STREAMED, "`include_usage`"),
     _honoured("logprobs", STREAMED, "chat: true or false; completions: 0 to 20. Of the logits as the model gives them"),
     _honoured("top_logprobs", CHATS, "0 to 20; chat: with `logprobs`"),
-    _honoured("input", RESPONSES, "a text, or items: messages, calls of functions and their results"),
+    _honoured(
+        "input",
+        RESPONSES,
+        "a text, or items: messages, calls of functions and their results; items of reasoning are skipped",
+    ),
     _honoured("input", EMBEDDINGS, "a text, or up to 2,048; tokens are refused"),
     _honoured("encoding_format", EMBEDDINGS, "`float`, `base64`"),
     _honoured("dimensions", EMBEDDINGS, "only the model's own"),
@@ -87,8 +91,8 @@ FIELDS: tuple[RequestField, ...] = (
     _honoured("max_output_tokens", RESPONSES, "at least 1"),
     _honoured("text", RESPONSES, "`format`, as `response_format`; `verbosity` has no effect"),
     _honoured("metadata", RESPONSES, "comes back in the answer"),
-    _honoured("truncation", RESPONSES, "`disabled`"),
-    _honoured("include", RESPONSES, "`message.output_text.logprobs`; nothing else is there"),
+    _honoured("truncation", RESPONSES, "`disabled`; with `auto` it is refused: no items are dropped"),
+    _honoured("include", RESPONSES, "`message.output_text.logprobs`; `reasoning.encrypted_content` has no effect"),
     _honoured(
         "response_format",
         CHAT,

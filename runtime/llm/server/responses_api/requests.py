@@ -15,6 +15,8 @@ from ..requests import MAX_LOGPROBS, ChatCall
 from ..tools.requests import FunctionTool, NamedFunction, NamedToolChoice, Tool, ToolCall, ToolCallFunction, ToolChoice
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+"""What clients that keep no state ask for unasked: answers have no items of reasoning."""
 TEXT_PARTS = ("input_text", "output_text", "text")
 REFUSED_PARTS = {"input_image": "image_url", "input_file": "file", "input_audio": "input_audio"}
 """Kinds of parts by their names in chats, where the reasons are listed."""
@@ -114,14 +116,20 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
 
     def check(self) -> None:
         """Errors: InvalidParameter for a value out of range or an unsupported feature."""
         for name in self.include or ():
-            if name != LOGPROBS:
+            if name not in (LOGPROBS, ENCRYPTED):
                 raise InvalidParameter(f"include: {name!r} is not there, only {LOGPROBS!r}", "include")
+        if self.truncation == "auto":
+            raise InvalidParameter(
+                "truncation: 'auto' is not supported, no items are dropped: leave truncation out, and send fewer items "
+                "where the input is too long",
+                "truncation",
+            )
         check_range("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
             raise InvalidParameter(
@@ -155,7 +163,7 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def _messages(self) -> Iterable[ChatMessage]:
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        messages = merged([_message(item) for item in items])
+        messages = merged([_message(item) for item in items if item.type != "reasoning"])
         if self.instructions and messages and messages[0].role == "system":
             return [ChatMessage("system", f"{self.instructions}\n\n{messages[0].text()}"), *messages[1:]]
         return [ChatMessage("system", self.instructions), *messages] if self.instructions else messages

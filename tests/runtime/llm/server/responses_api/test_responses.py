@@ -20,6 +20,7 @@ from fleetstart.runtime.llm.server.tools.formats import HERMES
 from fleetstart.runtime.llm.server.tools.reader import ToolReader
 from fleetstart.runtime.llm.text.token_texts import TokenTexts
 from fleetstart.runtime.openai_api.call_reader import CallReader
+from fleetstart.runtime.openai_api.invalid_parameter import InvalidParameter
 from fleetstart.runtime.openai_api.responses import TokenUsage
 from tests.runtime.llm.models import Checkpoint
 from tests.runtime.llm.server.test_openai_responses import Served, openai, served
@@ -252,6 +253,39 @@ def test_calls_after_a_text_are_one_message() -> None:
     messages = READER.read(json.dumps({"input": items}).encode()).chat().messages
     assert [message.role for message in messages] == ["assistant", "tool"]
     assert [call.id for call in messages[0].tool_calls or []] == ["a", "b"]
+
+
+def test_what_clients_send_unasked_is_without_effect() -> None:
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
+    items = [
+        {"role": "user", "content": "hi"},
+        reasoning,
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Well."}]},
+        reasoning | {"content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    ]
+    call = READER.read(json.dumps({"input": items, "include": ["reasoning.encrypted_content"]}).encode())
+    assert [(one.role, one.text()) for one in call.chat().messages] == [("user", "hi"), ("assistant", "Well.")]
+    assert not call.wants_logprobs
+
+
+def test_a_truncation_that_is_not_there_says_what_holds(real: Served) -> None:
+    error = real.http.post("/v1/responses", json={"input": "hi", "truncation": "auto"}).json()["error"]
+    assert "leave truncation out" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [{"role": "x", "content": "hi"}],
+        [{"type": "function_call_output", "call_id": "a", "output": "1"}],
+        [{"type": "reasoning", "summary": []}],
+    ],
+)
+def test_items_that_are_no_chat_are_refused_by_the_name_of_the_field(items: list[Any]) -> None:
+    with pytest.raises(InvalidParameter, match=r"^input") as caught:
+        READER.read(json.dumps({"input": items}).encode())
+    assert caught.value.param == "input"
 
 
 def test_another_model_is_not_there(real: Served) -> None:
