@@ -57,7 +57,11 @@ class EmbeddingCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return [self.input]
         texts = [text for text in self.input if isinstance(text, str)]
         if len(texts) < len(self.input):
-            raise InvalidParameter("input: send text: numbers of another tokenizer's tokens mean nothing here", "input")
+            raise InvalidParameter(
+                "input: send text: numbers of another tokenizer's tokens mean nothing here",
+                "input",
+                hint="LangChain's OpenAIEmbeddings sends text with check_embedding_ctx_length=False",
+            )
         return texts
 
 

@@ -8,8 +8,8 @@ from ..contract.errors import InvalidInput, Refused
 class InvalidParameter(InvalidInput):
     """Error of an invalid or unsupported parameter, with its name."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, param: str | None = None, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
         self.param = param
 
 

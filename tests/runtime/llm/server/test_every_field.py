@@ -125,3 +125,4 @@ def test_embeddings_have_their_own_fields(server: Served) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dimensions")
     tokens = server.http.post("/v1/embeddings", json={"input": [1, 2]})
     assert (tokens.status_code, tokens.json()["error"]["param"]) == (400, "input")
+    assert "check_embedding_ctx_length=False" in tokens.json()["error"]["hint"]
