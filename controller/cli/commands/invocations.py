@@ -11,8 +11,8 @@ import click
 from ...schemas.invocations import InvocationInfo
 from .. import output
 from ..api_client import ApiClient, find_server, suggest_function
-from ..async_invoke import describe_state, get_invocation, invocation_path, print_invocation, print_result
 from ..command_group import CommandGroup
+from ..invocation.async_invoke import describe_state, get_invocation, invocation_path, print_invocation, print_result
 from ..root import verb
 
 STATUSES = ("queued", "running", "succeeded", "failed", "cancelled", "expired")

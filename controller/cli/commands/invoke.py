@@ -19,12 +19,13 @@ from fleetstart.runtime.contract.ids import new_invocation_id
 from fleetstart.runtime.contract.sse import BILL_EVENT, ServerSentEvent, parse_events
 from fleetstart.runtime.contract.worker_headers import ERROR_HEADER, REQUEST_HEADER
 
-from .. import async_invoke, output
+from .. import output
 from ..api_client import PAUSE_S, ApiClient, error_of, find_server, suggest_function
 from ..chunk_text import chunk_text
 from ..completions import function_names
-from ..invoke_body import body_content
-from ..model_errors import model_error
+from ..invocation import async_invoke
+from ..invocation.invoke_body import body_content
+from ..invocation.model_errors import model_error
 from ..root import verb
 
 if TYPE_CHECKING:

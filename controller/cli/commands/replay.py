@@ -12,7 +12,7 @@ import msgspec
 from ...schemas.invocations import InvocationInfo, ReplayTerms
 from .. import output
 from ..api_client import ApiClient, find_server
-from ..async_invoke import get_invocation, invocation_path, wait_for_end
+from ..invocation.async_invoke import get_invocation, invocation_path, wait_for_end
 from ..rollout import version_or_alias
 from ..root import verb
 

@@ -11,8 +11,8 @@ from ...schemas.invocations import InvocationInfo, WebhookSecret
 from ...state.access_records import DEFAULT
 from .. import output
 from ..api_client import ApiClient, find_server
-from ..async_invoke import invocation_path, print_invocation
 from ..command_group import CommandGroup
+from ..invocation.async_invoke import invocation_path, print_invocation
 from ..root import verb
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fleetstart.controller.cli.api_client import Address, ApiClient
-from fleetstart.controller.cli.async_invoke import print_result
+from fleetstart.controller.cli.invocation.async_invoke import print_result
 from fleetstart.controller.cli.output import FAILED, OK
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.errors import HandlerFailed, InvalidInput

@@ -11,11 +11,11 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded, NotFound
 
-from ..schemas.invocations import InvocationInfo
-from . import output
-from .api_client import ApiClient, error_of
+from ...schemas.invocations import InvocationInfo
+from .. import output
+from ..api_client import ApiClient, error_of
+from ..units import format_utc
 from .model_errors import model_error
-from .units import format_utc
 
 ENDED = frozenset(("succeeded", "failed", "cancelled", "expired"))
 POLL_S = 20
