@@ -14,8 +14,8 @@ _LEAST_BYTES = 1 << 20
 look into mappings takes up to a millisecond for each hundred MiB."""
 _MAPPINGS_MOST = 10_000
 """Mappings of any kind that are looked into, which takes 12 ms of processor time for each thousand. A process with
-torch has some hundreds, and one may have 65,000: of shared ones among so many all counts that is mapped, written or
-not."""
+torch has some hundreds, and one may have 65,000: among so many the shared ones count with all of them that is in memory,
+whoever else has it."""
 _WRITABLE_SHARED = r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ \S+ \d+ +(?:/dev/zero \(deleted\)|/memfd:|/SYSV|/dev/shm/).*$"
 _MAPPING = re.compile(_WRITABLE_SHARED, re.MULTILINE)
 _SHARE = re.compile(_WRITABLE_SHARED + r"(?:\n.*)*?\nPss: +(\d+) kB$", re.MULTILINE)
@@ -28,8 +28,7 @@ def private_bytes(pid: int) -> int:
 
 
 def _anonymous_bytes(process: Path) -> int:
-    text = _read(process / "smaps_rollup")
-    kib = {words[0]: int(words[1]) for line in text.splitlines() if len(words := line.split()) == 3}
+    kib = _kib(_read(process / "smaps_rollup"))
     return 1024 * (min(kib.get("Private_Dirty:", 0), kib.get("Anonymous:", 0)) + kib.get("Swap:", 0))
 
 
@@ -41,8 +40,14 @@ def _shared_bytes(process: Path) -> int:
     if mapped_bytes < _LEAST_BYTES:
         return 0
     if maps.count("\n") > _MAPPINGS_MOST:
-        return mapped_bytes
+        return min(mapped_bytes, 1024 * _kib(_read(process / "status")).get("RssShmem:", 0))
     return 1024 * sum(int(kib) for _, _, kib in _SHARE.findall(_read(process / "smaps")))
+
+
+def _kib(text: str) -> dict[str, int]:
+    """The sizes in a file of /proc, by their names."""
+    lines = (line.split() for line in text.splitlines() if line.endswith(" kB"))
+    return {words[0]: int(words[1]) for words in lines if len(words) == 3}
 
 
 def _read(path: Path) -> str:

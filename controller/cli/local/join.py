@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import NodeReport
 from fleetstart.runtime.contract.store_url import is_s3
 
-from ..home import HomeLayout, is_locked, read_record, read_services, start_ticks, tail
+from ..home import HomeLayout, ServiceRecord, is_locked, read_record, read_services, start_ticks, tail
 from .services import NODE
 
 DEADLINE_S = 30.0
@@ -108,8 +108,8 @@ def end_drain(record: JoinRecord) -> None:
     node = NodeId(record.node)
     try:
         with redis.Redis.from_url(record.redis_url, socket_timeout=5, socket_connect_timeout=5) as client:
-            data = client.get(keys.node(node))
-            if isinstance(data, bytes) and _address_of(data) not in ("", record.address):
+            report = _report_in(client.get(keys.node(node)))
+            if report is not None and report.address != record.address:
                 return
             if client.hdel(keys.NODES_DRAINING, node):
                 client.publish(keys.EVENTS_FUNCTIONS, f"node:{node}")
@@ -117,12 +117,12 @@ def end_drain(record: JoinRecord) -> None:
         raise StartFailed(f"node {node} may still be drained: Redis failed: {error}", hint="join once more") from error
 
 
-def _address_of(report: bytes) -> str:
-    """The address of a node's report; empty for one that this release cannot read."""
+def _report_in(data: object) -> NodeReport | None:
+    """A node's report, as Redis has it; None if there is none, or one of a release that this one cannot read."""
     try:
-        return msgspec.json.decode(report, type=NodeReport).address
+        return msgspec.json.decode(data, type=NodeReport) if isinstance(data, bytes) else None
     except msgspec.MsgspecError:
-        return ""
+        return None
 
 
 def wait_joined(layout: HomeLayout, record: JoinRecord, pid: int) -> None:
@@ -141,12 +141,15 @@ def wait_joined(layout: HomeLayout, record: JoinRecord, pid: int) -> None:
                 data = client.get(keys.node(NodeId(record.node)))
             except redis.RedisError:
                 data = None
-            if isinstance(data, bytes) and service is not None:
-                report = msgspec.json.decode(data, type=NodeReport)
-                if report.pid == service.pid and report.address == record.address:
-                    return
+            report = _report_in(data)
+            if report is not None and service is not None and _is_of(report, service, record):
+                return
             time.sleep(POLL_S)
     raise _failed(layout, f"the node was not in after {DEADLINE_S:.0f} s")
+
+
+def _is_of(report: NodeReport, service: ServiceRecord, record: JoinRecord) -> bool:
+    return report.pid == service.pid and report.address == record.address
 
 
 def _failed(layout: HomeLayout, reason: str) -> StartFailed:
