@@ -14,8 +14,8 @@ _LEAST_BYTES = 1 << 20
 look into mappings takes up to a millisecond for each hundred MiB."""
 _MAPPINGS_MOST = 10_000
 """Mappings of any kind that are looked into, which takes 12 ms of processor time for each thousand. A process with
-torch has some hundreds, and one may have 65,000: among so many the shared ones count with all of them that is in memory,
-whoever else has it."""
+torch has some hundreds, and one may have 65,000: among so many the shared ones count with all that is in memory of
+them, whoever else has it."""
 _WRITABLE_SHARED = r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ \S+ \d+ +(?:/dev/zero \(deleted\)|/memfd:|/SYSV|/dev/shm/).*$"
 _MAPPING = re.compile(_WRITABLE_SHARED, re.MULTILINE)
 _SHARE = re.compile(_WRITABLE_SHARED + r"(?:\n.*)*?\nPss: +(\d+) kB$", re.MULTILINE)
