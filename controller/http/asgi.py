@@ -50,7 +50,7 @@ def error_event(error: FleetError, request_id: str) -> bytes:
 
 
 def error_json(error: FleetError, request_id: str) -> bytes:
-    return msgspec.json.encode(ErrorBody(error=error.info(), request_id=request_id))
+    return msgspec.json.encode(ErrorBody.of(error, request_id))
 
 
 def error_headers(error: FleetError, request_id: str) -> RawHeaders:

@@ -80,6 +80,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error as it travels between processes and in the JSON body of a response."""
 
     code: str
+    type: str = ""
+    """Kind of error in OpenAI's words, which follows from the status; in bodies of responses only."""
     message: str
     hint: str = ""
     retry_after_s: float | None = None
@@ -96,6 +98,16 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     error: ErrorInfo
     request_id: str = ""
+
+    @classmethod
+    def of(cls, error: FleetError, request_id: str = "") -> ErrorBody:
+        """The body of the response to a call that ended with this error."""
+        kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+        return cls(error=msgspec.structs.replace(error.info(), type=kind), request_id=request_id)
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""Types of errors in OpenAI's words by their status."""
 
 
 class FleetError(Exception):

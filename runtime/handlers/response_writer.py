@@ -209,10 +209,10 @@ class ResponseWriter:
     def _failure(self, error: Exception) -> bytes:
         user_errors.log(error, f"call {self._call.id or '-'} failed in its stream:")
         if isinstance(error, FleetError):
-            info = as_seen_outside(error).info()
+            shown = as_seen_outside(error)
         else:
-            info = HandlerFailed(user_errors.describe(error, self._bundle_dir)).info()
-        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(ErrorBody(error=info, request_id=self._call.id))
+            shown = HandlerFailed(user_errors.describe(error, self._bundle_dir))
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(ErrorBody.of(shown, self._call.id))
 
 
 def progress_mode(scope: Scope) -> ProgressMode:

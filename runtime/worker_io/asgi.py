@@ -49,6 +49,6 @@ async def respond(send: Send, status: int, body: bytes, content_type: bytes, hea
 
 async def respond_error(send: Send, error: FleetError, request: str, headers: Headers | None = None) -> None:
     """Sends an error response, marked as one of the platform."""
-    body = msgspec.json.encode(ErrorBody(error=error.info(), request_id=request))
+    body = msgspec.json.encode(ErrorBody.of(error, request))
     marked = [(ERROR_HEADER.encode(), error.code.encode()), *retry_headers(error), *(headers or [])]
     await respond(send, error.status, body, JSON, marked)

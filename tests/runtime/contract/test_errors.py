@@ -16,10 +16,28 @@ CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_an_error_survives_the_way_to_another_process(kind: type[FleetError]) -> None:
     sent = kind("what happened", hint="what to do", retry_after_s=1.5)
-    body = msgspec.json.encode(ErrorBody(error=sent.info(), request_id="r"))
+    body = msgspec.json.encode(ErrorBody.of(sent, "r"))
     received = error_from(msgspec.json.decode(body, type=ErrorBody).error)
     assert type(received) is kind
     assert (received.message, received.hint, received.retry_after_s) == ("what happened", "what to do", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "type"),
+    [
+        (errors.InvalidInput, "invalid_request_error"),
+        (errors.Unauthorized, "authentication_error"),
+        (errors.Forbidden, "permission_error"),
+        (errors.NotFound, "not_found_error"),
+        (errors.QueueFull, "rate_limit_error"),
+        (errors.RateLimited, "rate_limit_error"),
+        (errors.CallLoop, "server_error"),
+        (errors.Unavailable, "server_error"),
+    ],
+)
+def test_a_body_says_in_the_words_of_openai_of_what_kind_it_is(kind: type[FleetError], type: str) -> None:
+    body = msgspec.to_builtins(ErrorBody.of(kind("m"), "r"))
+    assert body == {"error": {"code": kind.code, "type": type, "message": "m"}, "request_id": "r"}
 
 
 def test_codes_are_distinct() -> None:
