@@ -195,7 +195,7 @@ def test_a_deadline_ends_a_request_and_no_other(tiny_model: Checkpoint) -> None:
 
 def test_too_long_a_prompt_is_refused_and_changes_nothing(tiny_model: Checkpoint) -> None:
     subject = engine(tiny_model, native(tiny_model), context_tokens=64)
-    with pytest.raises(InvalidInput, match=r"context length is 64 tokens; .* need 65"):
+    with pytest.raises(InvalidInput, match=r"context length is 64 tokens; .* together 65"):
         subject.add(request(60, 5))
     assert subject.idle
     [deltas] = run(subject, [request(60, 4)])

@@ -212,7 +212,7 @@ def test_what_is_too_long_has_the_code_and_the_words_that_clients_look_for(
     error = answer.json()["error"]
     assert answer.status_code == 400
     assert (error["code"], error["param"], error["type"]) == ("context_length_exceeded", param, "invalid_request_error")
-    assert error["message"].startswith("This model's maximum context length is 256 tokens; ")
+    assert error["message"].startswith("This model's maximum context length is 256 tokens; the prompt is too long for ")
     server.until_idle()
 
 
