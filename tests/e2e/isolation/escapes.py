@@ -56,29 +56,6 @@ def connects(where):
         sock.connect(where)
 
 
-def connects_by_its_listener(port):
-    """By the socket that its node listens with for it, which is in the node's network: made an unconnected one, and a
-    listening one again."""
-    for number in range(3, 256):
-        try:
-            sock = socket.socket(fileno=os.dup(number))
-            if sock.family != socket.AF_INET or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                continue
-        except OSError:
-            continue
-        address = sock.getsockname()
-        sock.shutdown(socket.SHUT_RD)
-        sock.settimeout(2)
-        try:
-            sock.connect(("127.0.0.1", port))
-        finally:
-            libc.connect(sock.fileno(), bytes(16), 16)  # AF_UNSPEC: nowhere
-            sock.bind(address)
-            sock.listen(64)
-        return
-    raise OSError("it has none")
-
-
 def others():
     return [name for name in os.listdir("/proc") if name.isdecimal() and int(name) not in (1, os.getpid())]
 
@@ -130,7 +107,6 @@ def attempts(home, sockets, port):
         "reach Redis": lambda: connects(sockets[0]),
         "reach the engine": lambda: connects(sockets[1]),
         "reach the node's interface": lambda: connects(("127.0.0.1", port)),
-        "reach the node by its own listening socket": lambda: connects_by_its_listener(port),
         "reach the network": lambda: connects(("192.0.2.1", 80)),
         "open a raw socket": node,
         "trace a process": lambda: call(101, 16, os.getppid() or 1, 0, 0),
@@ -155,12 +131,14 @@ def attempts(home, sockets, port):
 
 
 @function(isolation="ISOLATION", memory="64MiB", concurrency=1, timeout_s=60, scale=Scale(max=1, keep_alive_s=600))
-def escapes(home: str = "", sockets: list = [], port: int = 0, bomb: str = "", listen: int = 0):
+def escapes(home: str = "", sockets: list = [], port: int = 0, bomb: str = "", listen: int = 0, service: int = 0):
     if bomb:
         return globals()[bomb]()
     if listen:
         listens(listen)
         return {}
+    if service:
+        return connects_by_its_listener(service)
     said = {}
     for name, attempt in attempts(home, sockets, port).items():
         try:
@@ -169,6 +147,21 @@ def escapes(home: str = "", sockets: list = [], port: int = 0, bomb: str = "", l
         except (OSError, ValueError):  # the latter from setrlimit
             said[name] = "refused"
     return said
+
+
+def connects_by_its_listener(port):
+    """By the socket that its node listens with for it, which is in the node's network, made an unconnected
+    one: the worker hears of no more calls."""
+    for number in range(3, 256):
+        try:
+            sock = socket.socket(fileno=os.dup(number))
+            if sock.family != socket.AF_INET or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+        except OSError:
+            continue
+        sock.shutdown(socket.SHUT_RD)
+        sock.settimeout(2)
+        sock.connect(("127.0.0.1", port))
 
 
 def forks():
@@ -248,6 +241,21 @@ def defused(system: System, name: str, bomb: str) -> str:
     """How a bomb of BOMBS was stopped: by the kernel's refusal, or by the end of its worker."""
     response = system.call(name, {"bomb": bomb}, timeout_s=60)
     return str(response.json()) if response.status_code == 200 else error_in(response).code
+
+
+def reaches_the_node(system: System, isolation: str) -> bool:
+    """True if a function can connect to the node's loopback by the socket that its node listens with for it. It is one
+    of its own, as its worker may end of the attempt."""
+    name = f"reaches-{isolation}"
+    system.deploy(HANDLER.replace("ISOLATION", isolation), name=name)
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        system.call(name, {"service": service.getsockname()[1]}, timeout_s=60)
+        service.settimeout(0.2)
+        try:
+            service.accept()[0].close()
+        except TimeoutError:
+            return False
+        return True
 
 
 def heard_outside(system: System, name: str) -> bool:

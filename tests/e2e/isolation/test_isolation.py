@@ -11,7 +11,15 @@ import pytest
 
 from fleetstart.runtime.worker.device_binding import DEVICES_VARIABLE
 from tests.e2e.isolation.consumption import assert_consumption_is_metered, assert_processors_are_limited
-from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, heard_outside, try_escapes
+from tests.e2e.isolation.escapes import (
+    ATTEMPTS,
+    BOMBS,
+    defused,
+    deploy_escapes,
+    heard_outside,
+    reaches_the_node,
+    try_escapes,
+)
 from tests.e2e.isolation.hostile import BUNDLES, LAYERS, assert_a_bundle_is_refused, assert_a_layer_is_refused
 from tests.e2e.systems import System, running
 from tests.servers import wait_until
@@ -185,6 +193,10 @@ def test_a_bomb_harms_its_own_worker_alone(system: System, escapes: str, bomb: s
 
 def test_a_port_of_a_worker_is_not_open_on_the_machine(system: System, escapes: str) -> None:
     assert not heard_outside(system, escapes)
+
+
+def test_the_socket_of_a_worker_reaches_nothing_on_the_machine(system: System) -> None:
+    assert not reaches_the_node(system, "namespaces")
 
 
 @pytest.mark.parametrize("kind", BUNDLES)
