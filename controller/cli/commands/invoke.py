@@ -118,10 +118,10 @@ def command(
         with _whole():
             if response.headers.get(ERROR_HEADER):
                 raise error_of(response.status_code, response.read())
-            bill = _shown(response, text_only=stream, as_json=as_json)
+            bill, failed = _shown(response, text_only=stream, as_json=as_json)
     if not as_json:
         output.message(_summary(response, bill, time.monotonic() - began_s))
-    return output.FAILED if response.is_error else output.OK
+    return output.FAILED if failed else output.OK
 
 
 def _timeout(seconds: float) -> float:
@@ -178,13 +178,14 @@ def _too_late() -> DeadlineExceeded:
     return DeadlineExceeded("no answer within the time given", hint=hint)
 
 
-def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mapping[str, Any]:
-    """Writes the answer; returns the bill in the closing event of a stream."""
+def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> tuple[Mapping[str, Any], bool]:
+    """Writes the answer; returns the bill in the closing event of a stream, and whether the call failed."""
     bill: dict[str, Any] = {}
+    failed = response.is_error
     if as_json:
         output.json_data(_as_data(response))
     elif response.headers.get("content-type", "").startswith("text/event-stream"):
-        wrote = ""
+        line_ended = False
         for event in parse_events(response.iter_bytes()):
             if event.name == "error":
                 raise _stream_error(event)
@@ -192,10 +193,16 @@ def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mappi
                 bill = msgspec.json.decode(event.data, type=dict[str, Any])
                 continue
             if text_only and (failure := model_error(event.data)) is not None:
-                raise failure
+                failed = True
+                if not line_ended:
+                    _write(b"\n")
+                line_ended = True
+                output.show_error(failure, as_json=False)
+                continue
             wrote = _event_text(event, text_only=text_only)
+            line_ended = line_ended and not wrote
             _write(wrote.encode())
-        if text_only:
+        if text_only and not line_ended:
             _write(b"\n")
     elif response.is_error and (failure := model_error(response.read())) is not None:
         output.show_error(failure, as_json=False)
@@ -206,7 +213,7 @@ def _shown(response: httpx.Response, *, text_only: bool, as_json: bool) -> Mappi
             last = block or last
         if sys.stdout.isatty() and not last.endswith(b"\n"):
             _write(b"\n")
-    return bill
+    return bill, failed
 
 
 def _event_text(event: ServerSentEvent, *, text_only: bool) -> str:

@@ -13,12 +13,14 @@ from fleetstart.controller.cli.api_client import Address, ApiClient
 from fleetstart.controller.cli.invocation.async_invoke import print_result
 from fleetstart.controller.cli.output import FAILED, OK
 from fleetstart.controller.cli.root import run
-from fleetstart.runtime.contract.errors import HandlerFailed, InvalidInput
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
+from fleetstart.runtime.contract.sse import BILL_EVENT
 from fleetstart.runtime.openai_api.responses import error_body, event, respond_error
 from fleetstart.runtime.worker_io.asgi import respond
 from tests.servers import serving
 
 REFUSAL = InvalidInput("the body is not JSON: Input data was truncated", hint="send a JSON object")
+MISSING = NotFound("no document d7", hint="list them first")
 
 
 async def refuse(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -27,8 +29,8 @@ async def refuse(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 async def break_off(scope: dict[str, Any], receive: Any, send: Any) -> None:
     text = event({"choices": [{"delta": {"content": "Once"}}]})
-    failure = event(error_body(HandlerFailed("the engine failed: RuntimeError()")))
-    await respond(send, 200, text + failure, b"text/event-stream")
+    bill = f'event: {BILL_EVENT}\ndata: {{"billed_ms": 140, "cost": "0.1"}}\n\n'.encode()
+    await respond(send, 200, text + event(error_body(MISSING)) + b"data: [DONE]\n\n" + bill, b"text/event-stream")
 
 
 async def answer_as_it_likes(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -61,8 +63,10 @@ def test_a_stored_one_is_shown_as_it_came_if_that_is_asked(tmp_path: Path, capsy
 def test_a_stream_that_breaks_off_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert called(break_off, tmp_path, "--stream") == FAILED
     out, err = capsys.readouterr()
-    assert out == "Once"
-    assert err == "error: the engine failed: RuntimeError()\n"
+    assert out == "Once\n"
+    first, second, summary = err.splitlines()
+    assert (first, second) == (f"error: {MISSING.message}", f"hint:  {MISSING.hint}"), "the function's own words"
+    assert summary.endswith("billed 140 ms, $0.1")
 
 
 def test_scripts_get_the_answer_as_it_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,4 +75,4 @@ def test_scripts_get_the_answer_as_it_came(tmp_path: Path, capsys: pytest.Captur
     assert called(answer_as_it_likes, tmp_path) == FAILED
     assert capsys.readouterr().out == '{"error": {"message": "I am a teapot"}}'
     assert called(break_off, tmp_path) == OK
-    assert '"the engine failed' in capsys.readouterr().out
+    assert MISSING.message in capsys.readouterr().out
