@@ -11,14 +11,20 @@ import dataclasses
 import inspect
 import types
 import typing
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from ..contract.function.signature import constrained, is_pydantic_model, is_struct_like, is_union
+from ..contract.function.signature import (
+    LIMITS,
+    constrained,
+    is_pydantic_model,
+    is_struct_like,
+    is_unchecked,
+    is_union,
+)
 from ..sdk.files import File
 
-_CONSTRAINTS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 ELEMENTS_MAX = 1_000_000
 """Largest array that is encoded as JSON: a larger one was meant to be sent in another form."""
 _ARRAY_HINT = 'return bytes: Response(array.tobytes(), content_type="application/octet-stream")'
@@ -53,7 +59,7 @@ def object_fields(kind: Any) -> dict[str, Any]:
         return {}
     try:
         return typing.get_type_hints(origin, include_extras=True)
-    except (NameError, TypeError):
+    except Exception:  # text of an annotation is code, which may raise anything
         return {}
 
 
@@ -67,7 +73,7 @@ def unchecked_field(kind: Any) -> str:
         origin, arguments = get_origin(one), get_args(one)
         if origin is ClassVar:
             continue
-        if where and origin is Annotated and _constraints(list(one.__metadata__)):
+        if where and origin is Annotated and any(map(_is_unchecked, one.__metadata__)):
             return where
         waiting += [(where, argument) for argument in arguments]
         made = origin or one
@@ -75,6 +81,15 @@ def unchecked_field(kind: Any) -> str:
             seen.add(made)
             waiting += [(f"{made.__qualname__}.{name}", field) for name, field in _fields_of(made)]
     return ""
+
+
+def _is_unchecked(said: Any) -> bool:
+    parts = [said]
+    if type(said).__module__.partition(".")[0] == "pydantic":
+        parts += getattr(said, "metadata", None) or ()  # a Field says its constraints there
+    return any(
+        is_unchecked(type(part).__module__, {name: getattr(part, name, None) for name in LIMITS}) for part in parts
+    )
 
 
 def _fields_of(kind: type) -> list[tuple[str, Any]]:
@@ -93,10 +108,10 @@ def _is_read_by_msgspec(kind: type) -> bool:
 def msgspec_type(kind: Any) -> Any:
     """The same type with every constraint as `msgspec.Meta`.
 
-    Errors: TypeError for a type that cannot be decoded from a request.
+    Errors: TypeError for a class that cannot be decoded from a request.
     """
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is typing.Literal or not arguments:
+    if origin is Literal or not arguments:
         _require_supported(kind)
         return kind
     if origin is Annotated:
@@ -106,8 +121,6 @@ def msgspec_type(kind: Any) -> Any:
         if found:
             metas.append(msgspec.Meta(**found))
         return constrained(msgspec_type(base), metas)
-    if not is_union(kind):
-        _require_supported(kind)
     checked = tuple(msgspec_type(one) if _is_type(one) else one for one in arguments)
     if checked == arguments:
         return kind
@@ -121,15 +134,29 @@ def _is_type(argument: Any) -> bool:
 
 
 def _require_supported(kind: Any) -> None:
-    if kind is File or is_pydantic_model(kind) or not (isinstance(kind, type) or get_args(kind)):
+    if not isinstance(kind, type) or kind is File or is_pydantic_model(kind):
         return
+    if _is_custom(kind):
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type that a request or a response can have")
+
+
+def _is_custom(kind: Any) -> bool:
+    """Checks whether msgspec leaves values of the type to a hook."""
     try:
-        known = not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
+        return isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
     except (TypeError, NameError):
-        return  # the decoder reports it
-    if not known:
-        name = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) and not get_args(kind) else str(kind)
-        raise TypeError(f"{name} is not a type that a request or a response can have")
+        return False  # the decoder reports it
+
+
+def unfillable_type(kind: Any) -> str:
+    """The first type inside that JSON cannot fill although its class has parameters, as `Iterable[int]`; empty if there
+    is none. A request that leaves such an argument out is served, so a worker starts with it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal or not arguments:
+        return ""
+    if origin is not Annotated and not is_union(kind) and _is_custom(kind):
+        return str(kind)
+    return next(filter(None, map(unfillable_type, filter(_is_type, arguments))), "")
 
 
 def _constraints(said: list[Any]) -> dict[str, Any]:
@@ -139,7 +166,7 @@ def _constraints(said: list[Any]) -> dict[str, Any]:
         if isinstance(one, msgspec.Meta):
             continue
         for part in (one, *(getattr(one, "metadata", None) or ())):
-            for name in _CONSTRAINTS:
+            for name in LIMITS:
                 value = getattr(part, name, None)
                 if isinstance(value, int | float | str) and not isinstance(value, bool):
                     found[name] = value
@@ -151,7 +178,7 @@ def _constraints(said: list[Any]) -> dict[str, Any]:
 
 def decode_hook(kind: type, value: Any) -> Any:
     """Decoding hook for types that msgspec does not know. Errors: ConversionError."""
-    if isinstance(value, kind):
+    if isinstance(kind, type) and isinstance(value, kind):
         return value
     if kind is File:
         raise ConversionError("", "a file, sent as multipart/form-data", json_type_name(value))

@@ -10,6 +10,7 @@ field, what was expected, and what came.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,12 +33,13 @@ from ..contract.function.signature import (
     one_of_batch,
 )
 from ..sdk.files import File
-from .annotations import decode_hook, msgspec_type, object_fields, resolve_hints, unchecked_field
+from .annotations import decode_hook, msgspec_type, object_fields, resolve_hints, unchecked_field, unfillable_type
 from .forms import URLENCODED, Form, form_values, query_values
 from .validation_errors import field_error, type_name
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _NOTHING: Arguments = ((), {})
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +154,14 @@ class ArgumentDecoder:
 
 def argument_decoder(handler: Callable[..., Any], *, batched: bool = False) -> ArgumentDecoder:
     """Builds the decoder from the signature, once at worker start; for a batched handler, from the view of one caller.
+    What a deploy refuses and a worker can serve is one warning in the function's log: it may have been deployed before
+    deploys refused it.
 
     Errors: TypeError for a signature that no request can fill; NameError for an annotation with an undefined name.
     """
     parameters = tuple(_parameters(handler))
+    if doubts := [doubt for parameter in parameters for doubt in _doubts(parameter)]:
+        logger.warning("%s", "; ".join(doubts))
     if batched:
         parameters = tuple(one_of_batch(parameter) for parameter in parameters)
     mode = body_mode(parameters, file=File)
@@ -195,14 +201,10 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
                 "or take the whole body as one"
             )
         required = parameter.default is parameter.empty
-        hint = hints.get(parameter.name, Any)
         try:
-            kind = msgspec_type(hint)
+            kind = msgspec_type(hints.get(parameter.name, Any))
         except TypeError as error:
-            way_out = STREAM_HINT if has_stream(hint) else JSON_HINT
-            raise TypeError(f"parameter {parameter.name!r}: {error}; {way_out}") from None
-        if where := unchecked_field(kind):
-            raise TypeError(f"parameter {parameter.name!r}: {where} has {UNCHECKED}; {CHECKED_HINT}")
+            raise TypeError(f"parameter {parameter.name!r}: {error}; {JSON_HINT}") from None
         found.append(
             Parameter(
                 name=parameter.name,
@@ -212,4 +214,15 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
                 default=None if required else parameter.default,
             )
         )
+    return found
+
+
+def _doubts(parameter: Parameter) -> list[str]:
+    """What the type of a parameter promises and no call keeps, each with what to write."""
+    found = []
+    if kind := unfillable_type(parameter.type):
+        way_out = STREAM_HINT if has_stream(parameter.type) else JSON_HINT
+        found.append(f"parameter {parameter.name!r}: no request can fill {kind}: {way_out}")
+    if where := unchecked_field(parameter.type):
+        found.append(f"parameter {parameter.name!r}: {where} has {UNCHECKED}: {CHECKED_HINT}")
     return found

@@ -15,7 +15,7 @@ import msgspec
 from ..contract.errors import InvalidOutput
 from ..contract.function.signature import answer_of
 from ..sdk.responses import Response
-from .annotations import decode_hook, encode_hook, json_type_name, msgspec_type, resolve_hints
+from .annotations import decode_hook, encode_hook, json_type_name, msgspec_type, resolve_hints, unfillable_type
 from .validation_errors import field_error, type_name
 
 Buffer = bytes | bytearray | memoryview
@@ -86,6 +86,8 @@ def _value_encoder(kind: Any) -> ValueEncoder:
         return ValueEncoder(kind=bytes)
     try:
         kind = msgspec_type(kind)
+        if unfillable_type(kind):
+            return UNCHECKED
         return ValueEncoder(kind=kind, decoder=msgspec.json.Decoder(kind, dec_hook=decode_hook))
     except TypeError:
         return UNCHECKED  # an array or a class of the user's own: encoded by `encode_hook`, without validation

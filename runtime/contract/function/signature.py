@@ -32,10 +32,13 @@ STREAMS = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIt
 """Return annotations of handlers that stream; their first argument is the type of an event."""
 BUFFERS = (bytes, bytearray, memoryview)
 
+LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
+"""Constraints on a value; pydantic, annotated_types and `msgspec.Meta` give them the same names."""
 UNCHECKED = "a constraint of pydantic or annotated_types, which is checked in signatures and in pydantic models only"
 CHECKED_HINT = "write Annotated[..., msgspec.Meta(...)] there, or make its class a pydantic model"
 STREAM_HINT = "write list[...]: a request has all its items"
 JSON_HINT = "take bytes, a File, or what JSON can say"
+_FOREIGN = ("pydantic", "annotated_types")
 
 BodyMode = Literal["raw", "whole", "fields"]
 """The body's bytes for the only parameter, one JSON value for it, or a JSON object with a field for each parameter."""
@@ -62,6 +65,13 @@ class Answer:
     """Type of an answer that is one value."""
     item: Any = Any
     """Type of each event of a stream."""
+
+
+def is_unchecked(maker: str, said: Mapping[str, object]) -> bool:
+    """Checks whether what a field's `Annotated` says limits its value by pydantic or annotated_types. msgspec knows
+    neither. `maker`: dotted name of its class or function, or of the module of that; `said`: its LIMITS by name, None
+    for one that is not set or not known."""
+    return maker.partition(".")[0] in _FOREIGN and any(said.get(name) is not None for name in LIMITS)
 
 
 # ── requests ───────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,5 @@
-"""Starts that fail: each says what is wrong and where, in the user's own file, and the worker ends."""
+"""Starts that fail: each says what is wrong and where, in the user's own file, and the worker ends. And one with a
+warning."""
 
 from __future__ import annotations
 
@@ -109,6 +110,22 @@ def test_a_module_in_a_package_is_found(functions: Functions) -> None:
     worker.assign(bundle, "app.main:f")
     worker.ready()
     assert worker.post().json() == "packed"
+
+
+def test_a_function_that_a_deploy_would_refuse_today_serves_as_before_and_says_so_in_its_log(
+    functions: Functions,
+) -> None:
+    """Nodes are upgraded before controllers, and versions that were deployed long before start on them."""
+    worker = functions.ready(
+        "from collections.abc import Iterable\nfrom dataclasses import dataclass\nfrom typing import Annotated\n"
+        "from annotated_types import Ge\n"
+        "@dataclass\nclass Item:\n    price: Annotated[float, Ge(0)] = 1.0\n"
+        "def f(item: Item, stop: Iterable[str] = ()): return [item.price, *stop]\n"
+    )
+    assert worker.post({"item": {"price": -2}}).json() == [-2.0]
+    (line,) = (line for line in worker.log().splitlines() if "parameter" in line)
+    assert "Item.price has a constraint" in line
+    assert "Iterable[str]" in line
 
 
 def test_an_llm_without_a_segment_is_refused(functions: Functions) -> None:

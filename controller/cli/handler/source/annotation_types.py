@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union
 import msgspec
 
 from fleetstart.runtime.contract import errors
-from fleetstart.runtime.contract.function.signature import constrained
+from fleetstart.runtime.contract.function.signature import LIMITS, constrained, is_unchecked
 
 from .declarations import API
 from .module_scope import DEPTH_MAX, TYPING, Module, NameResolver, constant
@@ -30,19 +30,22 @@ UNKNOWN = Annotated[Any, "unknown"]
 
 _STANDARD = frozenset((*TYPING, "collections", "datetime", "decimal", "uuid"))
 _WRAPPERS = frozenset(("Required", "NotRequired", "ReadOnly", "Final", "InitVar"))
-_CONSTRAINTS = frozenset(
-    ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "title", "description", "examples")
-)
+_CONSTRAINTS = frozenset((*LIMITS, "title", "description", "examples"))
 _FOREIGN = frozenset(("Field", "Interval", "Len"))
-"""Constraints of pydantic and annotated_types. They count in a signature and in a pydantic model; a worker with them in
-other classes does not start."""
-_OF_ANNOTATED_TYPES = frozenset(
-    f"annotated_types.{name}" for name in ("Ge", "Gt", "Interval", "Le", "Len", "Lt", "MaxLen", "MinLen", "MultipleOf")
-)
-_TEXTS = frozenset(("title", "description", "examples"))
-"""Of _CONSTRAINTS, those that constrain nothing."""
+"""Constraints of pydantic and annotated_types. They count in a signature and in a pydantic model; in other classes a
+worker does not check them."""
+_BY_POSITION = {
+    **{f"annotated_types.{name}": (name.lower(),) for name in ("Ge", "Gt", "Le", "Lt")},
+    "annotated_types.Len": ("min_length", "max_length"),
+    "annotated_types.MaxLen": ("max_length",),
+    "annotated_types.MinLen": ("min_length",),
+    "annotated_types.MultipleOf": ("multiple_of",),
+}
+"""Names of arguments that are given by their position."""
 _FIELD_MAKERS = frozenset(("dataclasses.field", "msgspec.field", "pydantic.Field"))
 _STRUCT_OPTIONS = frozenset(("forbid_unknown_fields", "rename", "tag", "tag_field", "array_like"))
+_STANDS_FOR = "__stands_for__"
+"""Attribute of a Struct that represents a class: of which kind that is."""
 
 
 class File:
@@ -175,7 +178,7 @@ class AnnotationTypes:
             self._classes[id(node)] = self._enum(node, module)
             return
         fields = self._fields(node, module, kind, inside_model)
-        made = _namedtuple(node, fields) if kind == "namedtuple" else self._struct(node, module, fields)
+        made = _namedtuple(node, fields) if kind == "namedtuple" else self._struct(node, module, kind, fields)
         self._classes[id(node)] = made
         made.__doc__ = ast.get_docstring(node)
         made.__annotations__ = {
@@ -183,10 +186,11 @@ class AnnotationTypes:
             for attribute, field in fields.items()
         }
 
-    def _struct(self, node: ast.ClassDef, module: Module, fields: dict[str, _Field]) -> Any:
+    def _struct(self, node: ast.ClassDef, module: Module, kind: str, fields: dict[str, _Field]) -> Any:
         specs = [(attribute, Any, _field_spec(field)) for attribute, field in fields.items()]
         options = self._options(node, module)
-        return msgspec.defstruct(node.name, specs, kw_only=True, module=module.name, **options)
+        namespace = {_STANDS_FOR: kind}
+        return msgspec.defstruct(node.name, specs, kw_only=True, module=module.name, namespace=namespace, **options)
 
     def _options(self, node: ast.ClassDef, module: Module) -> dict[str, Any]:
         """Keywords of a Struct's class statement and of its bases. Errors: ValueError for one that is computed."""
@@ -245,6 +249,11 @@ class AnnotationTypes:
         return fields
 
 
+def stands_for(made: type[msgspec.Struct]) -> str:
+    """The kind of class that a Struct represents, as `NameResolver.kind_of` names it."""
+    return str(getattr(made, _STANDS_FOR, "struct"))
+
+
 def _read_default(field: _Field, value: ast.expr, kind: str) -> None:
     """What stands to the right of a field: its default, or a call that says more of it."""
     module = field.place.module
@@ -301,10 +310,11 @@ def _metas(said: list[ast.expr], place: _Place) -> list[msgspec.Meta]:
 
 
 def _constrains_elsewhere(said: ast.Call, module: Module) -> bool:
-    """Checks whether it is a constraint of pydantic or annotated_types."""
+    """Checks whether it is a constraint of pydantic or annotated_types whose value the source tells."""
     full = module.full(said.func)
-    limits = {keyword.arg for keyword in said.keywords} & (_CONSTRAINTS - _TEXTS)
-    return full in _OF_ANNOTATED_TYPES or (full == "pydantic.Field" and bool(limits))
+    given = dict(zip(_BY_POSITION.get(full, ()), said.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in said.keywords if keyword.arg is not None}
+    return is_unchecked(full, {name: constant(value, module)[0] for name, value in given.items()})
 
 
 def _union(options: list[Any]) -> Any:

@@ -7,7 +7,7 @@ schemas here. Only the types differ: they are made from the syntax tree (`annota
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -31,7 +31,7 @@ from fleetstart.runtime.contract.function.signature import (
 )
 from fleetstart.runtime.contract.function.tasks import check_task
 
-from .annotation_types import UNKNOWN, AnnotationTypes, File, Response
+from .annotation_types import UNKNOWN, AnnotationTypes, File, Response, stands_for
 from .constants import NotConstant, dotted, evaluate
 from .declarations import API, Declaration
 from .module_scope import Module
@@ -49,7 +49,7 @@ _UNKNOWN = Interface(takes="unknown")
 
 def interface_of(path: Path, declaration: Declaration) -> Interface:
     """The interface of one declaration. What the source does not tell is left open. Errors: HandlerSyntax; InvalidSpec
-    for parameters with which no worker would start."""
+    for parameters that no request can fill, and for constraints that no worker would check."""
     if declaration.kind == "llm":
         return Interface(takes="llm", gives="response")
     if declaration.kind == "transformers":
@@ -117,14 +117,14 @@ class _Reader:
         if function.args.vararg or function.args.kwarg:
             return _UNKNOWN
         parameters = self._parameters(function, arguments)
-        self._require_startable(function, parameters)
+        self._require_servable(function, parameters)
         try:
             return self._interface(name, function, answer or function, parameters)
         except TypeError:  # no worker of it will start, and that one says why
             return _UNKNOWN
 
-    def _require_startable(self, function: Function, parameters: list[Parameter]) -> None:
-        """Errors: InvalidSpec for a type that the worker will not take either."""
+    def _require_servable(self, function: Function, parameters: list[Parameter]) -> None:
+        """Errors: InvalidSpec for a type with which the worker will not start, or will warn in its log."""
         where = self._types.unchecked
         if where:
             raise InvalidSpec(f"{where}: {UNCHECKED}", hint=CHECKED_HINT)
@@ -233,19 +233,28 @@ def _mixed_union(kind: Any) -> str:
     at: some of these classes check them by rules of their own."""
     options = get_args(kind)
     if is_union(kind) and Exception not in options:  # what is called an error may be another class
+        each = [_outermost(one) for one in dict.fromkeys(map(_without_constraints, options))]
+        if len(set(each)) < len(each):
+            return "a union cannot hold two types that are the same but for what is in them"
         try:
-            msgspec.json.Decoder(Union[tuple(map(_outermost, options))])  # noqa: UP007
+            msgspec.json.Decoder(Union[tuple(each)])  # noqa: UP007
         except TypeError as error:
             return str(error).partition(" - ")[0]
     return next(filter(None, map(_mixed_union, options)), "")
 
 
+def _without_constraints(kind: Any) -> Any:
+    return _without_constraints(get_args(kind)[0]) if get_origin(kind) is Annotated else kind
+
+
 def _outermost(kind: Any) -> Any:
-    """The type without constraints and without what is inside it."""
+    """The type without what is inside it."""
     origin = get_origin(kind)
-    if origin is Annotated:
-        return _outermost(get_args(kind)[0])
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if stands_for(kind) == "model":
+            return type(kind.__name__, (), {})  # msgspec takes a class that it does not know beside None alone
+        if stands_for(kind) != "struct":
+            return make_dataclass(kind.__name__, ())
         said = kind.__struct_config__
         return msgspec.defstruct(kind.__name__, [], tag=said.tag, tag_field=said.tag_field, array_like=said.array_like)
     if isinstance(kind, type) and issubclass(kind, tuple):
