@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from ..contract.node.volume_stream import (
     receive_files,
     send_files,
 )
+from .committed_files import Committed, is_still, open_unseen, watch
 
 
 class VolumeError(RuntimeError):
@@ -58,8 +60,8 @@ class Volume:
         self._writing = threading.Lock()
         self._copy: Path | None = None
         """The private copy that is being written."""
-        self._committed: dict[str, tuple[bool, bytes]] | None = None
-        """Files of the copy as they were last committed: executable or not, and digest; None: nothing was committed."""
+        self._committed: Committed | None = None
+        """Files of the copy as they were last committed; None: nothing was committed."""
         self._stale = False
         """The node takes another version for this worker's, which it could not write down."""
         self._own: Path | None = None
@@ -89,22 +91,30 @@ class Volume:
 
         Raises:
             VolumeError: The volume is not declared as writable, another call writes it, or the scratch space is full.
+                At the end of the block: more was written after a `commit()`, and what was committed could not be had
+                from the node. If the block itself raised, its own exception is raised, and this one is printed.
         """
         self._begin("written")
         try:
             self._copy, self._committed, former = self._copied(), None, self._version
             try:
                 yield self._copy
-            finally:
-                copy, self._copy = self._copy, None
-                self._leave(copy, former)
+            except BaseException:
+                try:
+                    self._leave(former)
+                except VolumeError as error:  # the handler's own exception tells it more
+                    print(f"what was committed to volume {self.name} is not here: {error}", file=sys.stderr, flush=True)
+                raise
+            self._leave(former)
         finally:
             self._writing.release()
 
-    def _leave(self, copy: Path, former: int) -> None:
+    def _leave(self, former: int) -> None:
         """Drops the copy, or makes it the folder of the version that was committed. If more was written since, the node
         sends that version. `former`: number of the version at `path`. Errors: VolumeError."""
-        if self._committed is not None and _is_still(copy, self._committed):
+        copy, self._copy = self._copy, None
+        assert copy is not None, "the block has a copy up to its end"
+        if self._committed is not None and is_still(copy, self._committed):
             self._replace(copy)
             return
         shutil.rmtree(copy, ignore_errors=True)
@@ -126,6 +136,7 @@ class Volume:
             raise VolumeError(f"commit() of volume {self.name} belongs inside `with v.writable() as folder:`")
         node, copy = self._ask(), self._copy
         with _errors(self.name), node.lock:
+            watched = watch(copy)
             files = list_files(copy, strict=True)
             hashes = {file.path: hashlib.blake2b() for file in files}
             size_bytes = sum(file.size_bytes for file in files)
@@ -138,12 +149,14 @@ class Volume:
                     files,
                     node.stream.answered,
                     lambda file, block: hashes[file.path].update(block),
+                    open_unseen,
                 )
             except (OSError, FleetError):
                 node.stream.receive()  # the node's answer to the abort
                 raise
             self._version = _done(node.stream.receive())
-        self._committed = {file.path: (file.executable, hashes[file.path].digest()) for file in files}
+        sent = {file.path: (file.executable, hashes[file.path].digest()) for file in files}
+        self._committed = Committed(sent, watched)
         return self._version
 
     def reload(self) -> int:
@@ -296,19 +309,6 @@ def _done(answer: Message | bytes) -> int:
 def _error(info: ErrorInfo) -> VolumeError:
     text = f"{info.message}: {info.hint}" if info.hint else info.message
     return VolumeConflict(text) if info.code == Conflict.code else VolumeError(text)
-
-
-def _is_still(folder: Path, committed: dict[str, tuple[bool, bytes]]) -> bool:
-    """Checks whether the folder has the files that were committed, and no others. Their times would tell less: they
-    have ticks of milliseconds, and a write through a mapping changes none in a tmpfs."""
-    found = {}
-    try:
-        for file in list_files(folder, strict=True):
-            with (folder / file.path).open("rb") as opened:
-                found[file.path] = file.executable, hashlib.file_digest(opened, "blake2b").digest()
-    except (FleetError, OSError):
-        return False
-    return found == committed
 
 
 @contextmanager

@@ -159,9 +159,10 @@ def send_files(
     files: Sequence[LayerFile],
     stop: Callable[[], bool] = lambda: False,
     sent: Callable[[LayerFile, bytes], None] = lambda file, block: None,
+    opener: Callable[[str, int], int] | None = None,
 ) -> None:
     """Sends files, then `End`; `Abort` if a file has become shorter, and once `stop` says so. `sent` is given each
-    block after it was sent.
+    block after it was sent; `opener` opens a file in place of `os.open`.
 
     Errors: StreamClosed, OSError, InvalidInput.
     """
@@ -172,7 +173,7 @@ def send_files(
                 return
             stream.send(FileHead(file.path, file.size_bytes, file.executable))
             left = file.size_bytes
-            with (folder / file.path).open("rb") as opened:
+            with open(folder / file.path, "rb", opener=opener) as opened:
                 while left and (block := opened.read(min(BLOCK_BYTES, left))):
                     if stop():
                         stream.send(Abort())

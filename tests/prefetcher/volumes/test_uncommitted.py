@@ -173,3 +173,32 @@ def test_a_version_that_cannot_be_had_back_is_not_taken_for_the_one_before(tmp_p
             pass
         assert volume("index").reload() == 3
         assert contents(volume("index").path) == {"a": b"x"}
+
+
+def test_a_handler_has_its_own_exception_also_if_what_it_committed_cannot_be_had_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def handler() -> None:
+        with volume("index").writable() as folder:
+            (folder / "a").write_bytes(b"1")
+            volume("index").commit()
+            (folder / "half").write_bytes(b"")
+            raise VolumeConflict("another version came first")
+
+    with node(tmp_path, NO_ROOM, FINE, [Done(version=3)]):
+        with pytest.raises(VolumeConflict, match="came first"):
+            handler()
+        assert "what was committed to volume index is not here: " in capsys.readouterr().err
+        with pytest.raises(VolumeError, match=r"reload\(\)"), volume("index").writable():
+            pass
+        assert volume("index").reload() == 3
+
+
+def test_a_block_that_ends_with_its_commit_reads_no_file_again(tmp_path: Path) -> None:
+    with node(tmp_path) as asked:
+        assert write(volume("index"), {"a": b"1", "b/c": b"2"}) == 3
+        # Reading a file sets the time of its last access, which the commit set to zero.
+        assert [(volume("index").path / name).stat().st_atime_ns for name in ("a", "b/c")] == [0, 0]
+        assert contents(volume("index").path) == {"a": b"1", "b/c": b"2"}
+        assert (volume("index").path / "a").stat().st_atime_ns > 0
+        assert [message for message in asked if isinstance(message, Reload)] == []
