@@ -98,7 +98,7 @@ def test_a_model_streams_in_answers_and_drains(torch_functions: Functions) -> No
     assert sum(value * value for value in same) == pytest.approx(1, abs=1e-5)
     assert answer.json()["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     long = worker.post({"input": "a " * 65}, path="v1/embeddings")
-    assert (long.status_code, long.json()["error"]["code"]) == (400, "invalid_input")
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     worker.drain()
     assert worker.exit_status() == exit_codes.DRAINED
 
