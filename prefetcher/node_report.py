@@ -9,6 +9,7 @@ from fleetstart.runtime.contract.function.layer import own_platform, own_python
 from fleetstart.runtime.contract.node.reports import Confinement, NodeReport
 
 from .config import Config
+from .network.served_socket import why_unfiltered
 from .peers.node_peers import NodePeers
 from .processes.control_groups.groups import Cgroups
 from .processes.epoch import machine_id
@@ -85,5 +86,5 @@ def confinement(servers: Mapping[str, ForkServer]) -> tuple[Confinement, str]:
     if refused := next((server.refused for server in light if server.refused), ""):
         return "none", refused
     said = [server.warm for server in light if server.warm is not None]
-    refused = next((one.refused for one in said if one.refused), "")
+    refused = next((one.refused for one in said if one.refused), "") or why_unfiltered()
     return ("namespaces" if all(has_own_network(one.isolation) for one in said) else "plain"), refused

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import socket
 import struct
 
@@ -39,8 +40,31 @@ def listening_socket(address: str, backlog: int) -> socket.socket:
 
 def only_serve(sock: socket.socket) -> None:
     """Takes from a bound socket, for good, what serving it does not need. It accepts connections as before; one that it
-    opens never comes about, nor one to another port that it is bound to later. Errors: OSError."""
+    opens never comes about, nor one to another port that it is bound to later. Where the kernel lets this process put
+    no filter on sockets (`why_unfiltered`) it can open some. Errors: OSError."""
     address, port = sock.getsockname()[:2]
+    if not why_unfiltered():
+        _attach(sock, port)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_LOCK_FILTER, 1)
+    if is_loopback(address):
+        # Nothing leaves the machine either, not even what asks for a connection. Linux before 5.7 lets only root do so.
+        with contextlib.suppress(PermissionError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+
+
+@functools.cache
+def why_unfiltered() -> str:
+    """The reason for which sockets have no filter: some kernels ask for CAP_NET_ADMIN. Empty if they have one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        try:
+            _attach(tried, 0)
+        except PermissionError as error:
+            return f"SO_ATTACH_FILTER: {error.strerror}"
+    return ""
+
+
+def _attach(sock: socket.socket, port: int) -> None:
+    """Errors: OSError."""
     code = (
         (_LOAD_HALF, 0, 0, _DESTINATION_PORT),
         (_JEQ, 0, 3, port),
@@ -52,8 +76,3 @@ def only_serve(sock: socket.socket) -> None:
     )
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in code))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(code), ctypes.addressof(program)))
-    sock.setsockopt(socket.SOL_SOCKET, _SO_LOCK_FILTER, 1)
-    if is_loopback(address):
-        # Nothing leaves the machine either, not even what asks for a connection. Linux before 5.7 lets only root do so.
-        with contextlib.suppress(PermissionError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")

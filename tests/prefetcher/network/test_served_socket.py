@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import errno
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -127,3 +129,23 @@ def test_one_on_loopback_has_no_other_interface(
 ) -> None:
     for sock in (listener, accepted[1]):
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0") == b"lo"
+
+
+UNPRIVILEGED = """
+import os, socket
+from fleetstart.prefetcher.network.served_socket import listening_socket, why_unfiltered
+if os.geteuid() == 0:
+    os.seteuid(65534)  # the effective capabilities go with it
+listener = listening_socket("127.0.0.1", 1)
+with socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as served:
+    served.sendall(b"there")
+    print(client.recv(5).decode())
+    print("locked", served.getsockopt(socket.SOL_SOCKET, 44))
+print("refused" if why_unfiltered() else "filtered")
+"""
+
+
+def test_an_ordinary_user_s_sockets_serve_and_it_is_known_whether_they_have_a_filter() -> None:
+    """Some kernels let only root put one on."""
+    done = subprocess.run([sys.executable, "-c", UNPRIVILEGED], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() in (["there", "locked", "1", "filtered"], ["there", "locked", "0", "refused"])
