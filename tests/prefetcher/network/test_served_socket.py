@@ -132,7 +132,7 @@ def test_one_on_loopback_has_no_other_interface(
 
 
 UNPRIVILEGED = """
-import os, socket
+import encodings.idna, os, socket  # all that is imported is, before another user may not read it
 from fleetstart.prefetcher.network.served_socket import listening_socket, why_unfiltered
 if os.geteuid() == 0:
     os.seteuid(65534)  # the effective capabilities go with it
