@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,8 @@ import pytest
 
 from fleetstart.runtime.isolation import namespaces, root, seccomp
 from fleetstart.runtime.isolation.gpu_files import is_gpu_file
-from tests.runtime.workers import ForkServerProcess, Functions
+from fleetstart.runtime.launch.launcher import has_ended
+from tests.runtime.workers import ForkServerProcess, Functions, until
 
 INSPECT = """
     import ctypes, errno, os, socket, resource
@@ -73,12 +76,6 @@ INSPECT = """
             socket.create_connection(server.getsockname()).close()
         return True
 """
-
-
-@pytest.fixture
-def needs_namespaces(python_server: ForkServerProcess) -> None:
-    if not python_server.warm.isolation:
-        pytest.skip(f"this machine refuses namespaces: {python_server.warm.refused}")
 
 
 def test_native_code_stays_visible_to_workers_that_have_not_imported_it_yet() -> None:
@@ -236,3 +233,37 @@ def _namespace(process: int | Path) -> str:
         return os.readlink(path / "ns/pid")
     except OSError:
         return ""
+
+
+@pytest.mark.skipif(not seccomp.supported(), reason="no call numbers for this architecture")
+@pytest.mark.usefixtures("needs_namespaces")
+def test_a_function_cannot_have_its_worker_outlive_the_node(tmp_path: Path) -> None:
+    """It takes back the signal of its parent's death, and covers the socket whose end would tell it."""
+    server = ForkServerProcess()
+    try:
+        worker = Functions(server, tmp_path).ready(
+            """
+            import ctypes, os, socket
+            libc = ctypes.CDLL(None)
+            kept = []
+            async def f():  # on the thread that has the signal
+                kept.append(socket.socketpair())
+                asked = [libc.prctl(1, number, 0, 0, 0) for number in (0, 2)]
+                os.dup2(kept[0][0].fileno(), 3)
+                signal = ctypes.c_int()
+                libc.prctl(2, ctypes.byref(signal), 0, 0, 0)
+                return asked, signal.value
+            """
+        )
+        pidfd = os.pidfd_open(worker.pid)
+        try:
+            assert worker.post().json() == [[0, 0], 9]
+            server.process.kill()
+            server.process.wait()
+            until(lambda: has_ended(pidfd), "the end of the worker")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+    finally:
+        server.close()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import platform
-import signal
 import socket
 import struct
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,8 +13,7 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.isolation import seccomp
 from fleetstart.runtime.isolation.system_calls import SYSTEM_CALLS
-from fleetstart.runtime.launch.launcher import has_ended
-from tests.runtime.workers import ForkServerProcess, Functions, until
+from tests.runtime.workers import Functions
 
 MACHINES = ("x86_64", "aarch64")
 ALLOW, KILL, ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
@@ -153,12 +148,6 @@ def test_local_sockets_can_be_left_out() -> None:
 needs_filter = pytest.mark.skipif(not seccomp.supported(), reason="no call numbers for this architecture")
 
 
-@pytest.fixture
-def needs_namespaces(python_server: ForkServerProcess) -> None:
-    if not python_server.warm.isolation:
-        pytest.skip(f"this machine refuses namespaces: {python_server.warm.refused}")
-
-
 @needs_filter
 def test_calls_that_are_not_listed_are_refused(functions: Functions) -> None:
     worker = functions.ready(
@@ -263,40 +252,6 @@ def test_pages_cannot_be_kept_in_a_pipe_or_a_socket(functions: Functions) -> Non
         listener.listen()
         said = worker.post({"name": "\0fleetstart-test-of-abstract-sockets"}).json()
     assert said == {"splice": "ENOSYS", "sendfile": "ENOSYS", "zerocopy": "EPERM", "abstract": "EPERM"}
-
-
-@needs_filter
-@pytest.mark.usefixtures("needs_namespaces")
-def test_a_function_cannot_have_its_worker_outlive_the_node(tmp_path: Path) -> None:
-    """It takes back the signal of its parent's death, and covers the socket whose end would tell it."""
-    server = ForkServerProcess()
-    try:
-        worker = Functions(server, tmp_path).ready(
-            """
-            import ctypes, os, socket
-            libc = ctypes.CDLL(None)
-            kept = []
-            async def f():  # on the thread that has the signal
-                kept.append(socket.socketpair())
-                asked = [libc.prctl(1, number, 0, 0, 0) for number in (0, 2)]
-                os.dup2(kept[0][0].fileno(), 3)
-                signal = ctypes.c_int()
-                libc.prctl(2, ctypes.byref(signal), 0, 0, 0)
-                return asked, signal.value
-            """
-        )
-        pidfd = os.pidfd_open(worker.pid)
-        try:
-            assert worker.post().json() == [[0, 0], 9]
-            server.process.kill()
-            server.process.wait()
-            until(lambda: has_ended(pidfd), "the end of the worker")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.close(pidfd)
-    finally:
-        server.close()
 
 
 ORDINARY = """
