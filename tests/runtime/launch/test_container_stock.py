@@ -106,7 +106,7 @@ def test_an_image_that_no_container_can_be_made_of_leaves_no_other_pool_empty(en
         stock.take(profile)
     with refilled(stock):
         wait_until(lambda: len(engine.paused) == 2, 10, what="a paused container of each of the two other pools")
-        assert factory.tries == 2, "at the start and once ahead of the next: its pause has not passed"
+        assert 2 <= factory.tries < 5, "at the start, ahead of the next one, and only after pauses again"
 
 
 def test_a_container_that_cannot_be_removed_holds_up_no_removal_and_no_pool(engine: Engine, factory: Factory) -> None:
