@@ -1,4 +1,4 @@
-"""What a shell completes for an argument: names of functions, from the server, and of files, by itself."""
+"""Completions of arguments in a shell: names of functions, from the server, and of files, by the shell itself."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def why_unfiltered() -> str:
 
 
 def _attach(sock: socket.socket, port: int) -> None:
-    """Errors: OSError."""
+    """Attaches the filter for a socket that is bound to the port. Errors: OSError."""
     code = (
         (_LOAD_HALF, 0, 0, _DESTINATION_PORT),
         (_JEQ, 0, 3, port),

@@ -38,7 +38,7 @@ class Held:
 
 
 class _Handover:
-    """Where a pin changes hands: its reader has it, or, if that has given up, whoever pinned it takes it back."""
+    """A hand-over of a pin: its reader has it, or, if that has given up, whoever pinned it takes it back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -46,7 +46,7 @@ class PoolTargets:
 
 
 class Backoff:
-    """What failed and waits to be tried again: pools by their key, containers to be removed by their id."""
+    """Pauses of what failed and waits to be tried again: pools by their key, containers to be removed by their id."""
 
     def __init__(self) -> None:
         self._failed: dict[PoolKey | str, tuple[int, float]] = {}

@@ -1,4 +1,4 @@
-"""Whether a folder still has the files that were committed, told without reading those that nobody used since.
+"""A check that a folder still has the files that were committed, without reading those that nobody used since.
 
 The times of a write are not enough: they have ticks of milliseconds, and a write through a mapping may change none in a
 tmpfs. So each file's time of the last access is set to zero before the commit reads it. Whoever maps it later changes
@@ -53,7 +53,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Committed:
-    """What was committed."""
+    """The files of a commit, and the folder as it was then."""
 
     files: dict[str, tuple[bool, bytes]]
     """By path: executable or not, and digest (blake2b) of what was sent."""

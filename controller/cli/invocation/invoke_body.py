@@ -1,4 +1,4 @@
-"""What `fs invoke` sends as a call's body: JSON, a file's bytes, or a form."""
+"""The body that `fs invoke` sends with a call: JSON, a file's bytes, or a form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def body_content(text: str | None, fields: Sequence[str], *, ask_for_stream: boo
 
 
 def _body(text: str | None, *, ask_for_stream: bool) -> Content:
-    """What is typed must be JSON, what comes from a file may be anything."""
+    """The body of an argument: what is typed must be JSON, what comes from a file may be anything."""
     if text is None:
         return None, {}
     if text == "-":

@@ -87,7 +87,7 @@ def test_a_call_whose_gateway_ends_before_its_answer_is_stored_is_queued_again(r
 
 
 def test_a_call_runs_once_though_the_store_takes_its_answer_at_the_second_try(redis_url: str, tmp_path: Path) -> None:
-    """It ran again, under an id of its own in the ledger: two bills."""
+    """The call ran again, under an id of its own in the ledger: two bills."""
     runs = 0
 
     async def counted(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whose async call begins next: no function waits for the end of others' backlogs."""
+"""Fair turns of functions with async calls: no function waits for the end of others' backlogs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def whats(info: dict[str, list[dict[str, object]]]) -> list[object]:
 
 
 def test_a_call_that_runs_may_end_and_no_other_is_begun(start: ControllerOf, node: HandNode) -> None:
-    """It was cut as soon as no client was connected, and its whole run came on top."""
+    """The call was cut as soon as no client was connected, and its whole run came on top."""
     one = start(drain_s=20)
     one.deploy("hello", scale={"max": 1})
     running = Client(one).accepted("hello/hold")
@@ -72,7 +72,7 @@ def test_a_call_that_runs_may_end_and_no_other_is_begun(start: ControllerOf, nod
 
 
 def test_a_run_that_is_handed_over_costs_nothing(start: ControllerOf, node: HandNode) -> None:
-    """It was billed as one whose client had left, and the run after it too."""
+    """The run was billed as one whose client had left, and the run after it too."""
     one = start()
     one.deploy("hello", concurrency=2)
     handed = Client(one).accepted("hello/hold")
@@ -108,7 +108,7 @@ def test_a_call_that_waits_for_a_worker_is_handed_over_at_once(start: Controller
 def test_webhooks_and_queue_timeouts_go_on_while_calls_may_end(
     start: ControllerOf, node: HandNode, hook: str, receiver: Receiver
 ) -> None:
-    """With a single controller they waited for the next one, after the whole drain time."""
+    """Webhooks and timeouts of a single controller waited for the next one, after the whole drain time."""
     one = start(drain_s=20)
     one.deploy("hello", scale={"max": 1})
     running = Client(one).accepted("hello/hold", fs_webhook=hook)

@@ -1,4 +1,4 @@
-"""What a shell completes behind a verb: names of the server's functions, and of files."""
+"""Completions of a shell behind a verb: names of the server's functions, and of files."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def filled(pool: SlabPool, content: bytes) -> Region:
 
 
 def everything(sock: socket.socket) -> bytes:
-    """What comes until the end, without the head of the answer."""
+    """All bytes that come until the end, without the head of the answer."""
     found = b""
     with sock:
         while more := sock.recv(CHUNK):

@@ -1,4 +1,4 @@
-"""What a worker's code can do with a socket of its node: serve it, and nothing else."""
+"""Sockets of a node in the hands of a worker's code: it can serve them, and do nothing else."""
 
 from __future__ import annotations
 
@@ -146,6 +146,6 @@ print("refused" if why_unfiltered() else "filtered")
 
 
 def test_an_ordinary_user_s_sockets_serve_and_it_is_known_whether_they_have_a_filter() -> None:
-    """Some kernels let only root put one on."""
+    """Kernels differ: some let only root put one on."""
     done = subprocess.run([sys.executable, "-c", UNPRIVILEGED], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() in (["there", "locked", "1", "filtered"], ["there", "locked", "0", "refused"])

@@ -10,12 +10,21 @@ import pytest
 
 from fleetstart.prefetcher.peers import holdings
 from fleetstart.prefetcher.peers.holdings import Held, Holdings
-from fleetstart.prefetcher.segments.store import SegmentStore
+from fleetstart.prefetcher.segments.store import Segment, SegmentStore
 from fleetstart.prefetcher.sources.folder import FolderSource
-from fleetstart.runtime.contract.ids import WorkerId
+from fleetstart.runtime.contract.ids import CheckpointId, WorkerId
 from tests.prefetcher.nodes import CHUNK_BYTES, Store
 
 OWNER, READER, LATER = WorkerId("w-1"), WorkerId("peer-1"), WorkerId("peer-2")
+
+
+async def with_segment(store: Store, checkpoint: CheckpointId) -> tuple[SegmentStore, Segment]:
+    """A node's memory with the whole checkpoint, which nobody has pinned."""
+    segments = SegmentStore(source=FolderSource(store.folder), memory_bytes=1 << 30, workers_bytes=lambda: 0, threads=4)
+    segment = await segments.acquire(checkpoint, OWNER)
+    await segment.filled.wait()
+    segments.release(segment, OWNER)
+    return segments, segment
 
 
 def test_a_reader_that_gave_up_while_the_loop_stood_has_no_pin(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,12 +32,7 @@ def test_a_reader_that_gave_up_while_the_loop_stood_has_no_pin(store: Store, mon
     checkpoint = store.put_checkpoint(os.urandom(4 * CHUNK_BYTES))
 
     async def scenario() -> None:
-        segments = SegmentStore(
-            source=FolderSource(store.folder), memory_bytes=1 << 30, workers_bytes=lambda: 0, threads=4
-        )
-        segment = await segments.acquire(checkpoint, OWNER)
-        await segment.filled.wait()
-        segments.release(segment, OWNER)
+        segments, segment = await with_segment(store, checkpoint)
         readers = Holdings(segments)
         got: list[Held | None] = []
         reader = threading.Thread(target=lambda: got.append(readers.pin(checkpoint, READER, 0.0)))
@@ -56,12 +60,7 @@ def test_a_pin_that_comes_as_its_reader_gives_up_is_the_reader_s(store: Store, m
     checkpoint = store.put_checkpoint(os.urandom(4 * CHUNK_BYTES))
 
     async def scenario() -> None:
-        segments = SegmentStore(
-            source=FolderSource(store.folder), memory_bytes=1 << 30, workers_bytes=lambda: 0, threads=4
-        )
-        segment = await segments.acquire(checkpoint, OWNER)
-        await segment.filled.wait()
-        segments.release(segment, OWNER)
+        segments, segment = await with_segment(store, checkpoint)
         readers = Holdings(segments)
 
         def read() -> None:

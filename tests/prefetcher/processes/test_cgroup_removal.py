@@ -59,8 +59,8 @@ def inside(procs: list[str], code: str = SLEEPS) -> Iterator[subprocess.Popen[by
 
 @pytest.fixture
 def hierarchies() -> Iterator[list[Hierarchy]]:
-    """Those that a daemon may use and this machine lets us write, so far down that the daemons of other tests, which
-    remove what dead ones left, do not look."""
+    """Hierarchies that a daemon may use and this machine lets us write, so far down that the daemons of other tests,
+    which remove what dead ones left, do not look."""
     own = read_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
     tops: list[Path] = []
     found: list[Hierarchy] = []
@@ -91,7 +91,7 @@ def folders(hierarchies: list[Hierarchy]) -> list[Path]:
 
 @pytest.fixture
 def groups(hierarchies: list[Hierarchy]) -> Cgroups:
-    """Of a daemon that does not run any more."""
+    """Groups of a daemon that does not run any more."""
     found = open_cgroups(f"{NAME.removeprefix(PREFIX)}.{namespace_of_pids()}", hierarchies)
     if found is None:
         pytest.skip("this machine lets us write no cgroup v1, nor version 2")
@@ -137,7 +137,7 @@ def test_the_next_daemon_ends_what_a_dead_one_s_workers_left(hierarchies: list[H
 
 
 def test_the_workers_of_a_daemon_in_another_process_namespace_are_left_alone(hierarchies: list[Hierarchy]) -> None:
-    """Whether it runs cannot be told from here: its numbers of processes are others."""
+    """The other daemon may run, which cannot be told from here: its numbers of processes are others."""
     foreign = [hierarchy.own / f"{NAME}.1" for hierarchy in hierarchies]
     empty = [hierarchy.own / f"{NAME}.2" for hierarchy in hierarchies]
     for folder in (*foreign, *empty):

@@ -86,7 +86,7 @@ def test_shared_memory_that_it_writes_counts_once_with_all_its_children(kind: st
 def test_of_a_process_with_tens_of_thousands_of_mappings_what_is_in_memory_counts(
     written: int, least: float, most: float
 ) -> None:
-    """With every second page read-only each is a mapping of its own."""
+    """Pages are mappings of their own where every second one is read-only."""
     code = (
         f"import ctypes, mmap\nsize, libc = {SIZE_BYTES}, ctypes.CDLL(None)\nheld = mmap.mmap(-1, size)\n"
         f"for at in range(0, {written}, 4096):\n    held[at] = 1\n"

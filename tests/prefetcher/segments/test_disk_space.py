@@ -98,7 +98,7 @@ def test_the_space_of_an_image_is_there_again_while_a_segment_has_it_open(store:
 
 @pytest.mark.parametrize("mounted", [("tmpfs", "size=1m")], indirect=True)
 def test_two_fetches_at_a_time_are_not_promised_the_same_space(store: Store, mounted: Path) -> None:
-    """What is not written yet takes no space, and will."""
+    """Bytes that are not written yet take no space, and will."""
     tier = DiskCache(mounted / "tier", GIB)
     one, two = Kept(tier, store, 9), Kept(tier, store, 9)
     first = one.keep()

@@ -1,4 +1,4 @@
-"""What a worker sees of a volume after it wrote, and after a reload that failed: a version, and nothing beside it."""
+"""A volume as its worker sees it after it wrote, and after a reload that failed: a version, and nothing beside it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_bundle_is_fetched_checked_and_unpacked(source: Source, store: Store, 
 
 
 def test_no_release_takes_the_folders_of_another_for_bundles(store: Store, tmp_path: Path) -> None:
-    """They had a bundle's files in a folder with its digest."""
+    """Releases before had a bundle's files in a folder with its digest."""
     source, bundle = FolderSource(store.folder), store.put_bundle({"handler.py": "x = 1\n"})
     of_before = tmp_path / "bundles" / bundle
     of_before.mkdir(parents=True)

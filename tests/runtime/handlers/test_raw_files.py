@@ -45,7 +45,7 @@ def post(handler: Any, content_type: bytes, body: bytes) -> bytes:
 
 @contextlib.contextmanager
 def largest_file(size_bytes: int) -> Iterator[None]:
-    """No file becomes larger, as where the folder for temporary files is full."""
+    """Limits files to this size, as where the folder for temporary files is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
     try:

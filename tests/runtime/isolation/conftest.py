@@ -1,4 +1,4 @@
-"""What tests of isolation need of the machine."""
+"""Needs of the tests of isolation: skips those that the machine cannot run."""
 
 from __future__ import annotations
 

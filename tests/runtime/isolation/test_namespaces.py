@@ -238,7 +238,7 @@ def _namespace(process: int | Path) -> str:
 @pytest.mark.skipif(not seccomp.supported(), reason="no call numbers for this architecture")
 @pytest.mark.usefixtures("needs_namespaces")
 def test_a_function_cannot_have_its_worker_outlive_the_node(tmp_path: Path) -> None:
-    """It takes back the signal of its parent's death, and covers the socket whose end would tell it."""
+    """The function takes back the signal of its parent's death, and covers the socket whose end would tell it."""
     server = ForkServerProcess()
     try:
         worker = Functions(server, tmp_path).ready(

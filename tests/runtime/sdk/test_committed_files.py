@@ -1,4 +1,4 @@
-"""Whether a folder is still as it was committed: told without reading it, and right also about mapped writes."""
+"""The check of a folder that was committed: it reads no file without need, and sees mapped writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the `openai` client repeats of a function's errors."""
+"""Calls that the `openai` client repeats after a function's errors."""
 
 from __future__ import annotations
 

@@ -124,7 +124,10 @@ class _Reader:
             return _UNKNOWN
 
     def _require_servable(self, function: Function, parameters: list[Parameter]) -> None:
-        """Errors: InvalidSpec for a type with which the worker will not start, or will warn in its log."""
+        """Refuses types that no worker serves.
+
+        Errors: InvalidSpec for a type with which the worker will not start, or will warn in its log.
+        """
         where = self._types.unchecked
         if where:
             raise InvalidSpec(f"{where}: {UNCHECKED}", hint=CHECKED_HINT)

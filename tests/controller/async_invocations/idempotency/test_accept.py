@@ -71,7 +71,7 @@ async def _never(*_: Any) -> None:
 
 
 def test_the_claim_is_renewed_while_the_store_takes_its_time(redis_url: str, tmp_path: Path) -> None:
-    """After 10 s a repetition of the call took the key: two invocations, two bills."""
+    """A repetition of the call took the key after 10 s: two invocations, two bills."""
 
     async def run() -> None:
         async with redis.from_url(redis_url) as client:
@@ -93,7 +93,7 @@ def test_the_claim_is_renewed_while_the_store_takes_its_time(redis_url: str, tmp
 
 
 def test_two_gateways_that_accept_one_call_store_it_once(redis_url: str, tmp_path: Path) -> None:
-    """One stood still while it accepted the call, and goes on when another one has taken the key and accepted it."""
+    """A gateway stops while it accepted the call, and goes on when another one has taken the key and accepted it."""
 
     async def run() -> None:
         async with redis.from_url(redis_url) as client:

@@ -111,7 +111,7 @@ def test_the_buffer_keeps_the_last_ones_and_refuses_an_old_claim(redis_url: str)
 
 
 def test_events_that_redis_had_no_memory_for_are_written_later(redis_url: str) -> None:
-    """They were taken for events that are there already, and missing for good."""
+    """Refused events were taken for events that are there already, and missing for good."""
 
     async def run() -> None:
         client = connect(redis_url)

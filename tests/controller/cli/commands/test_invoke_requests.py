@@ -1,4 +1,4 @@
-"""What `fs invoke` sends, and the command lines whose request cannot be: they end with words and an exit code."""
+"""Requests of `fs invoke`, and the command lines whose request cannot be: they end with words and an exit code."""
 
 from __future__ import annotations
 

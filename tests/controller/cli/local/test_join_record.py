@@ -1,4 +1,4 @@
-"""What a node keeps of its join for the next `fs node join`, and the drain that this ends."""
+"""The record that a node keeps of its join for the next `fs node join`, and the drain that this ends."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Lending:
         return sum(isinstance(message, MigrationCaughtUp) for message in self.to_owner)
 
     def finish(self) -> list[list[int]]:
-        """All tokens of the requests, once both have nothing more to do."""
+        """Tokens of all requests, once both have nothing more to do."""
         for _ in range(STEPS):
             self.tell_owner()
             self.tell_other()

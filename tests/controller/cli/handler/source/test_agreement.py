@@ -274,7 +274,8 @@ def test_with_what_a_deploy_refuses_no_worker_starts_without_a_warning(
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(kind=REFUSED.filter(lambda kind: "NoError" not in kind and "None | None" not in kind))
 def test_what_no_worker_starts_with_a_deploy_refuses(folder: Path, kind: str) -> None:
-    """Where it can know: the source does not tell what `NoError` is, and of None | None Python makes no type."""
+    """A deploy does where it can know: the source does not tell what `NoError` is, and Python makes no type of
+    None | None."""
     text = f"def handler(a: {kind}, n: int = 0): ..."
     if started(text) is None:
         with pytest.raises(InvalidSpec):
