@@ -1,15 +1,17 @@
 """Decoder in plain torch operations: the reference on the CPU, and the decoder on CUDA.
 
-Keys and values are in one tensor of blocks; a step writes its own and gathers each sequence's by its block table. Rows
-of a pure decode, one a sequence, are computed together, padded to the longest context, on CUDA by a graph where there
-is one (`decode_graphs`); prompt chunks one by one.
+Keys and values are in one tensor of blocks; a step writes its own, and attends to each sequence's by its block table
+(`torch_attention`). Steps of one row a sequence are computed by a graph on CUDA, where there is one (`decode_graphs`).
 
 Of a model that is split over devices, it computes one rank's shard; `ShardGroup` adds up what the ranks have.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Protocol
 
@@ -20,12 +22,16 @@ from torch.nn import functional
 
 from ...contract.weights.decoder_config import DecoderConfig
 from ..engine.runner import Batch
-from .decode_graphs import DecodeGraphs
-from .decode_kernels import DecodeKernels, kernels_for, shape_for
-from .layers import LayerWeights, StageWeights, capped, finished, rms_norm
+from .cuda.decode_graphs import DecodeGraphs
+from .cuda.decode_kernels import DecodeKernels, kernels_for, shape_for
+from .layers import LayerWeights, StageWeights, finished, rms_norm
 from .projections import Projections
 from .rope import inverse_frequencies
-from .torch_steps import Group, StepInputs, StepTensors, decodes_only, rotated, slots_of
+from .torch_attention import TorchAttention
+from .torch_steps import StepInputs, StepTensors, decodes_only, rotated, sent, slots_of
+
+ASYNCHRONOUS_ROWS = 256
+"""Rows of a step that take a GPU longer than their launch takes the host."""
 
 
 class ShardGroup(Protocol):
@@ -94,6 +100,11 @@ class TorchDecoder:
                 rope: inverse_frequencies(rope, config.context_tokens).to(device) for rope in set(self._ropes)
             },
         )
+        self._attends = TorchAttention(
+            repeats=config.head_count // config.kv_head_count,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+        )
         # The factor is rounded to the dtype, as in training.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         # Never read before written: padding points at the sequence's own first slot. The last block is of no sequence:
@@ -104,7 +115,9 @@ class TorchDecoder:
             device=device,
         )
         self.asynchronous = False
-        """True after a step that was a graph (`Decoder`)."""
+        """True after a step on CUDA that was a graph, or of many rows (`Decoder`)."""
+        self._ends: deque[torch.cuda.Event] = deque()
+        """Of the last steps that were no graphs."""
         self._compiling: Future[DecodeKernels | None] | None = None
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda":
@@ -161,23 +174,37 @@ class TorchDecoder:
         if (hidden is None) is not (self._embedding is not None):
             raise ValueError("the first stage takes tokens, the others hidden states")
         logits = self._graphs.logits(batch) if self._graphs is not None and decodes_only(batch) else None
-        self.asynchronous = logits is not None
+        self.asynchronous = logits is not None or (self._graphs is not None and len(batch.tokens) >= ASYNCHRONOUS_ROWS)
         if logits is not None:
             return self._of_rows(logits, batch)
-        if self._embedding is not None:
-            hidden = self._embed(self._tokens(batch))
-        assert hidden is not None
-        hidden = self._through_layers(self._inputs.of_batch(batch, self._kernels), self._move(hidden))
-        return self.logits(self._of_rows(hidden, batch)) if self._whole else hidden
+        with self._paced():
+            if self._embedding is not None:
+                hidden = self._embed(self._tokens(batch))
+            assert hidden is not None
+            hidden = self._through_layers(self._inputs.of_batch(batch, self._kernels), self._move(hidden))
+            return self.logits(self._of_rows(hidden, batch)) if self._whole else hidden
+
+    @contextmanager
+    def _paced(self) -> Iterator[None]:
+        """One step, which the host gives to a GPU while the one before is computed, but no earlier."""
+        while len(self._ends) > 1:
+            self._ends.popleft().synchronize()
+        yield
+        if self.device.type == "cuda":
+            self._ends.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+            self._ends[-1].record()
 
     def _tokens(self, batch: Batch) -> Tensor:
-        return torch.tensor(batch.tokens, device=self.device) if batch.device_tokens is None else batch.device_tokens
+        [tokens] = sent([torch.tensor(batch.tokens)], self.device)
+        if batch.device_tokens is not None:
+            tokens[: len(batch.device_tokens)].copy_(batch.device_tokens)
+        return tokens
 
     def _of_rows(self, values: Tensor, batch: Batch) -> Tensor:
         """Those of the rows whose logits are wanted."""
         if len(batch.logits_rows) == len(batch.tokens):
             return values
-        return values[torch.tensor(batch.logits_rows, device=self.device, dtype=torch.long)]
+        return values[sent([torch.tensor(batch.logits_rows, dtype=torch.long)], self.device)[0]]
 
     def _decode(self, tokens: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
         """Logits [sequences, vocab_size] of one token a sequence; waits for nothing (`StepInputs.of_decodes`)."""
@@ -188,8 +215,9 @@ class TorchDecoder:
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states [rows, hidden_size] after the last layer of a whole model, before the final norm."""
         self.asynchronous = False
-        hidden = self._embed(self._tokens(batch))
-        return self._through_layers(self._inputs.of_batch(batch, self._kernels), hidden)
+        with self._paced():
+            hidden = self._embed(self._tokens(batch))
+            return self._through_layers(self._inputs.of_batch(batch, self._kernels), hidden)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         assert self._embedding is not None
@@ -317,57 +345,15 @@ class TorchDecoder:
         query, key, value = (part.view(rows, -1, config.head_dim) for part in self._qkv[index](normed))
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
-        turns, window = step.turns[self._ropes[index]], self._windows[index]
-        if step.decodes is not None:
-            kernels = step.decodes.kernels
-            query = kernels.rotate_and_store(query, key, value, turns, step.written, cache)
-            mixed = kernels.attend(
-                query, cache, step.decodes.positions, step.decodes.tables,
-                window=window, scale=config.attention_scale, softcap=config.attention_softcap,
-            )  # fmt: skip
+        turns = step.turns[self._ropes[index]]
+        if step.kernels is not None:
+            query = step.kernels.rotate_and_store(query, key, value, turns, step.written, cache)
         else:
             turned = rotated(torch.cat((query, key), dim=1), *turns)
             query, key = turned[:, : config.head_count], turned[:, config.head_count :]
             cache.index_copy_(1, step.written, torch.cat((key, value), dim=1).transpose(0, 1))
-            mixed = self._attend_in_groups(query, cache, step.groups, window)
+        mixed = self._attends.over(query, cache, step, self._windows[index])
         return self._summed(functional.linear(mixed.reshape(rows, -1), layer.o, layer.o_bias))
-
-    def _attend_in_groups(self, query: Tensor, cache: Tensor, groups: list[Group], window: int | None) -> Tensor:
-        if groups[0].rows is None:
-            return self._attend(query, cache, groups[0], window)
-        mixed = torch.empty_like(query)
-        for group in groups:
-            mixed[group.rows] = self._attend(query[group.rows], cache, group, window)
-        return mixed
-
-    def _attend(self, query: Tensor, cache: Tensor, group: Group, window: int | None) -> Tensor:
-        """[sequences * queries, heads, head_dim] of queries over their sequences' gathered keys and values."""
-        config = self.config
-        sequences, context = group.slots.shape
-        queries, repeats = query.shape[0] // sequences, config.head_count // config.kv_head_count
-        gathered = cache.index_select(1, group.slots.view(-1)).view(2, -1, sequences, context, config.head_dim)
-        key, value = gathered.transpose(1, 2)
-        mask = group.masks[window]
-        if queries == 1 and config.attention_softcap is None:
-            # Heads that share keys are queries of one attention: nothing is repeated.
-            heads = query.view(sequences, config.kv_head_count, repeats, config.head_dim)
-            mixed = functional.scaled_dot_product_attention(
-                heads, key, value, mask.expand(-1, config.kv_head_count, repeats, -1), scale=config.attention_scale
-            )
-            return mixed.reshape(query.shape)
-        query = query.view(sequences, queries, config.head_count, config.head_dim).transpose(1, 2)
-        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-        if config.attention_softcap is not None:
-            scores = capped((query @ key.transpose(2, 3)) * config.attention_scale, config.attention_softcap)
-            weights = (scores + mask).softmax(-1, dtype=torch.float32)
-            mixed = weights.to(value.dtype) @ value
-        elif queries == context and window is None:  # a prompt from its beginning: kernels without a mask are quicker
-            mixed = functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=config.attention_scale
-            )
-        else:
-            mixed = functional.scaled_dot_product_attention(query, key, value, mask, scale=config.attention_scale)
-        return mixed.transpose(1, 2).flatten(0, 1)
 
 
 def _qkv_of(layer: LayerWeights) -> Projections:

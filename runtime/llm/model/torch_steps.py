@@ -1,15 +1,15 @@
 """Inputs of a step's attention for the decoder in torch: which slots of the cache each sequence reads and writes.
 
-Rows of sequences that decode, one a sequence, are one group, padded to the longest context; chunks of prompts are
-groups of their own. What a step of decodes needs is computed on the device from positions and block tables alone, so
-that it can be part of a CUDA graph (`decode_graphs`).
+Sequences of one row at a batch's beginning decode; the others, chunks of prompts, are packed one behind the other. What
+decodes need is computed on the device from positions and block tables alone, so that a step of them can be part of a
+CUDA graph (`decode_graphs`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,25 +17,11 @@ from torch import Tensor
 
 from ...contract.weights.rope_config import Rope
 from ..engine.runner import Batch
-from .decode_kernels import DecodeKernels
+from .cuda.decode_kernels import DecodeKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Sequences whose attention is computed in one call.
-
-    Shapes:  rows [sequences * queries], of the batch, None if they are all of it; slots [sequences, context] of the
-             cache; for each width of a sliding window, and None, what is added to the scores,
-             [sequences, 1, queries, context]: 0 where a query may look, and minus infinity elsewhere.
-    """
-
-    rows: Tensor | None
-    slots: Tensor
-    masks: dict[int | None, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decodes:
+class KernelDecodes:
     """One token of each sequence, whose attention is computed by kernels of our own.
 
     Shapes:  positions [sequences]; tables [sequences, blocks].
@@ -47,14 +33,44 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedDecodes:
+    """One token of each sequence, whose keys are gathered and padded to the longest context.
+
+    Shapes:  slots [sequences, context] of the cache; for each width of a sliding window, and None, what is added to the
+             scores, [sequences, 1, 1, context]: 0 where a query may look, and minus infinity elsewhere.
+    """
+
+    slots: Tensor
+    masks: dict[int | None, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedChunks:
+    """Consecutive tokens of each sequence, the last ones of its context: rows and keys of all, one behind the other.
+
+    Shapes:  slots [keys] of the cache; row_ends and key_ends [sequences + 1] in int32, from 0 on, and the same as
+             lists.
+    """
+
+    slots: Tensor
+    row_ends: Tensor
+    key_ends: Tensor
+    row_counts: list[int]
+    key_counts: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
     """Inputs of every layer of one step: by rotary setting, cosines and signed sines [rows, 1, rotary_dim]; written
-    slots [rows]; and either groups, or decodes for kernels."""
+    slots [rows]; and what the attention of the first rows reads, which decode, and of the others. `kernels` rotate and
+    store all rows."""
 
     turns: dict[Rope, tuple[Tensor, Tensor]]
     written: Tensor
-    groups: list[Group]
-    decodes: Decodes | None = None
+    kernels: DecodeKernels | None
+    decode_count: int
+    decodes: KernelDecodes | PaddedDecodes | None
+    chunks: PackedChunks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,26 +85,41 @@ class StepInputs:
 
     def of_batch(self, batch: Batch, kernels: DecodeKernels | None) -> StepTensors:
         if decodes_only(batch):
-            return self.of_decodes(*self.decode_tensors(batch), kernels)
-        positions = torch.tensor(batch.positions)
-        slots = [
+            tensors = torch.tensor(batch.positions), _tables(batch, len(batch.tables), self.block_tokens)
+            positions, tables = sent(tensors, self.device)
+            return self.of_decodes(positions, tables, kernels)
+        count = leading_decodes(batch)
+        chunk_slots = [
             slots_of(table, batch.positions[end - 1] + 1, self.block_tokens)
-            for table, end in zip(batch.tables, batch.starts[1:], strict=True)
+            for table, end in zip(batch.tables[count:], batch.starts[count + 1 :], strict=True)
         ]
-        written = torch.cat([slots[s][batch.positions[start] :] for s, start in enumerate(batch.starts[:-1])])
-        return StepTensors(
-            turns=self._turns(positions.to(self.device)),
-            written=written.to(self.device),
-            groups=self._groups(batch, positions, slots),
+        decode_slots = [
+            table[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
+            for table, position in zip(batch.tables[:count], batch.positions[:count], strict=True)
+        ]
+        own = [one[batch.positions[start] :] for one, start in zip(chunk_slots, batch.starts[count:-1], strict=True)]
+        row_counts, key_counts = [len(one) for one in own], [len(one) for one in chunk_slots]
+        positions, tables, written, slots, ends = sent(
+            (
+                torch.tensor(batch.positions),
+                _tables(batch, count, self.block_tokens),
+                torch.cat((torch.tensor(decode_slots, dtype=torch.long), *own)),
+                torch.cat(chunk_slots),
+                torch.tensor([[0, *itertools.accumulate(counts)] for counts in (row_counts, key_counts)]),
+            ),
+            self.device,
         )
-
-    def decode_tensors(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Positions [sequences] and block tables [sequences, blocks], on the device."""
-        counts = [position // self.block_tokens + 1 for position in batch.positions]
-        tables = torch.zeros((len(counts), max(counts)), dtype=torch.long)
-        for row, (table, count) in enumerate(zip(batch.tables, counts, strict=True)):
-            tables[row, :count] = torch.tensor(table[:count])
-        return torch.tensor(batch.positions, device=self.device), tables.to(self.device)
+        row_ends, key_ends = ends.to(torch.int32)
+        return StepTensors(
+            turns=self._turns(positions),
+            written=written,
+            kernels=kernels,
+            decode_count=count,
+            decodes=self._decodes(positions[:count], tables, kernels) if count else None,
+            chunks=PackedChunks(
+                slots=slots, row_ends=row_ends, key_ends=key_ends, row_counts=row_counts, key_counts=key_counts
+            ),
+        )
 
     def of_decodes(self, positions: Tensor, tables: Tensor, kernels: DecodeKernels | None) -> StepTensors:
         """The step of one token a sequence; computed on the device, without waiting for it.
@@ -97,17 +128,30 @@ class StepInputs:
                  own blocks.
         """
         blocks = tables.gather(1, positions.div(self.block_tokens, rounding_mode="floor")[:, None])[:, 0]
-        written, turns = blocks * self.block_tokens + positions % self.block_tokens, self._turns(positions)
+        return StepTensors(
+            turns=self._turns(positions),
+            written=blocks * self.block_tokens + positions % self.block_tokens,
+            kernels=kernels,
+            decode_count=len(positions),
+            decodes=self._decodes(positions, tables, kernels),
+        )
+
+    def _decodes(
+        self, positions: Tensor, tables: Tensor, kernels: DecodeKernels | None
+    ) -> KernelDecodes | PaddedDecodes:
         if kernels is not None:
-            decodes = Decodes(kernels=kernels, positions=positions, tables=tables)
-            return StepTensors(turns=turns, written=written, groups=[], decodes=decodes)
+            return KernelDecodes(kernels=kernels, positions=positions, tables=tables)
         slots = tables[:, :, None] * self.block_tokens + torch.arange(self.block_tokens, device=self.device)
         slots = slots.flatten(1)
         places = torch.arange(slots.shape[1], device=self.device)
         # What is not written yet may be NaN, and no mask hides it: padding reads the sequence's own first slot.
         slots = torch.where(places <= positions[:, None], slots, slots[:, :1])
-        masks = self._masks(places, positions[:, None, None, None])
-        return StepTensors(turns=turns, written=written, groups=[Group(rows=None, slots=slots, masks=masks)])
+        limits = positions[:, None, None, None]
+        nothing = torch.zeros((), dtype=self.dtype, device=self.device)
+        return PaddedDecodes(
+            slots=slots,
+            masks={window: torch.where(shown(places, limits, window), nothing, -math.inf) for window in self.windows},
+        )
 
     def _turns(self, positions: Tensor) -> dict[Rope, tuple[Tensor, Tensor]]:
         turns = {}
@@ -118,38 +162,35 @@ class StepInputs:
             turns[rope] = (torch.cat((cos, cos), -1).to(self.dtype), torch.cat((-sin, sin), -1).to(self.dtype))
         return turns
 
-    def _groups(self, batch: Batch, positions: Tensor, slots: list[Tensor]) -> list[Group]:
-        starts = batch.starts
-        counts = [end - begin for begin, end in itertools.pairwise(starts)]
-        decodes = [s for s, count in enumerate(counts) if count == 1]
-        groups = [[s] for s, count in enumerate(counts) if count > 1]
-        return [
-            self._group(
-                torch.cat([torch.arange(starts[s], starts[s + 1]) for s in members]),
-                positions,
-                [slots[s] for s in members],
-            )
-            for members in ([decodes] if decodes else []) + groups
-        ]
 
-    def _group(self, rows: Tensor, positions: Tensor, slots: list[Tensor]) -> Group:
-        longest = max(len(one) for one in slots)
-        padded = torch.stack(
-            [torch.cat((one, one[:1].expand(longest - len(one)))) for one in slots]  # never read before written
-        )
-        limits = positions[rows].view(len(slots), 1, -1, 1).to(self.device)
-        whole = len(rows) == len(positions)
-        return Group(
-            rows=None if whole else rows.to(self.device),
-            slots=padded.to(self.device),
-            masks=self._masks(torch.arange(longest, device=self.device), limits),
-        )
+def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copies of tensors of one type on the device, which go there together; a GPU is not waited for."""
+    whole = torch.cat([tensor.flatten() for tensor in tensors])
+    if device.type == "cuda":
+        whole = whole.pin_memory()  # torch hands this memory out again when the copy is done
+    parts = torch.split(whole.to(device, non_blocking=True), [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
-    def _masks(self, places: Tensor, limits: Tensor) -> dict[int | None, Tensor]:
-        before = places <= limits
-        shown = {window: before if window is None else before & (places > limits - window) for window in self.windows}
-        nothing = torch.zeros((), dtype=self.dtype, device=self.device)
-        return {window: torch.where(one, nothing, -math.inf) for window, one in shown.items()}
+
+def _tables(batch: Batch, count: int, block_tokens: int) -> Tensor:
+    """Block tables [count, blocks] of the first sequences, as far as their last positions need them."""
+    owned = [position // block_tokens + 1 for position in batch.positions[:count]]
+    tables = torch.zeros((count, max(owned, default=0)), dtype=torch.long)
+    rows = tables.numpy()
+    for row, (table, own) in enumerate(zip(batch.tables[:count], owned, strict=True)):
+        rows[row, :own] = table[:own]
+    return tables
+
+
+def shown(places: Tensor, limits: Tensor, window: int | None) -> Tensor:
+    """Mask of the places that queries at the positions `limits` look at; the two are broadcast."""
+    before = places <= limits
+    return before if window is None else before & (places > limits - window)
+
+
+def leading_decodes(batch: Batch) -> int:
+    """Sequences at the batch's beginning that have one row each."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[1] - pair[0] == 1, itertools.pairwise(batch.starts)))
 
 
 def decodes_only(batch: Batch) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -62,6 +65,29 @@ def test_a_sequence_goes_on_over_keys_and_values_of_another_decoder(device: str)
     wanted = whole.forward(batch_of([(tokens[37:], 37, blocks)]))
     torch.testing.assert_close(got.cpu(), wanted, rtol=1e-3, atol=1e-3)
     assert there.read_kv(others, 0, 37) == whole.read_kv(blocks, 0, 37)
+
+
+@pytest.mark.gpu
+@NO_CUDA
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_host_waits_for_no_step_with_prompts(dtype: torch.dtype) -> None:
+    decoder = plain(tiny(dtype=dtype, head_dim=64), device="cuda", dtype=dtype)
+    unknown = torch.tensor([77], device="cuda")
+    second = batch_of([([0], 5, [1]), (some_tokens(300), 0, list(range(2, 21))), (some_tokens(9), 0, [40])])
+    first = batch_of([(some_tokens(5), 0, [1])])
+    second = replace(second, device_tokens=unknown)
+    for _ in range(2):  # libraries choose kernels on first use
+        decoder.forward(first)
+        wanted = decoder.forward(replace(second, device_tokens=None, tokens=[77, *second.tokens[1:]])).clone()
+    decoder.forward(first)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it is a prototype, as torch says
+            torch.cuda.set_sync_debug_mode("error")
+        got = decoder.forward(second)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert decoder.asynchronous
+    torch.testing.assert_close(got, wanted)
 
 
 def test_two_models_on_one_device_do_not_touch_each_other(device: str) -> None:

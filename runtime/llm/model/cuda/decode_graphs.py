@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..engine.capture_gate import GATE
-from ..engine.runner import Batch
+from ...engine.capture_gate import GATE
+from ...engine.runner import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class DecodeGraphs:
         fill(graph.host, batch, self._block_tokens, self._spare_block)
         graph.inputs.copy_(graph.host, non_blocking=True)
         if batch.device_tokens is not None:
-            graph.inputs[: len(batch.tokens), 0].copy_(batch.device_tokens)
+            graph.inputs[: len(batch.device_tokens), 0].copy_(batch.device_tokens)
         graph.read.record()
         graph.graph.replay()
         return graph.logits[: len(batch.tokens)]

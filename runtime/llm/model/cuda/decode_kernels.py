@@ -15,16 +15,17 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ...contract.weights.decoder_config import DecoderConfig
+from ....contract.weights.decoder_config import DecoderConfig
 
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_suffix(".cu")
+HEADER = SOURCE.with_name("number_types.cuh")
 DTYPES = {torch.float32: "FS_FP32", torch.float16: "FS_FP16", torch.bfloat16: "FS_BF16"}
 MOST_GROUPED = 8
 """Query heads of a thread block: their queries and results stay in its registers."""
@@ -34,6 +35,17 @@ BLOCKS_PER_PROCESSOR = 2
 KERNELS = ("rotate_and_store", "attend", "combine", "normalise", "add_and_normalise", "apply_gates")
 LEAST_KEYS = 64
 """Keys of a thread block: fewer cost more to merge than they save."""
+
+
+KernelArgument = Tensor | int | float
+
+
+class KernelModule(Protocol):
+    """Compiled kernels."""
+
+    def launch(self, name: str, grid: tuple[int, int, int], threads: int, *arguments: KernelArgument) -> None:
+        """Launches one on the current stream. Tensors are given by their addresses, numbers as int or float."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +96,7 @@ def kernels_for(device: torch.device, shape: KernelShape) -> Future[DecodeKernel
 
     def make() -> None:
         try:
-            future.set_result(DecodeKernels(device, shape))
+            future.set_result(compile_kernels(device, shape))
         except Exception as error:  # whatever a compiler or driver says: torch's operations do the same
             logger.warning("decode steps go on without their own kernels", extra={"error": repr(error)})
             future.set_result(None)
@@ -93,17 +105,23 @@ def kernels_for(device: torch.device, shape: KernelShape) -> Future[DecodeKernel
     return future
 
 
+def compile_kernels(device: torch.device, shape: KernelShape) -> DecodeKernels:
+    """Compiles. Errors: ImportError without cuda-python, RuntimeError with the compiler's or driver's words."""
+    torch.cuda.set_device(device)  # of this thread: a module belongs to its current context
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return DecodeKernels(_Module(shape, device), shape, processors=processors)
+
+
 class DecodeKernels:
     """Compiled kernels of one shape. Calls are asynchronous, on the current stream."""
 
-    def __init__(self, device: torch.device, shape: KernelShape) -> None:
-        """Compiles. Errors: ImportError without cuda-python, RuntimeError with the compiler's or driver's words."""
-        torch.cuda.set_device(device)  # of this thread: a module belongs to its current context
+    def __init__(self, module: KernelModule, shape: KernelShape, *, processors: int) -> None:
+        """`processors`: the device's multiprocessors."""
+        self._module = module
         self._shape = shape
         self._lane = 16 // shape.dtype.itemsize
         """Numbers of 16 bytes, which a thread reads at a time."""
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._module = _Module(shape, device)
+        self._processors = processors
 
     def rotate_and_store(
         self, query: Tensor, key: Tensor, value: Tensor, turns: tuple[Tensor, Tensor], written: Tensor, cache: Tensor
@@ -117,10 +135,11 @@ class DecodeKernels:
         cos, sin = turns
         (rows, heads, width), kv_heads = query.shape, key.shape[1]
         rotated = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        threads = (heads + 2 * kv_heads) * (width // self._lane)
         self._module.launch(
-            "rotate_and_store", (heads + 2 * kv_heads, rows, 1), width,
+            "rotate_and_store", (-(-threads // THREADS), rows, 1), THREADS,
             query, key, value, cos, sin, written, rotated, cache,
-            _long(cache.shape[1]), *(_long(one.stride(0)) for one in (query, key, value)),
+            _Long(cache.shape[1]), *(_Long(one.stride(0)) for one in (query, key, value)),
             heads, kv_heads, cos.shape[-1],
         )  # fmt: skip
         return rotated
@@ -151,7 +170,7 @@ class DecodeKernels:
         self._module.launch(
             "attend", (splits, groups, rows), THREADS,
             query, cache, positions, tables, partial, mixed,
-            _long(cache.shape[1]), positions.stride(0), tables.stride(0), cache.shape[0] // 2,
+            _Long(cache.shape[1]), positions.stride(0), tables.stride(0), cache.shape[0] // 2,
             window or 0, scale, softcap or 0.0,
         )  # fmt: skip
         if splits > 1:
@@ -165,7 +184,7 @@ class DecodeKernels:
         normed = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
         self._module.launch(
             "normalise", (hidden.numel() // width, 1, 1), NORM_THREADS,
-            hidden, weight, normed, _long(hidden.stride(0)), inner, width, eps,
+            hidden, weight, normed, _Long(hidden.stride(0)), inner, width, eps,
         )  # fmt: skip
         return normed
 
@@ -185,7 +204,7 @@ class DecodeKernels:
         parts = -(-width // (NORM_THREADS * self._lane))
         self._module.launch(
             "apply_gates", (parts, rows, 1), NORM_THREADS,
-            gate, up, out, _long(gate.stride(0)), _long(up.stride(0)), width, int(tanh_gelu),
+            gate, up, out, _Long(gate.stride(0)), _Long(up.stride(0)), width, int(tanh_gelu),
         )  # fmt: skip
         return out
 
@@ -198,7 +217,7 @@ class DecodeKernels:
         return self.takes(hidden, result, weight) and hidden.is_contiguous() and result.is_contiguous()
 
 
-class _long(int):
+class _Long(int):
     """A number that a kernel takes as 64 bits."""
 
 
@@ -213,22 +232,31 @@ class _Module:
         self._loaded = _checked(driver.cuModuleLoadData(self._binary))
         self._functions = {name: _checked(driver.cuModuleGetFunction(self._loaded, name.encode())) for name in KERNELS}
 
-    def launch(self, name: str, grid: tuple[int, int, int], threads: int, *arguments: Tensor | int | float) -> None:
+    def launch(self, name: str, grid: tuple[int, int, int], threads: int, *arguments: KernelArgument) -> None:
         """Launches on the current stream. Tensors are given by their addresses, numbers as int or float."""
         values = tuple(one.data_ptr() if isinstance(one, Tensor) else one for one in arguments)
-        types = tuple(_c_type(one) for one in arguments)
+        types = tuple(c_type(one) for one in arguments)
         stream = torch.cuda.current_stream(self._device).cuda_stream
         _checked(self._driver.cuLaunchKernel(
             self._functions[name], *grid, threads, 1, 1, 0, stream, (values, types), 0
         ))  # fmt: skip
 
 
-def _c_type(argument: Tensor | int | float) -> Any:
+def c_type(argument: KernelArgument) -> Any:
+    """Type of C that an argument has."""
     if isinstance(argument, Tensor):
         return ctypes.c_void_p
     if isinstance(argument, float):
         return ctypes.c_float
-    return ctypes.c_longlong if isinstance(argument, _long) else ctypes.c_int
+    return ctypes.c_longlong if isinstance(argument, _Long) else ctypes.c_int
+
+
+def definitions(shape: KernelShape) -> list[str]:
+    """The compiler's options that say the shape."""
+    return [
+        f"-D{DTYPES[shape.dtype]}", f"-DFS_HEAD_DIM={shape.head_dim}", f"-DFS_GROUP={shape.grouped}",
+        f"-DFS_BLOCK_TOKENS={shape.block_tokens}", f"-DFS_THREADS={THREADS}", f"-DFS_NORM_THREADS={NORM_THREADS}",
+    ]  # fmt: skip
 
 
 def _compiled(shape: KernelShape, device: torch.device) -> bytes:
@@ -236,12 +264,10 @@ def _compiled(shape: KernelShape, device: torch.device) -> bytes:
     from cuda.bindings import nvrtc
 
     major, minor = torch.cuda.get_device_capability(device)
-    options = [
-        f"--gpu-architecture=sm_{major}{minor}", f"-D{DTYPES[shape.dtype]}", f"-DFS_HEAD_DIM={shape.head_dim}",
-        f"-DFS_GROUP={shape.grouped}", f"-DFS_BLOCK_TOKENS={shape.block_tokens}", f"-DFS_THREADS={THREADS}",
-        f"-DFS_NORM_THREADS={NORM_THREADS}",
-    ]  # fmt: skip
-    program = _checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, None, None))
+    options = [f"--gpu-architecture=sm_{major}{minor}", *definitions(shape)]
+    program = _checked(nvrtc.nvrtcCreateProgram(
+        SOURCE.read_bytes(), SOURCE.name.encode(), 1, [HEADER.read_bytes()], [HEADER.name.encode()]
+    ))  # fmt: skip
     try:
         encoded = [option.encode() for option in options]
         (code,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)

@@ -9,43 +9,22 @@
 // The cache of a layer is [2, kv_heads, slots, head_dim]: keys, then values. No headers: a machine that runs models
 // need not have them.
 
-#if defined(FS_FP32)
-typedef float Stored;
-__device__ float loaded(Stored value) { return value; }
-__device__ Stored stored(float value) { return value; }
-#elif defined(FS_FP16)
-typedef unsigned short Stored;
-__device__ float loaded(Stored value) {
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
-  return wide;
-}
-__device__ Stored stored(float value) {
-  Stored narrow;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
-  return narrow;
-}
-#else
-typedef unsigned short Stored;
-__device__ float loaded(Stored value) { return __uint_as_float(static_cast<unsigned>(value) << 16); }
-__device__ Stored stored(float value) {
-  Stored narrow;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
-  return narrow;
-}
-#endif
+#include "number_types.cuh"
 
 constexpr int kHeadDim = FS_HEAD_DIM;
 constexpr int kGroup = FS_GROUP;
 constexpr int kBlockTokens = FS_BLOCK_TOKENS;
-constexpr int kPer = 16 / sizeof(Stored);    // numbers a lane holds of a head
-constexpr int kLanes = kHeadDim / kPer;      // lanes that hold a head
-constexpr int kKeys = 32 / kLanes;           // keys that a warp reads together
-constexpr int kUnroll = 4;                   // reads in flight
+constexpr int kPer = 16 / sizeof(Stored);          // numbers a lane holds of a head
+constexpr int kLanes = kHeadDim / kPer;            // lanes that hold a head
+constexpr int kKeys = 32 / kLanes;                 // keys that a warp reads together
+constexpr int kTiles = kKeys > 1 ? kKeys / 2 : 1;  // of eight keys, for which a warp has scores at a time
+constexpr int kStep = 8 * kTiles;
+constexpr int kUnroll = kStep / kKeys;             // reads in flight
 constexpr int kWarps = FS_THREADS / 32;
-constexpr int kBlocks = kGroup <= 4 ? 4 : 1;  // of a multiprocessor, at least: more would spill registers
-constexpr int kParts = kWarps * kKeys;       // softmaxes that a thread block merges
-constexpr float kNone = -1e30f;              // below every score, and finite: differences of two are no NaN
+constexpr int kBlocks = kGroup <= 4 && kHeadDim <= 128 ? 4 : 1;  // of a multiprocessor: more would spill registers
+constexpr int kParts = kWarps * kKeys;             // results that a thread block adds up
+constexpr float kNone = -1e30f;                    // below every score, and finite: differences of two are no NaN
+constexpr unsigned kAll = 0xffffffffu;             // lanes of a warp
 
 struct alignas(16) Pack {
   Stored at[kPer];
@@ -54,33 +33,151 @@ struct alignas(16) Pack {
 __device__ Pack pack_at(const Stored* address) { return *reinterpret_cast<const Pack*>(address); }
 
 // Rotates queries and keys by their positions, and stores keys and values in the cache.
-// Shapes: query [rows, heads, head_dim], key and value [rows, kv_heads, head_dim], each with the stride of its rows;
-// cosines and signed_sines [rows, rotary], written [rows], rotated [rows, heads, head_dim].
-// Grid: (heads + 2 * kv_heads, rows), a thread a number of a head.
+// Shapes: query [rows, heads, head_dim], key and value [rows, kv_heads, head_dim], each with the stride of its rows, a
+// multiple of kPer; cosines and signed_sines [rows, rotary], written [rows], rotated [rows, heads, head_dim].
+// Grid: (parts of a row, rows), FS_THREADS threads, kLanes of them a head.
 extern "C" __global__ void rotate_and_store(const Stored* query, const Stored* key, const Stored* value,
                                             const Stored* cosines, const Stored* signed_sines,
                                             const long long* written, Stored* rotated, Stored* cache, long long slots,
                                             long long query_stride, long long key_stride, long long value_stride,
                                             int heads, int kv_heads, int rotary) {
-  const int row = blockIdx.y, at = threadIdx.x;
-  const int head = blockIdx.x, kv = head - heads;
+  const int row = blockIdx.y, thread = blockIdx.x * blockDim.x + threadIdx.x;
+  const int head = thread / kLanes, kv = head - heads, begin = thread % kLanes * kPer;
+  if (kv >= 2 * kv_heads) return;
   const Stored* source = kv < 0          ? query + row * query_stride + head * kHeadDim
                          : kv < kv_heads ? key + row * key_stride + kv * kHeadDim
                                          : value + row * value_stride + (kv - kv_heads) * kHeadDim;
-  float number = loaded(source[at]);
-  if (kv < kv_heads && at < rotary) {
+  Pack pack = pack_at(source + begin);
+  if (kv < kv_heads && begin < rotary) {
     const int half = rotary / 2;
-    const float other = loaded(source[at < half ? at + half : at - half]);
-    number = number * loaded(cosines[row * rotary + at]) + other * loaded(signed_sines[row * rotary + at]);
+    const Stored* cosine = cosines + row * rotary;
+    const Stored* sine = signed_sines + row * rotary;
+    if (half % kPer == 0) {
+      const Pack other = pack_at(source + (begin < half ? begin + half : begin - half));
+      const Pack by = pack_at(cosine + begin), by_other = pack_at(sine + begin);
+      for (int i = 0; i < kPer; ++i)
+        pack.at[i] = stored(loaded(pack.at[i]) * loaded(by.at[i]) + loaded(other.at[i]) * loaded(by_other.at[i]));
+    } else {
+      for (int i = 0; i < kPer && begin + i < rotary; ++i) {
+        const int at = begin + i;
+        const float other = loaded(source[at < half ? at + half : at - half]);
+        pack.at[i] = stored(loaded(pack.at[i]) * loaded(cosine[at]) + other * loaded(sine[at]));
+      }
+    }
   }
   Stored* target = kv < 0 ? rotated + (static_cast<long long>(row) * heads + head) * kHeadDim
                           : cache + (kv * slots + written[row]) * kHeadDim;
-  target[at] = stored(number);
+  *reinterpret_cast<Pack*>(target + begin) = pack;
 }
 
+// Slot of a position in the cache, by the sequence's block table.
+__device__ int slot_of(const long long* table, int place) {
+  return static_cast<int>(table[place / kBlockTokens]) * kBlockTokens + place % kBlockTokens;
+}
+
+__device__ int from_lane(int number, int lane) { return __shfl_sync(kAll, number, lane); }
+
+// Scores of a group's queries and a warp's next kStep keys, whose slots are in its lanes. `times` writes those of query
+// lane / 4 and keys 8 n + 2 (lane % 4) and the one behind it to score[n]; `scratch` is the warp's.
+#if defined(FS_TENSOR_CORES)
+// By the tensor cores: products of [16, 16] queries, half of them zeros, and [16, 8] keys. The order of a head's numbers
+// does not matter, so a lane takes 16 bytes of both that lie together.
+constexpr int kPacks = kLanes / 4;
+
+struct alignas(16) Words {
+  unsigned at[4];
+};
+
+struct Keys {
+  Words at[kTiles][kPacks];
+
+  __device__ Keys(const Stored* keys, int slot) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const Stored* key = keys + static_cast<long long>(from_lane(slot, n * 8 + lane / 4)) * kHeadDim;
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j)
+        at[n][j] = *reinterpret_cast<const Words*>(key + (j * 4 + lane % 4) * kPer);
+    }
+  }
+};
+
+struct Queries {
+  Words at[kPacks];
+
+  __device__ explicit Queries(const Stored* queries) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j) {
+      at[j] = {};
+      if (lane / 4 < kGroup)
+        at[j] = *reinterpret_cast<const Words*>(queries + lane / 4 * kHeadDim + (j * 4 + lane % 4) * kPer);
+    }
+  }
+
+  __device__ void times(const Keys& keys, float (*)[kGroup], float (*score)[2]) const {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      float sums[4] = {};
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) {
+        multiply_and_add(sums, at[j].at[0], at[j].at[1], keys.at[n][j].at[0], keys.at[n][j].at[1]);
+        multiply_and_add(sums, at[j].at[2], at[j].at[3], keys.at[n][j].at[2], keys.at[n][j].at[3]);
+      }
+      score[n][0] = sums[0];
+      score[n][1] = sums[1];
+    }
+  }
+};
+#else
+struct Keys {
+  Pack at[kUnroll];
+
+  __device__ Keys(const Stored* keys, int slot) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
+      at[u] = pack_at(keys + static_cast<long long>(from_lane(slot, u * kKeys + lane / kLanes)) * kHeadDim +
+                      lane % kLanes * kPer);
+  }
+};
+
+struct Queries {
+  float at[kGroup][kPer];
+
+  __device__ explicit Queries(const Stored* queries) {
+    for (int g = 0; g < kGroup; ++g) {
+      const Pack pack = pack_at(queries + g * kHeadDim + threadIdx.x % kLanes * kPer);
+      for (int i = 0; i < kPer; ++i) at[g][i] = loaded(pack.at[i]);
+    }
+  }
+
+  __device__ void times(const Keys& keys, float (*scratch)[kGroup], float (*score)[2]) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int g = 0; g < kGroup; ++g) {
+        float sum = 0.0f;
+        for (int i = 0; i < kPer; ++i) sum += at[g][i] * loaded(keys.at[u].at[i]);
+        for (int other = kLanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(kAll, sum, other);
+        if (lane % kLanes == 0) scratch[u * kKeys + lane / kLanes][g] = sum;
+      }
+    }
+    __syncwarp();
+    for (int n = 0; n < kTiles; ++n)
+      for (int i = 0; i < 2; ++i)
+        score[n][i] = lane / 4 < kGroup ? scratch[n * 8 + lane % 4 * 2 + i][lane / 4] : 0.0f;
+    __syncwarp();
+  }
+};
+#endif
+
 // Attention of one query a sequence over the cache, through its block table. Each thread block computes kGroup heads of
-// a sequence over one part of its keys, with a running softmax (FlashAttention); each group of kLanes lanes has a key
-// at a time, and lanes hold the same numbers of query, keys, values and result.
+// a sequence over one part of its keys, with a running softmax (FlashAttention). A warp takes kStep keys at a time: row
+// lane / 4 of the group has its largest score and sum of weights in four lanes, and of the result every lane has the
+// same numbers of each row, over every kKeys-th key.
 // Shapes: query [rows, heads, head_dim]; positions [rows] and tables [rows, blocks], each with its stride; partial
 // [rows, heads / kGroup, splits, kGroup, head_dim + 2]: weighted values, largest score, sum of weights.
 // Grid: (splits, heads / kGroup, rows), FS_THREADS threads.  window 0: every key; cap 0: scores as they are.
@@ -91,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(FS_THREADS, kBlocks)
   const int split = blockIdx.x, splits = gridDim.x, group = blockIdx.y, row = blockIdx.z;
   const int heads = gridDim.y * kGroup, kv = group * kGroup / (heads / kv_heads);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = lane % kLanes, within = lane / kLanes;
+  const int own = lane / 4, pair = lane % 4;
 
   const int context = static_cast<int>(positions[static_cast<long long>(row) * position_stride]) + 1;
   const int first = window > 0 && context > window ? context - window : 0;
@@ -98,76 +196,89 @@ extern "C" __global__ void __launch_bounds__(FS_THREADS, kBlocks)
   const int begin = first + split * share, end = min(context, begin + share);
 
   const long long* table = tables + static_cast<long long>(row) * table_stride;
-  const Stored* keys = cache + static_cast<long long>(kv) * slots * kHeadDim + part * kPer;
-  const Stored* values = keys + static_cast<long long>(kv_heads) * slots * kHeadDim;
-  const Stored* queries = query + (static_cast<long long>(row) * heads + group * kGroup) * kHeadDim + part * kPer;
+  const Stored* keys = cache + static_cast<long long>(kv) * slots * kHeadDim;
+  const Stored* values = keys + static_cast<long long>(kv_heads) * slots * kHeadDim + part * kPer;
+  const Queries queries(query + (static_cast<long long>(row) * heads + group * kGroup) * kHeadDim);
 
-  float asked[kGroup][kPer], result[kGroup][kPer], largest[kGroup], sum[kGroup];
-  for (int g = 0; g < kGroup; ++g) {
-    const Pack pack = pack_at(queries + g * kHeadDim);
-    for (int i = 0; i < kPer; ++i) {
-      asked[g][i] = loaded(pack.at[i]) * scale;
-      result[g][i] = 0.0f;
-    }
-    largest[g] = kNone;
-    sum[g] = 0.0f;
-  }
+  __shared__ float weights[kWarps][kStep][kGroup], factors[kWarps][kGroup];
+  float result[kGroup][kPer] = {}, largest = kNone, sum = 0.0f;
+  int slot = slot_of(table, min(begin + warp * kStep + lane % kStep, end - 1));
+  for (int base = begin + warp * kStep; base < end; base += kWarps * kStep) {
+    Keys key(keys, slot);
+    Pack value[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
+      value[u] = pack_at(values + static_cast<long long>(from_lane(slot, u * kKeys + within)) * kHeadDim);
+    slot = slot_of(table, min(base + kWarps * kStep + lane % kStep, end - 1));
 
-  for (int base = begin + warp * kKeys * kUnroll; base < end; base += kWarps * kKeys * kUnroll) {
-    Pack key[kUnroll], value[kUnroll];
-    float weight[kUnroll][kGroup];
+    float score[kTiles][2];
+    queries.times(key, weights[warp], score);
+    float best = largest;
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int place = min(base + u * kKeys + within, end - 1);
-      const long long slot = table[place / kBlockTokens] * kBlockTokens + place % kBlockTokens;
-      key[u] = pack_at(keys + slot * kHeadDim);
-      value[u] = pack_at(values + slot * kHeadDim);
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        score[n][i] *= scale;
+        if (cap > 0.0f) score[n][i] = cap * tanhf(score[n][i] / cap);
+        if (base + n * 8 + pair * 2 + i >= end) score[n][i] = kNone;
+        best = fmaxf(best, score[n][i]);
+      }
     }
+    best = fmaxf(best, __shfl_xor_sync(kAll, best, 1));
+    best = fmaxf(best, __shfl_xor_sync(kAll, best, 2));
+    const float factor = __expf(largest - best);
+    const bool rescales = __any_sync(kAll, best != largest);
+    largest = best;
+    sum *= factor;
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float weight = base + n * 8 + pair * 2 + i < end ? __expf(score[n][i] - best) : 0.0f;
+        sum += weight;
+        if (own < kGroup) weights[warp][n * 8 + pair * 2 + i][own] = weight;
+      }
+    }
+    if (pair == 0 && own < kGroup) factors[warp][own] = factor;
+    __syncwarp();
+    if (rescales) {
 #pragma unroll
       for (int g = 0; g < kGroup; ++g) {
-        float score = 0.0f;
-        for (int i = 0; i < kPer; ++i) score += asked[g][i] * loaded(key[u].at[i]);
-        for (int other = kLanes / 2; other > 0; other /= 2) score += __shfl_xor_sync(0xffffffffu, score, other);
-        weight[u][g] = cap > 0.0f ? cap * tanhf(score / cap) : score;
+        const float by = factors[warp][g];
+        for (int i = 0; i < kPer; ++i) result[g][i] *= by;
       }
     }
 #pragma unroll
-    for (int g = 0; g < kGroup; ++g) {
-      float best = largest[g];
-      for (int u = 0; u < kUnroll; ++u)
-        if (base + u * kKeys + within < end) best = fmaxf(best, weight[u][g]);
-      const float factor = __expf(largest[g] - best);
-      largest[g] = best;
-      sum[g] *= factor;
-      for (int i = 0; i < kPer; ++i) result[g][i] *= factor;
-      for (int u = 0; u < kUnroll; ++u) {
-        const float one = base + u * kKeys + within < end ? __expf(weight[u][g] - best) : 0.0f;
-        sum[g] += one;
-        for (int i = 0; i < kPer; ++i) result[g][i] += one * loaded(value[u].at[i]);
+    for (int u = 0; u < kUnroll; ++u) {
+      float wide[kPer];
+      for (int i = 0; i < kPer; ++i) wide[i] = loaded(value[u].at[i]);
+#pragma unroll
+      for (int g = 0; g < kGroup; ++g) {
+        const float weight = weights[warp][u * kKeys + within][g];
+        for (int i = 0; i < kPer; ++i) result[g][i] += weight * wide[i];
       }
     }
+    __syncwarp();  // the weights are written again
   }
+  sum += __shfl_xor_sync(kAll, sum, 1);
+  sum += __shfl_xor_sync(kAll, sum, 2);
 
-  __shared__ float all[kParts][kGroup][kHeadDim], tops[kParts][kGroup], sums[kParts][kGroup];
-  const int mine = warp * kKeys + within;
-  for (int g = 0; g < kGroup; ++g) {
-    for (int i = 0; i < kPer; ++i) all[mine][g][part * kPer + i] = result[g][i];
-    if (part == 0) {
-      tops[mine][g] = largest[g];
-      sums[mine][g] = sum[g];
-    }
+  __shared__ float all[kParts][kGroup][kHeadDim], tops[kWarps][kGroup], sums[kWarps][kGroup];
+  for (int g = 0; g < kGroup; ++g)
+    for (int i = 0; i < kPer; ++i) all[warp * kKeys + within][g][part * kPer + i] = result[g][i];
+  if (pair == 0 && own < kGroup) {
+    tops[warp][own] = largest;
+    sums[warp][own] = sum;
   }
   __syncthreads();
   for (int index = threadIdx.x; index < kGroup * kHeadDim; index += blockDim.x) {
     const int g = index / kHeadDim, at = index % kHeadDim;
     float best = kNone, total = 0.0f, whole = 0.0f;
-    for (int p = 0; p < kParts; ++p) best = fmaxf(best, tops[p][g]);
-    for (int p = 0; p < kParts; ++p) {
-      const float factor = __expf(tops[p][g] - best);
-      total += sums[p][g] * factor;
-      whole += all[p][g][at] * factor;
+    for (int w = 0; w < kWarps; ++w) best = fmaxf(best, tops[w][g]);
+    for (int w = 0; w < kWarps; ++w) {
+      const float factor = __expf(tops[w][g] - best);
+      total += sums[w][g] * factor;
+      for (int p = w * kKeys; p < (w + 1) * kKeys; ++p) whole += all[p][g][at] * factor;
     }
     if (splits == 1) {
       mixed[(static_cast<long long>(row) * heads + group * kGroup + g) * kHeadDim + at] = stored(whole / total);

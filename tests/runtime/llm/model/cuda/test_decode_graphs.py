@@ -11,8 +11,8 @@ from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.runner import Batch
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.model import decode_graphs
-from fleetstart.runtime.llm.model.decode_graphs import fill, shape_of, split, unused_rows
+from fleetstart.runtime.llm.model.cuda import decode_graphs
+from fleetstart.runtime.llm.model.cuda.decode_graphs import fill, shape_of, split, unused_rows
 from fleetstart.runtime.llm.model.loader import load_model
 from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
 from tests.runtime.llm.batches import batch_of, some_tokens, table
@@ -92,6 +92,8 @@ def test_on_cuda_a_graph_that_cannot_be_captured_costs_no_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     decoder = plain(tiny(dtype=torch.float32), device="cuda")
+    assert decoder._compiling is not None
+    decoder._compiling.result()  # until then nothing is captured
     batch = _prepared(decoder)
     wanted = decoder.forward(batch).clone()
     graphs = decoder._graphs

@@ -1,4 +1,5 @@
-"""Kernels of decode steps compute what torch's operations do, for every shape that they are made for."""
+"""Kernels of decode steps compute what torch's operations do, for every shape that they are made for: on CUDA, and as
+C++ on an emulated device."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from fleetstart.runtime.llm.model.decode_kernels import (
+from fleetstart.runtime.llm.model.cuda.decode_kernels import (
     LEAST_KEYS,
     MOST_GROUPED,
     DecodeKernels,
@@ -25,9 +26,9 @@ from fleetstart.runtime.llm.model.decode_kernels import (
 )
 from fleetstart.runtime.llm.model.layers import rms_norm
 from fleetstart.runtime.llm.model.torch_steps import rotated
+from tests.runtime.llm.model.cuda.emulated_kernels import emulated_kernels
 from tests.runtime.llm.models import config_of, tiny
 
-gpu = pytest.mark.gpu
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 BLOCK_TOKENS, BLOCKS = 16, 96
 CLOSE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -68,17 +69,24 @@ def test_keys_are_divided_only_where_the_device_would_idle(
     assert splits == 1 or rows * groups * (splits - 1) < 2 * processors
 
 
-def _kernels(dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int) -> DecodeKernels:
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device("cuda", 0) if request.param == "cuda" else torch.device("cpu")
+
+
+def _kernels(device: torch.device, dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int) -> DecodeKernels:
     config = replace(config_of(tiny()), head_count=heads, kv_head_count=kv_heads, head_dim=head_dim)
     shape = shape_for(config, dtype, BLOCK_TOKENS)
     assert isinstance(shape, KernelShape)
-    kernels = kernels_for(torch.device("cuda", 0), shape).result()
+    if device.type == "cpu":
+        return emulated_kernels(shape)
+    kernels = kernels_for(device, shape).result()
     assert kernels is not None, "see the log"
     return kernels
 
 
-def _noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).cuda()
+def _noise(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
 
 
 def _wanted(query: Tensor, cache: Tensor, slots: Tensor, scale: float, softcap: float | None) -> Tensor:
@@ -93,20 +101,18 @@ def _wanted(query: Tensor, cache: Tensor, slots: Tensor, scale: float, softcap: 
     return mixed
 
 
-@gpu
-@NO_CUDA
 @pytest.mark.parametrize(("dtype", "head_dim", "heads", "kv_heads"), SHAPES)
 @pytest.mark.parametrize("more", [{}, {"window": 20}, {"softcap": 5.0}], ids=["plain", "window", "cap"])
 def test_attention_is_that_of_each_sequence_alone(
-    dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, more: dict[str, Any]
+    device: torch.device, dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, more: dict[str, Any]
 ) -> None:
     """Slots of no sequence are NaN; rows of tables are part of a wider tensor, as in a graph."""
-    kernels = _kernels(dtype, head_dim, heads, kv_heads)
+    kernels = _kernels(device, dtype, head_dim, heads, kv_heads)
     options = {"window": None, "softcap": None} | more
     for contexts in ([1], [3, 700], [16, 17, 240, 5, 64, 65, 1, 33, 128]):
         rows = len(contexts)
-        query = _noise(rows, heads, head_dim, dtype=dtype, seed=rows)
-        cache = torch.full((2 * kv_heads, BLOCKS * BLOCK_TOKENS, head_dim), math.nan, dtype=dtype, device="cuda")
+        query = _noise(rows, heads, head_dim, dtype=dtype, device=device, seed=rows)
+        cache = torch.full((2 * kv_heads, BLOCKS * BLOCK_TOKENS, head_dim), math.nan, dtype=dtype, device=device)
         order = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(rows)).tolist()
         inputs = torch.zeros((rows, 2 + 64), dtype=torch.long)
         slots = []
@@ -115,34 +121,32 @@ def test_attention_is_that_of_each_sequence_alone(
             inputs[row, 1], inputs[row, 2 : 2 + len(own)] = context - 1, torch.tensor(own)
             places = torch.arange(context)
             mine = torch.tensor(own)[places // BLOCK_TOKENS] * BLOCK_TOKENS + places % BLOCK_TOKENS
-            cache[:, mine] = _noise(2 * kv_heads, context, head_dim, dtype=dtype, seed=row)
+            cache[:, mine] = _noise(2 * kv_heads, context, head_dim, dtype=dtype, device=device, seed=row)
             slots.append(mine[-options["window"] :] if options["window"] else mine)
-        there = inputs.cuda()
+        there = inputs.to(device)
         got = kernels.attend(query, cache, there[:, 1], there[:, 2:], scale=head_dim**-0.5, **options)
         for row in range(rows):
             wanted = _wanted(query[row], cache, slots[row], head_dim**-0.5, options["softcap"])
             torch.testing.assert_close(got[row].double(), wanted, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
-@gpu
-@NO_CUDA
 @pytest.mark.parametrize(("dtype", "head_dim", "heads", "kv_heads"), SHAPES)
-@pytest.mark.parametrize("share", [1.0, 0.5], ids=["whole", "half"])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.375], ids=["whole", "half", "no lanes"])
 @pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
 def test_keys_are_rotated_and_stored_with_values(
-    dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, share: float, joined: bool
+    device: torch.device, dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, share: float, joined: bool
 ) -> None:
-    kernels, rows, width = _kernels(dtype, head_dim, heads, kv_heads), 5, int(head_dim * share)
-    query = _noise(rows, heads, head_dim, dtype=dtype)
-    key, value = (_noise(rows, kv_heads, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    kernels, rows, width = _kernels(device, dtype, head_dim, heads, kv_heads), 5, int(head_dim * share)
+    query = _noise(rows, heads, head_dim, dtype=dtype, device=device)
+    key, value = (_noise(rows, kv_heads, head_dim, dtype=dtype, device=device, seed=seed) for seed in (1, 2))
     if joined:
         together = torch.cat([one.flatten(1) for one in (key, query, value)], dim=1)
         parts = torch.split(together, [kv_heads * head_dim, heads * head_dim, kv_heads * head_dim], dim=1)
         key, query, value = (part.view(rows, -1, head_dim) for part in parts)
-    angles = _noise(rows, 1, width // 2, dtype=torch.float32, seed=3)
+    angles = _noise(rows, 1, width // 2, dtype=torch.float32, device=device, seed=3)
     turns = tuple(torch.cat(pair, -1).to(dtype) for pair in ((angles.cos(),) * 2, (-angles.sin(), angles.sin())))
-    written = torch.tensor([7, 80, 3, 0, 95], device="cuda")
-    cache = torch.zeros((2 * kv_heads, 96, head_dim), dtype=dtype, device="cuda")
+    written = torch.tensor([7, 80, 3, 0, 95], device=device)
+    cache = torch.zeros((2 * kv_heads, 96, head_dim), dtype=dtype, device=device)
     got = kernels.rotate_and_store(query, key, value, turns, written, cache)  # type: ignore[arg-type]
     close = CLOSE[dtype]
     torch.testing.assert_close(got, rotated(query, *turns), rtol=close, atol=close)
@@ -151,16 +155,17 @@ def test_keys_are_rotated_and_stored_with_values(
     assert torch.equal(cache[kv_heads:, written], value.transpose(0, 1))
     untouched = torch.ones(96, dtype=torch.bool)
     untouched[written.cpu()] = False
-    assert not cache[:, untouched.cuda()].any()
+    assert not cache[:, untouched.to(device)].any()
 
 
-@gpu
-@NO_CUDA
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_norms_are_those_of_torch(dtype: torch.dtype) -> None:
-    kernels = _kernels(dtype, 128, 8, 2)
+def test_norms_are_those_of_torch(device: torch.device, dtype: torch.dtype) -> None:
+    kernels = _kernels(device, dtype, 128, 8, 2)
     for shape in ((1, 64), (3, 4096), (7, 576), (5, 6, 128)):
-        hidden, weight = _noise(*shape, dtype=dtype), _noise(shape[-1], dtype=dtype, seed=1)
+        hidden, weight = (
+            _noise(*shape, dtype=dtype, device=device),
+            _noise(shape[-1], dtype=dtype, device=device, seed=1),
+        )
         assert kernels.takes(hidden, weight)
         wanted = rms_norm(hidden.float(), weight.float(), 1e-5).to(dtype)
         torch.testing.assert_close(
@@ -170,12 +175,10 @@ def test_norms_are_those_of_torch(dtype: torch.dtype) -> None:
     assert not kernels.takes(hidden.transpose(0, 1), weight)
 
 
-@gpu
-@NO_CUDA
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_heads_in_wider_rows_are_normalised_where_they_lie(dtype: torch.dtype) -> None:
-    kernels, close = _kernels(dtype, 128, 8, 2), CLOSE[dtype]
-    rows, weight = _noise(5, 12 * 128, dtype=dtype), _noise(128, dtype=dtype, seed=1)
+def test_heads_in_wider_rows_are_normalised_where_they_lie(device: torch.device, dtype: torch.dtype) -> None:
+    kernels, close = _kernels(device, dtype, 128, 8, 2), CLOSE[dtype]
+    rows, weight = _noise(5, 12 * 128, dtype=dtype, device=device), _noise(128, dtype=dtype, device=device, seed=1)
     for heads in (rows[:, : 8 * 128].view(5, 8, 128), rows[:, 8 * 128 : 10 * 128].view(5, 2, 128)):
         assert kernels.takes(heads, weight)
         wanted = rms_norm(heads.float(), weight.float(), 1e-5).to(dtype)
@@ -184,30 +187,29 @@ def test_heads_in_wider_rows_are_normalised_where_they_lie(dtype: torch.dtype) -
         torch.testing.assert_close(got, wanted, rtol=close, atol=close)
 
 
-@gpu
-@NO_CUDA
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_a_sum_and_its_norm_are_those_of_two_operations(dtype: torch.dtype) -> None:
-    kernels = _kernels(dtype, 128, 8, 2)
+def test_a_sum_and_its_norm_are_those_of_two_operations(device: torch.device, dtype: torch.dtype) -> None:
+    kernels = _kernels(device, dtype, 128, 8, 2)
     for rows, width in ((1, 64), (3, 4096), (64, 576), (2, 8192)):
-        hidden, result = _noise(rows, width, dtype=dtype), _noise(rows, width, dtype=dtype, seed=2)
-        weight = _noise(width, dtype=dtype, seed=1)
+        hidden, result = (
+            _noise(rows, width, dtype=dtype, device=device),
+            _noise(rows, width, dtype=dtype, device=device, seed=2),
+        )
+        weight = _noise(width, dtype=dtype, device=device, seed=1)
         assert kernels.adds(hidden, result, weight)
         total, normed = kernels.add_and_normalise(hidden, result, weight, 1e-5)
         assert torch.equal(total, hidden + result)
         assert torch.equal(normed, kernels.normalise(total, weight, 1e-5))
-    wide = _noise(4, 2 * 64, dtype=dtype)
-    assert not kernels.adds(wide[:, :64], wide[:, 64:], _noise(64, dtype=dtype))
+    wide = _noise(4, 2 * 64, dtype=dtype, device=device)
+    assert not kernels.adds(wide[:, :64], wide[:, 64:], _noise(64, dtype=dtype, device=device))
 
 
-@gpu
-@NO_CUDA
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("tanh_gelu", [False, True], ids=["silu", "gelu"])
-def test_gates_are_those_of_torch(dtype: torch.dtype, tanh_gelu: bool) -> None:
-    kernels, close = _kernels(dtype, 128, 8, 2), CLOSE[dtype]
+def test_gates_are_those_of_torch(device: torch.device, dtype: torch.dtype, tanh_gelu: bool) -> None:
+    kernels, close = _kernels(device, dtype, 128, 8, 2), CLOSE[dtype]
     for rows, width in ((1, 64), (3, 14336), (64, 1536)):
-        both = 4 * _noise(rows, 2 * width, dtype=dtype)
+        both = 4 * _noise(rows, 2 * width, dtype=dtype, device=device)
         for gate, up in ((both[:, :width], both[:, width:]), (both[:, :width].contiguous(), both[:, width:])):
             assert kernels.takes(gate, up)
             active = functional.gelu(gate.float(), approximate="tanh") if tanh_gelu else functional.silu(gate.float())

@@ -1,0 +1,1 @@
+"""CUDA: graphs of decode steps, and the kernels of our own in them."""
