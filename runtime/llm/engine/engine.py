@@ -32,7 +32,7 @@ from .generation import (
 )
 from .inference_engine import EngineLoad, never
 from .logprobs import token_logprob
-from .runner import ReleasedRunner, Runner, RunnerLost, StepInFlight, batch_of, following_batch
+from .runner import ReleasedRunner, Runner, RunnerLost, StepInFlight, batch_of, tokens_for
 from .sampler import SamplingParams, begin_draw
 from .scheduler import PlannedChunk, Scheduler, Sequence
 
@@ -322,11 +322,8 @@ class Engine:
             chunks = self.scheduler.plan(self._runner.depth)
             if not chunks:
                 return
-            sampling = [chunk for chunk in chunks if chunk.samples and not chunk.sequence.embeds]
-            embedding = [chunk for chunk in chunks if chunk.samples and chunk.sequence.embeds]
-            batch = batch_of(chunks)
-            self._in_flight.append(StepInFlight(chunks, sampling, embedding))
-            self._runner.submit(batch)
+            self._in_flight.append(StepInFlight.of(chunks))
+            self._runner.submit(batch_of(chunks))
 
     def _complete_oldest(self, completed: Completed, *, follow: bool = False) -> None:
         """Completes the oldest step in flight: advances its sequences and samples their next tokens. With `follow`, the
@@ -344,14 +341,14 @@ class Engine:
         rows = [row for row, chunk in enumerate(step.sampling) if self._runs(chunk)]
         if not rows:
             return
-        logits = output.logits
+        logits, sampled = output.logits, [step.sampling[row] for row in rows]
         if len(rows) < len(step.sampling):
             logits = logits[rows]
-        ids = [step.sampling[row].sequence.id for row in rows]
+        ids = [chunk.sequence.id for chunk in sampled]
         states = [(self._active.get(id) or self._migrated_in[id]).sampler for id in ids]
         draw = begin_draw(logits, states, on_device=logits.is_cuda or follow)
-        if follow and draw.tokens is not None and len(rows) == len(step.chunks):
-            self._submit_following(step, draw.tokens)
+        if follow and draw.tokens is not None:
+            self._submit_following([chunk for chunk in step.chunks if self._runs(chunk)], sampled, draw.tokens)
         for row, (id, token) in enumerate(zip(ids, draw.finish(), strict=True)):
             active = self._active.get(id)
             if active is None:
@@ -367,19 +364,21 @@ class Engine:
                 if active.append(token):
                     self.cancel(id)
 
-    def _submit_following(self, step: StepInFlight, tokens: Tensor) -> None:
-        """Submits the step after one whose tokens, [rows], are on the device; not if its logits are read again."""
-        active = [self._active.get(chunk.sequence.id) for chunk in step.chunks]
+    def _submit_following(self, chunks: list[PlannedChunk], sampled: list[PlannedChunk], tokens: Tensor) -> None:
+        """Submits the step after one of these chunks, whose tokens, one a sampled chunk, are on the device; not if the
+        logits of these are read again."""
+        active = [self._active.get(chunk.sequence.id) for chunk in sampled]
         if any(one is None or one.request.logprobs is not None for one in active):
             return
-        if chunks := self.scheduler.plan_following(step.chunks):
+        if planned := self.scheduler.plan_following(chunks):
             try:
-                self._runner.submit(following_batch(chunks, step.rows_of(chunks, tokens)))
+                following = StepInFlight.of(planned)
+                self._runner.submit(batch_of(planned, tokens_for(planned, sampled, tokens)))
             except Exception:  # the tokens of this step are not lost; the next one is planned again after it
                 logger.warning("the next step could not be submitted before its tokens were known", exc_info=True)
-                self.scheduler.take_back(chunks)
+                self.scheduler.take_back(planned)
             else:
-                self._in_flight.append(StepInFlight(chunks, chunks, []))
+                self._in_flight.append(following)
 
     def _embed(self, chunks: list[PlannedChunk], states: Tensor | None) -> list[TokenDelta]:
         """Ends the requests for embeddings whose last token is computed."""

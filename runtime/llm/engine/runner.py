@@ -31,30 +31,19 @@ class Batch:
     embedding_rows: list[int] = field(default_factory=list)
     """Rows whose final hidden state is wanted."""
     device_tokens: Tensor | None = None
-    """Tokens [rows] on the decoder's device, where the host does not know them yet; `tokens` is zeros then."""
+    """Tokens of the first rows, on the decoder's device, where the host does not know them yet; `tokens` has zeros."""
 
 
-def following_batch(chunks: list[PlannedChunk], tokens: Tensor) -> Batch:
-    """The batch of chunks of one token each, which are [rows] on the decoder's device."""
-    return Batch(
-        tokens=[0] * len(chunks),
-        positions=[chunk.begin for chunk in chunks],
-        starts=list(range(len(chunks) + 1)),
-        tables=[chunk.sequence.table for chunk in chunks],
-        logits_rows=list(range(len(chunks))),
-        device_tokens=tokens,
-    )
-
-
-def batch_of(chunks: list[PlannedChunk]) -> Batch:
-    """The batch of the concatenated chunks."""
+def batch_of(chunks: list[PlannedChunk], device_tokens: Tensor | None = None) -> Batch:
+    """The batch of the concatenated chunks. `device_tokens`: those of the chunks that follow the step before, which are
+    the first ones."""
     tokens: list[int] = []
     positions: list[int] = []
     starts = [0]
     logits_rows: list[int] = []
     embedding_rows: list[int] = []
     for chunk in chunks:
-        tokens += chunk.sequence.tokens[chunk.begin : chunk.end]
+        tokens += [0] if chunk.follows else chunk.sequence.tokens[chunk.begin : chunk.end]
         positions += range(chunk.begin, chunk.end)
         starts.append(len(tokens))
         if chunk.samples:
@@ -66,6 +55,7 @@ def batch_of(chunks: list[PlannedChunk]) -> Batch:
         tables=[chunk.sequence.table for chunk in chunks],
         logits_rows=logits_rows,
         embedding_rows=embedding_rows,
+        device_tokens=device_tokens,
     )
 
 
@@ -77,14 +67,24 @@ class StepInFlight:
     sampling: list[PlannedChunk]
     embedding: list[PlannedChunk]
 
-    def rows_of(self, chunks: list[PlannedChunk], values: Tensor) -> Tensor:
-        """Those of the values, one a chunk of this step, that belong to the sequences of other chunks, in their
-        order. The host waits for nothing."""
-        if len(chunks) == len(self.chunks):
-            return values
-        wanted = {chunk.sequence.id for chunk in chunks}
-        rows = [row for row, chunk in enumerate(self.chunks) if chunk.sequence.id in wanted]
-        return values[torch.tensor(rows).to(values.device, non_blocking=True)]
+    @classmethod
+    def of(cls, chunks: list[PlannedChunk]) -> StepInFlight:
+        """The step of chunks whose last tokens are as far known as they are now."""
+        return cls(
+            chunks,
+            [chunk for chunk in chunks if chunk.samples and not chunk.sequence.embeds],
+            [chunk for chunk in chunks if chunk.samples and chunk.sequence.embeds],
+        )
+
+
+def tokens_for(chunks: list[PlannedChunk], sampled: list[PlannedChunk], tokens: Tensor) -> Tensor:
+    """Those of the tokens, one a sampled chunk, with which chunks of the next step follow, in their order. The host
+    waits for nothing."""
+    wanted = {chunk.sequence.id for chunk in chunks if chunk.follows}
+    rows = [row for row, chunk in enumerate(sampled) if chunk.sequence.id in wanted]
+    if len(rows) == len(sampled):
+        return tokens
+    return tokens[torch.tensor(rows, dtype=torch.long).to(tokens.device, non_blocking=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Decoder(Protocol):
 
     @property
     def asynchronous(self) -> bool:
-        """Checks whether the last `forward` gave its step to a device by one call, and the device may still compute."""
+        """Checks whether a device may still compute the last step for longer than the host takes to give it one."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:

@@ -6,8 +6,8 @@ tokens, prompt and output alike, are recomputed later. The oldest is never preem
 rejects what never could), so each step makes progress.
 
 Along a pipeline several steps are in flight. A sequence waits for its last token; a long prompt does not wait: its next
-chunk follows the one before, and every stage computes them in that order. On a GPU a step of decodes may follow
-another one whose tokens only the GPU knows yet (`plan_following`).
+chunk follows the one before, and every stage computes them in that order. On a GPU a step may follow another one whose
+tokens only the GPU knows yet (`plan_following`).
 
 With `share_prefixes`, full blocks are kept in the pool, and a sequence that begins with the same tokens starts behind
 them. Its last token is always computed, for the next one follows from it.
@@ -70,10 +70,12 @@ class PlannedChunk:
     sequence: Sequence
     begin: int
     end: int
+    follows: bool = False
+    """True if its one token is what the step before samples, which only the device knows yet."""
 
     @property
     def samples(self) -> bool:
-        return self.end == len(self.sequence.tokens) and not self.sequence.held
+        return self.follows or (self.end == len(self.sequence.tokens) and not self.sequence.held)
 
 
 class Scheduler:
@@ -148,6 +150,12 @@ class Scheduler:
                     budget -= count
                 if len(chunks) <= before:  # others were preempted, and give their tokens back
                     budget = self.token_budget - sum(chunk.end - chunk.begin for chunk in chunks.values())
+        planned = [*chunks.values(), *self._admitted(budget, most - len(chunks))]
+        return _submitted(planned)
+
+    def _admitted(self, budget: int, most: int) -> list[PlannedChunk]:
+        """Chunks of waiting sequences that are admitted now, the oldest first."""
+        chunks: list[PlannedChunk] = []
         while self.waiting and budget > 0 and len(chunks) < most:
             sequence = self.waiting[0]
             if (kept := self._room_for(sequence)) is None:
@@ -155,33 +163,39 @@ class Scheduler:
             self.waiting.popleft()
             self._admit(sequence, kept)
             count = min(len(sequence.tokens) - sequence.submitted, budget)
-            chunks[sequence.id] = _chunk(sequence, count)
+            chunks.append(_chunk(sequence, count))
             budget -= count
-        for chunk in chunks.values():
-            chunk.sequence.submitted = chunk.end
-        return list(chunks.values())
+        return chunks
 
     def plan_following(self, chunks: list[PlannedChunk]) -> list[PlannedChunk]:
-        """Plans the step after a step of decodes in flight, whose tokens are not known yet: one more token of each
-        sequence that does not end by its number of tokens.
+        """Plans the step after a step in flight, whose tokens are not known yet: one more token of each sequence that
+        it samples and that does not end by its number of tokens, and prompts, as of `plan`.
 
-        Empty if there is more to plan (other running sequences, prompts, one that waits and has room), or if it needs
-        blocks that others have.
+        Empty if it needs blocks that others have, or may end what waiting sequences need; if more than tokens to sample
+        is asked of running ones; and after a step of decodes alone, if there are prompts: what it says comes first.
         """
-        sequences = [chunk.sequence for chunk in chunks]
-        if len(sequences) != len(self.running):
+        if any(one.held or one.embeds for one in self.running):
             return []
-        if any(one.held or one.embeds or one.submitted != len(one.tokens) for one in sequences):
+        sampled = [chunk.sequence for chunk in chunks if chunk.samples]
+        going_on = [one for one in sampled if one.output_count + 1 < one.max_new_tokens]
+        room = bool(self.waiting) and self._room_for(self.waiting[0]) is not None
+        if self.waiting and not room and len(going_on) < len(sampled):
             return []
-        going_on = [one for one in sequences if one.output_count + 1 < one.max_new_tokens]
-        if self.waiting and (len(going_on) < len(sequences) or self._room_for(self.waiting[0]) is not None):
+        prompts = [one for one in self.running if len(one.tokens) > one.submitted]
+        after_prompts = any(chunk.end - chunk.begin > 1 for chunk in chunks)
+        if not after_prompts and (prompts or room or (self.waiting and len(going_on) < len(sampled))):
             return []
-        if not all(self.pool.grow(one.table, one.submitted + 1) for one in going_on):
+        planned = [
+            PlannedChunk(sequence=one, begin=one.submitted, end=one.submitted + 1, follows=True) for one in going_on
+        ]
+        budget = self.token_budget - len(planned)
+        for sequence in prompts:
+            if count := min(len(sequence.tokens) - sequence.submitted, budget):
+                planned.append(_chunk(sequence, count))
+                budget -= count
+        if not all(self.pool.grow(chunk.sequence.table, chunk.end) for chunk in planned):
             return []
-        planned = [_chunk(one, 1) for one in going_on]
-        for chunk in planned:
-            chunk.sequence.submitted = chunk.end
-        return planned
+        return _submitted([*planned, *self._admitted(budget, self.max_batch)])
 
     def take_back(self, chunks: list[PlannedChunk]) -> None:
         """Takes back the last plan, which was not submitted. Blocks that it needed stay with their sequences."""
@@ -274,6 +288,12 @@ class Scheduler:
         self.pool.release(sequence.table)
         sequence.computed = sequence.submitted = 0
         sequence.admission += 1
+
+
+def _submitted(chunks: list[PlannedChunk]) -> list[PlannedChunk]:
+    for chunk in chunks:
+        chunk.sequence.submitted = chunk.end
+    return chunks
 
 
 def _chunk(sequence: Sequence, count: int) -> PlannedChunk:

@@ -82,6 +82,28 @@ def test_a_step_that_needs_blocks_of_others_does_not_follow() -> None:
     assert [chunk.begin for chunk in subject.plan()] == [8]
 
 
+def test_a_step_that_follows_one_with_prompts_goes_on_with_prompts() -> None:
+    subject = scheduler(blocks=20)
+    for id, prompt in enumerate((3, 9, 6, 2)):
+        subject.add(sequence(id, prompt, 9))
+    chunks = subject.plan()
+    assert [(chunk.sequence.id, chunk.begin, chunk.end) for chunk in chunks] == [(0, 0, 3), (1, 0, 5)]
+    following = subject.plan_following(chunks)
+    planned = [(chunk.sequence.id, chunk.begin, chunk.end, chunk.follows) for chunk in following]
+    assert planned == [(0, 3, 4, True), (1, 5, 9, False), (2, 0, 3, False)]
+    assert [chunk.samples for chunk in following] == [True, True, False]
+    compute(subject, chunks)
+    after = [(chunk.sequence.id, chunk.begin, chunk.end) for chunk in subject.plan_following(following)]
+    assert after == [(0, 4, 5), (1, 9, 10), (2, 3, 6), (3, 0, 2)]
+
+
+def test_no_step_follows_where_a_sequence_is_held_for_another_worker() -> None:
+    subject = scheduler()
+    chunks = decoding(subject, (3, 9), (2, 9))
+    chunks[1].sequence.held = True
+    assert subject.plan_following(chunks) == []
+
+
 class Pool(RuleBasedStateMachine):
     """A pool never gives a block twice, nor loses one."""
 

@@ -31,11 +31,13 @@ from tests.servers import wait_until
 
 
 class Device:
-    """A decoder whose steps of decodes are asynchronous, and write their logits where those of the last one were."""
+    """A decoder whose steps of decodes, or of at least `rows`, are asynchronous, and write their logits where those of
+    the last one were."""
 
-    def __init__(self, decoder: Decoder, fails_in: range = range(0)) -> None:
+    def __init__(self, decoder: Decoder, fails_in: range = range(0), rows: int = 1 << 30) -> None:
         self._decoder = decoder
         self._fails_in = fails_in
+        self._rows = rows
         self._logits = torch.empty(0)
         self.begun: list[Batch] = []
         self.asynchronous = False
@@ -44,23 +46,28 @@ class Device:
         self.begun.append(batch)
         if len(self.begun) in self._fails_in:
             raise RuntimeError("the device is lost")
-        self.asynchronous = len(batch.tokens) == len(batch.tables)
-        if batch.device_tokens is not None:
-            assert not any(batch.tokens)
-            batch = replace(batch, tokens=batch.device_tokens.tolist())
+        self.asynchronous = len(batch.tokens) == len(batch.tables) or len(batch.tokens) >= self._rows
         self._logits.fill_(math.nan)
-        self._logits = self._decoder.forward(batch).clone()
+        self._logits = self._decoder.forward(_with_known_tokens(batch)).clone()
         return self._logits
 
     def hidden(self, batch: Batch) -> Tensor:
         self.asynchronous = False
-        return self._decoder.hidden(batch)
+        return self._decoder.hidden(_with_known_tokens(batch))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self._decoder.normed(hidden)
+
+
+def _with_known_tokens(batch: Batch) -> Batch:
+    if batch.device_tokens is None:
+        return batch
+    count = len(batch.device_tokens)
+    assert not any(batch.tokens[:count])
+    return replace(batch, tokens=batch.device_tokens.tolist() + batch.tokens[count:])
 
 
 def test_the_next_step_is_under_way_when_tokens_are_said(tiny_model: Checkpoint) -> None:
@@ -99,6 +106,19 @@ def test_a_step_follows_on_the_device_where_only_that_need_know_its_tokens(
     assert all(batch.device_tokens is None for batch in both) is not follows
 
 
+def test_prompts_are_computed_beside_tokens_that_only_the_device_knows(tiny_model: Checkpoint) -> None:
+    """Three prompts of 40 in steps of at most 32 rows: all but the first are planned before the one before is done."""
+    requests = [request(40, 12, seed) for seed in range(3)]
+    device = Device(native(tiny_model), rows=20)
+    found = run(engine(tiny_model, device, token_budget=32), requests)
+    wanted = run(engine(tiny_model, native(tiny_model), token_budget=32), requests)
+    assert [tokens_of(deltas) for deltas in found] == [tokens_of(deltas) for deltas in wanted]
+    prompts = [batch for batch in device.begun if len(batch.tokens) > len(batch.tables)]
+    assert [len(batch.tokens) for batch in prompts] == [32, 32, 32, 27]
+    unknown = [0 if batch.device_tokens is None else len(batch.device_tokens) for batch in prompts]
+    assert unknown == [0, 0, 1, 2]
+
+
 def test_no_step_is_begun_while_a_request_waits_for_one(tiny_model: Checkpoint) -> None:
     device = Device(native(tiny_model))
     subject = engine(tiny_model, device)
@@ -116,9 +136,10 @@ def test_no_step_is_begun_while_a_request_waits_for_one(tiny_model: Checkpoint) 
     blocks=st.integers(6, 16),
     budget=st.integers(8, 64),
     share=st.booleans(),
+    rows=st.sampled_from([1, 9, 1 << 30]),
 )
 def test_answers_are_those_of_one_step_after_the_other(
-    lengths: list[tuple[int, int]], blocks: int, budget: int, share: bool
+    lengths: list[tuple[int, int]], blocks: int, budget: int, share: bool, rows: int
 ) -> None:
     weights = tiny()
     requests = [
@@ -127,7 +148,7 @@ def test_answers_are_those_of_one_step_after_the_other(
         for seed, (length, new) in enumerate(lengths)
     ] + [embedding(7)]  # fmt: skip
     answers: list[list[list[Any]]] = []
-    for decoder in (native(weights, blocks=blocks), Device(native(weights, blocks=blocks))):
+    for decoder in (native(weights, blocks=blocks), Device(native(weights, blocks=blocks), rows=rows)):
         subject = engine(weights, decoder, blocks=blocks, token_budget=budget, share_prefixes=share)
         found = run(subject, requests)
         assert subject.scheduler.pool.free_count == blocks
@@ -323,8 +344,13 @@ def test_a_token_without_text_ends_its_own_request(tiny_model: Checkpoint, caplo
 
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
-@given(chance=st.randoms(use_true_random=False), blocks=st.integers(6, 14), budget=st.sampled_from([8, 16, 64]))
-def test_answers_survive_whatever_comes_between_steps(chance: Any, blocks: int, budget: int) -> None:
+@given(
+    chance=st.randoms(use_true_random=False),
+    blocks=st.integers(6, 14),
+    budget=st.sampled_from([8, 16, 64]),
+    rows=st.sampled_from([1, 9, 1 << 30]),
+)
+def test_answers_survive_whatever_comes_between_steps(chance: Any, blocks: int, budget: int, rows: int) -> None:
     """Requests that come late, are cancelled or wait, and releases; each answer is that of its request alone."""
     weights = tiny()
     requests = [
@@ -343,7 +369,7 @@ def test_answers_survive_whatever_comes_between_steps(chance: Any, blocks: int, 
     plain = engine(weights, native(weights), blocks=blocks, token_budget=budget, share_prefixes=chance.random() < 0.5)
 
     def runner() -> LocalRunner:
-        return LocalRunner(Device(native(weights, blocks=blocks)))
+        return LocalRunner(Device(native(weights, blocks=blocks), rows=rows))
 
     subject = Engine(runner(), plain.scheduler, plain._tokenizer, plain._eos_ids, runner)
     waiting, places, cancelled = list(enumerate(requests)), dict[int, int](), set[int]()
