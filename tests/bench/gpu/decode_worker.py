@@ -1,7 +1,7 @@
 """Process of one engine for `decode`: loads the model in a folder, then answers how long a batch decodes.
 
-Arguments: FOLDER ENGINE DEVICE. Asked {"batch", "prompt_tokens", "new_tokens"}, it answers with the tokens beyond each
-request's first one, and the seconds that these took.
+Arguments: FOLDER ENGINE DEVICE. Asked {"batch", "prompt_tokens", "new_tokens"}, it answers with the seconds to the last
+request's first token, the tokens beyond each request's first one, and the seconds that these took.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _beyond_first(generate_s: Callable[[list[list[int]], int], float]) -> Decode
     def decode(batch: int, prompt: int, new: int) -> dict[str, Any]:
         first_s = generate_s(prompts(batch, prompt), 1)
         whole_s = generate_s(prompts(batch, prompt), new)
-        return {"tokens": batch * (new - 1), "decode_s": whole_s - first_s}
+        return {"first_s": first_s, "tokens": batch * (new - 1), "decode_s": whole_s - first_s}
 
     return decode
 
