@@ -76,6 +76,7 @@ def _check(
         torch.testing.assert_close(got[row].double(), wanted, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     decodes=st.lists(st.integers(0, 60), max_size=4),
@@ -93,6 +94,7 @@ def test_rows_of_a_step_are_those_of_each_sequence_alone(
     )
 
 
+@pytest.mark.slow
 def test_sequences_of_one_row_at_the_beginning_decode_and_all_others_are_chunks() -> None:
     tables = [[number] for number in range(4)]
     several = batch_of([([5], 3, tables[0]), ([5], 0, tables[1]), ([5, 6], 0, tables[2]), ([5], 9, tables[3])])
@@ -127,6 +129,7 @@ def _kernels(device: torch.device, dtype: torch.dtype, head_dim: int) -> DecodeK
     return kernels
 
 
+@pytest.mark.slow
 def test_a_decoder_with_kernels_gives_what_one_without_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tiny(dtype=torch.float32)
     shape = shape_for(config_of(weights), torch.float32, BLOCK_TOKENS)

@@ -69,7 +69,9 @@ def test_keys_are_divided_only_where_the_device_would_idle(
     assert splits == 1 or rows * groups * (splits - 1) < 2 * processors
 
 
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
+@pytest.fixture(
+    params=[pytest.param("emulated", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])]
+)
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device("cuda", 0) if request.param == "cuda" else torch.device("cpu")
 
