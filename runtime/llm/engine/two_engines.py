@@ -76,6 +76,8 @@ class TwoEngines:
         self._quiet_s = quiet_s
         self._running: dict[int, _Running] = {}
         """Requests of the first engine."""
+        self._counted: set[int] = set()
+        """Requests that moved after their first token, which had their prompt's cached tokens, until their next one."""
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._built: InferenceEngine | None = None
@@ -160,6 +162,7 @@ class TwoEngines:
 
     def cancel(self, id: int) -> None:
         self._running.pop(id, None)
+        self._counted.discard(id)
         for engine in self._engines:
             engine.cancel(id)
 
@@ -172,11 +175,12 @@ class TwoEngines:
             deltas += self._note(self._first.step(now_ns, awaited))
             self._end_first()
         if self._second is not None:
-            deltas += self._second.step(now_ns, awaited)
+            deltas += map(self._count_once, self._second.step(now_ns, awaited))
         return deltas
 
     def fail_all(self, error: FleetError) -> list[TokenDelta]:
         self._running.clear()
+        self._counted.clear()
         return [delta for engine in self._engines for delta in engine.fail_all(error)]
 
     def _note(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
@@ -189,6 +193,13 @@ class TwoEngines:
         if deltas and all(running.tokens for running in self._running.values()):
             self._begin.set()
         return deltas
+
+    def _count_once(self, delta: TokenDelta) -> TokenDelta:
+        """The delta of the second engine, without cached tokens if the first engine has given the request's."""
+        if delta.id not in self._counted:
+            return delta
+        self._counted.discard(delta.id)
+        return replace(delta, cached_tokens=0)
 
     # ── hand-over ──────────────────────────────────────────────────────────────────────────────────
 
@@ -225,6 +236,8 @@ class TwoEngines:
             return
         first.cancel(id)
         del self._running[id]
+        if running.tokens:
+            self._counted.add(id)
         second.add(replace(request, resume=state), id)
         self._say(moved=self._state.moved + 1)
 
@@ -246,7 +259,7 @@ class TwoEngines:
         deltas: list[TokenDelta] = []
         for engine in engines:
             given = engine.release()
-            deltas += self._note(given) if engine is self._first else given
+            deltas += self._note(given) if engine is self._first else map(self._count_once, given)
         return deltas
 
     def regain(self) -> None:

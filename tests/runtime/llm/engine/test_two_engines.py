@@ -331,6 +331,20 @@ def test_few_move_at_a_time_and_those_that_are_nearly_done_stay(first: Inference
     assert [tokens_of(deltas) for deltas in pair.deltas.values()] == wanted
 
 
+def test_the_cached_tokens_of_a_prompt_count_once_where_its_request_moves(first: InferenceEngine) -> None:
+    """The other engine keeps prompts, too, and the requests that move there one after the other have the same."""
+    pair = Pair(first, lambda: load("native", tiny(**SHAPE)).engine)
+    pair.add([request(190, 60)])
+    pair.steps(3)
+    pair.add([request(190, 60) for _ in range(3)])
+    pair.steps(4)
+    pair.bring_up()
+    pair.steps()
+    assert pair.moved == 4
+    cached = [[delta.cached_tokens for delta in deltas] for deltas in pair.deltas.values()]
+    assert cached == [[0] * 60] + [[176] + [0] * 59] * 3
+
+
 def test_a_request_that_resumes_here_moves_on_with_all_its_tokens(first: InferenceEngine) -> None:
     whole = request(12, 50)
     wanted = tokens_of(run(first, [whole])[0])
