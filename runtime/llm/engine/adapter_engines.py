@@ -121,21 +121,29 @@ class AdapterEngines:
         return deltas + [delta for engine in self._engines.values() for delta in engine.fail_all(error)]
 
     def release(self) -> list[TokenDelta]:
-        self._released = True
-        return self._forget([delta for engine in self._engines.values() for delta in engine.release()])
+        with self._lock:
+            self._released = True
+            engines = self._all()
+        return self._forget([delta for engine in engines for delta in engine.release()])
 
     def regain(self) -> None:
-        for engine in self._engines.values():
+        with self._lock:
+            self._released = False
+            engines = self._all()
+        for engine in engines:
             engine.regain()
-        self._released = False
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            built = [one for one in self._built.values() if not isinstance(one, FleetError)]
+            engines = self._all()
             self._built.clear()
-        for engine in [*self._engines.values(), *built]:
+        for engine in engines:
             engine.close()
+
+    def _all(self) -> list[InferenceEngine]:
+        """The engines, and those that wait to be taken; under the lock."""
+        return [*self._engines.values(), *(one for one in self._built.values() if not isinstance(one, FleetError))]
 
     def _take_built(self) -> list[TokenDelta]:
         """Takes engines that have come up, and their requests; deltas of those whose engine did not. Called by steps
@@ -156,8 +164,6 @@ class AdapterEngines:
             self._engines[adapter] = engine
             for id in ids:
                 engine.add(self._waiting.pop(id), id)
-            if self._released:
-                engine.release()
         return deltas
 
     def _expire(self, now_ns: int) -> list[TokenDelta]:
@@ -179,6 +185,8 @@ class AdapterEngines:
             built = HandlerFailed(f"adapter {adapter} cannot be loaded: {error!r}")
         with self._lock:
             if not self._closed:
+                if self._released and not isinstance(built, FleetError):
+                    built.release()  # a step that takes it may not come before `regain`
                 self._built[adapter] = built
                 return
         if not isinstance(built, FleetError):

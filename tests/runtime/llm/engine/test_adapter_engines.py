@@ -15,8 +15,10 @@ from torch import Tensor
 from fleetstart.runtime.contract.errors import CheckpointInvalid, DeadlineExceeded, InvalidInput, Unavailable
 from fleetstart.runtime.contract.function.spec import EngineName, LLMSettings
 from fleetstart.runtime.llm.engine.adapter_engines import AdapterEngines
+from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.engine.inference_engine import InferenceEngine
+from fleetstart.runtime.llm.engine.runner import ReleasedRunner
 from fleetstart.runtime.llm.engine.two_engines import TwoEngines
 from fleetstart.runtime.llm.server.engines import Adapters, load_engine
 from fleetstart.runtime.weights.tensor_mapping import TensorMapping
@@ -193,6 +195,27 @@ def test_waiting_requests_end_by_deadline_cancel_and_the_end_of_the_worker() -> 
     assert [delta.id for delta in engine.fail_all(Unavailable("the worker is shutting down"))] == [last]
     assert engine.idle
     building.may_end.set()
+    engine.close()
+
+
+@pytest.mark.parametrize("first", ["built", "released"])
+def test_an_adapter_that_nobody_waits_for_any_more_holds_no_memory_in_standby(first: str) -> None:
+    """No step takes it then: its request was cancelled while it was built, and a standby has none."""
+    building = Building()
+    engine = building.engine
+    engine.cancel(engine.add(named("sql")))
+    if first == "released":
+        engine.release()
+    building.may_end.set()
+    wait_until(lambda: bool(engine._built), WAIT_S, what="the adapter")
+    if first == "built":
+        engine.release()
+    [adapter] = engine._built.values()
+    assert isinstance(adapter, Engine)
+    assert isinstance(adapter._runner, ReleasedRunner)
+    engine.regain()
+    assert len(tokens_of(run_one(engine, named("sql")))) == 12
+    assert building.built == ["sql"]
     engine.close()
 
 
