@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -23,14 +22,21 @@ from fleetstart.runtime.contract.sizes import GIB
 
 from ..home import HomeLayout, is_locked, read_supervisor
 from ..local.backends import redis_problem, redis_warnings, store_problem
+from ..local.join import join_file
 from ..local.services import find_redis
 from ..output import format_size
 
 PROBE_S = 20.0
 MEMORY_LEAST_BYTES = 2 * GIB
 DISK_LEAST_BYTES = 2 * GIB
+FILES_LEAST = 1000
+"""A package's layer and the store have hundreds of files."""
 
-_CLONE_NEWNS, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWUSER = 0x20000, 0x20000000, 0x40000000, 0x10000000
+SERVER_PARTS = (
+    "aiohttp", "boto3", "cronsim", "cryptography", "hiredis", "httptools", "psutil", "python_multipart", "redis",
+    "starlette", "uvicorn", "uvloop",
+)  # fmt: skip
+"""Modules of the extra `server`; `check_redis` looks for its Redis."""
 
 Verdict = Literal["ok", "warn", "bad"]
 
@@ -51,7 +57,7 @@ def check_python() -> Finding:
 
 
 def check_server_parts() -> Finding:
-    missing = [name for name in ("redis", "starlette", "uvicorn", "boto3", "aiohttp") if not _installed(name)]
+    missing = [name for name in SERVER_PARTS if not _installed(name)]
     if missing:
         return Finding(
             check="server parts",
@@ -72,7 +78,7 @@ def check_torch() -> Finding:
         )
     # In a process of its own: the control plane never imports torch.
     program = "import torch; print(torch.__version__, torch.cuda.device_count(), torch.get_num_threads())"
-    probe = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROBE_S)
+    probe = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=PROBE_S)
     if probe.returncode:
         last = (probe.stderr.strip().splitlines() or ["no message"])[-1]
         return Finding(check="torch", verdict="bad", found=f"does not import: {last}", advice="install torch again")
@@ -82,14 +88,14 @@ def check_torch() -> Finding:
 
 
 def check_namespaces(*, best_effort: bool = False) -> Finding:
-    """Checks whether a node on this machine can confine workers. `best_effort`: as FS_ISOLATION=best-effort allows."""
-    missing = [
-        name
-        for name, flag in (("mnt", _CLONE_NEWNS), ("pid", _CLONE_NEWPID), ("net", _CLONE_NEWNET))
-        if not _unshares(flag)
-    ]
-    if not missing:
-        return Finding(check="namespaces", verdict="ok", found="mnt, pid and net are allowed")
+    """Checks whether a node on this machine can confine workers: a program of theirs tries it as a node does.
+    `best_effort`: as FS_ISOLATION=best-effort allows."""
+    try:
+        refused = _output_of("fleetstart.runtime.isolation.trial").strip()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return Finding(check="namespaces", verdict="warn", found=f"could not be tried: {error}")
+    if not refused:
+        return Finding(check="namespaces", verdict="ok", found="workers can be confined in them")
     outcome = (
         "workers run as plain processes, as FS_ISOLATION=best-effort allows, but those with a list in `network`"
         if best_effort
@@ -98,7 +104,7 @@ def check_namespaces(*, best_effort: bool = False) -> Finding:
     return Finding(
         check="namespaces",
         verdict="warn" if best_effort else "bad",
-        found=f"unshare is refused for {', '.join(missing)}: {outcome}",
+        found=f"workers cannot be confined ({refused}): {outcome}",
         advice=ISOLATION_ADVICE,
     )
 
@@ -114,7 +120,8 @@ def check_sandboxes() -> Finding:
             advice="apt install runsc, if they should",
         )
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PROBE_S, check=True)
-    return Finding(check="sandboxes", verdict="ok", found=f"{said.stdout.splitlines()[0]} (gVisor), {program}")
+    version = said.stdout.partition("\n")[0] or "runsc of an unknown version"
+    return Finding(check="sandboxes", verdict="ok", found=f"{version} (gVisor), {program}")
 
 
 def check_container_engine(address: str) -> Finding:
@@ -128,13 +135,20 @@ def check_container_engine(address: str) -> Finding:
             found='no FS_CONTAINER_ENGINE: functions with isolation="container" cannot run',
             advice="name the socket of Docker or Podman, such as unix:///var/run/docker.sock, if they should",
         )
+    if not address.startswith(("unix:///", "http+unix://")):
+        return Finding(
+            check=check,
+            verdict="bad",
+            found=f"FS_CONTAINER_ENGINE is {address!r}, with which a node does not start",
+            advice="write the engine's unix socket, such as unix:///var/run/docker.sock",
+        )
     import httpx  # late: no other check needs it
 
     try:
-        transport = httpx.HTTPTransport(uds=address.removeprefix("unix://"))
+        transport = httpx.HTTPTransport(uds=address.removeprefix("http+").removeprefix("unix://"))
         with httpx.Client(transport=transport, timeout=PROBE_S) as client:
             version = client.get("http://engine/version").raise_for_status().json()["Version"]
-    except (httpx.HTTPError, ValueError, KeyError) as error:
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return Finding(
             check=check,
             verdict="bad",
@@ -155,9 +169,8 @@ def check_rdma(sysfs: Path = Path("/sys/class/infiniband")) -> Finding:
     """RDMA devices, and what keeps nodes from using them. A program of the prefetcher looks."""
     if not sysfs.is_dir() or not any(sysfs.iterdir()):
         return Finding(check="rdma", verdict="ok", found="no device: nodes read from each other by TCP")
-    command = [sys.executable, "-m", "fleetstart.prefetcher.network.rdma_devices", str(sysfs)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=True)
-    devices = [line.split("\t") for line in said.stdout.splitlines()]
+    said = _output_of("fleetstart.prefetcher.network.rdma_devices", str(sysfs))
+    devices = [line.split("\t") for line in said.splitlines()]
     problems = [problem for *_, problem in devices if problem]
     return Finding(
         check="rdma",
@@ -199,7 +212,7 @@ def check_redis() -> Finding:
 def check_access(home: Path) -> Finding:
     """Checks whether other users can read the files with secrets, and whether this home has a key."""
     layout = HomeLayout(home)
-    private = (layout.key, layout.master_key, layout.dashboard_page)
+    private = (layout.key, layout.master_key, layout.dashboard_page, join_file(layout), layout.lock)
     loose = [path for path in private if path.exists() and path.stat().st_mode & 0o077]
     if loose:
         names = " ".join(str(path) for path in loose)
@@ -207,7 +220,7 @@ def check_access(home: Path) -> Finding:
             check="access",
             verdict="bad",
             found=f"others on this machine can read {names}",
-            advice=f"chmod 600 {names}, then change what was in them: fs key rotate, fs secret rekey",
+            advice=f"chmod 600 {names}, then change what was in them: fs key rotate, fs secret rekey, Redis' password",
         )
     if not _installed("cryptography"):
         return Finding(
@@ -241,13 +254,22 @@ def check_memory() -> Finding:
 
 
 def check_home(home: Path) -> Finding:
-    folder = next(path for path in (home, *home.parents) if path.exists())
-    free_bytes = shutil.disk_usage(folder).free
-    found = f"{home}, {format_size(free_bytes)} free"
+    elsewhere = "set FS_HOME elsewhere"
+    try:
+        folder = next(path for path in (home, *home.parents) if path.exists())
+    except PermissionError as error:
+        found = f"{error.filename} is in a folder that is closed to this user"
+        return Finding(check="home", verdict="bad", found=found, advice=elsewhere)
     if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
-        return Finding(check="home", verdict="bad", found=f"{folder} is not writable", advice="set FS_HOME elsewhere")
+        return Finding(check="home", verdict="bad", found=f"{folder} is not writable", advice=elsewhere)
+    room = os.statvfs(folder)
+    free_bytes = room.f_bavail * room.f_frsize
+    found = f"{home}, {format_size(free_bytes)} free"
+    if room.f_files and room.f_favail < FILES_LEAST:
+        found = f"{home}: its file system takes {room.f_favail} files more, whatever is free of it"
+        return Finding(check="home", verdict="warn", found=found, advice=f"delete some files, or {elsewhere}")
     if free_bytes < DISK_LEAST_BYTES:
-        return Finding(check="home", verdict="warn", found=found, advice="free some space, or set FS_HOME elsewhere")
+        return Finding(check="home", verdict="warn", found=found, advice=f"free some space, or {elsewhere}")
     return Finding(check="home", verdict="ok", found=found)
 
 
@@ -327,19 +349,16 @@ def run_checks(
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
-    except (OSError, ValueError, KeyError, StopIteration, subprocess.SubprocessError) as error:
-        return Finding(check=name, verdict="warn", found=f"could not be checked: {error}")
+    except Exception as error:  # a broken machine is what the others are run for: a missing module, an odd /proc
+        return Finding(check=name, verdict="warn", found=f"could not be checked: {str(error) or repr(error)}")
 
 
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def _unshares(flag: int) -> bool:
-    """Checks whether unshare works: tried in a child process, as root and otherwise inside a new user namespace."""
-    pid = os.fork()
-    if pid == 0:
-        libc = ctypes.CDLL(None)
-        allowed = libc.unshare(flag) == 0 or libc.unshare(_CLONE_NEWUSER | flag) == 0
-        os._exit(0 if allowed else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+def _output_of(module: str, *arguments: str) -> str:
+    """What a program of another part of fleetstart prints. Errors: OSError, ValueError, SubprocessError."""
+    # -P: the folder that this is called in is no place to import from.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=True).stdout

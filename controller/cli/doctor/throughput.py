@@ -85,13 +85,15 @@ def running_node(home: Path) -> tuple[NodeReport | None, str]:
     """
     layout = HomeLayout(home)
     record = read_supervisor(layout)
-    if record is None or not is_locked(layout.lock):
-        return None, ""
     try:
+        if record is None or not is_locked(layout.lock):
+            return None, ""
         with ApiClient(find_server(record.url, home), timeout_s=STATUS_S) as server:
             nodes = server.get("/api/v1/status", SystemStatus).nodes
     except FleetError as error:
         return None, error.message
+    except OSError as error:  # a home of another user
+        return None, f"cannot be compared with those of the server here: {error}"
     service = read_services(layout).get(NODE)
     return next((node for node in nodes if service and service.pid and node.pid == service.pid), None), ""
 
@@ -132,6 +134,8 @@ def run_measurement(module: str, options: Sequence[str], kind: type[Answer]) -> 
         )
     except subprocess.TimeoutExpired as error:
         raise MeasurementFailed(f"{module} took more than {MEASURE_S:g} s") from error
+    except OSError as error:
+        raise MeasurementFailed(f"{module} cannot be run: {error}") from error
     if process.returncode:
         last = (process.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise MeasurementFailed(f"{module} ended with {process.returncode}: {last}")

