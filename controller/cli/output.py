@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -68,6 +69,13 @@ def printable(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     text = match[0]
     return text if len(text) > 1 else text.encode("unicode_escape").decode("ascii")
+
+
+def show_what_the_terminal_cannot() -> None:
+    """Has characters that stdout's encoding lacks written as escapes, as stderr does: a locale without UTF-8 has no
+    arrow, and a name of a file may be no text at all."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def message(text: str = "") -> None:

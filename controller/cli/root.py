@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound
 from fleetstart.runtime.contract.process.program import run_program
 from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
-from .output import EXIT_CODES, FAILED, INTERRUPTED, OK, USAGE, exit_code, show_error
+from .output import EXIT_CODES, FAILED, INTERRUPTED, OK, USAGE, exit_code, show_error, show_what_the_terminal_cannot
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -206,5 +206,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     leave_out_unused_modules()
+    show_what_the_terminal_cannot()
     gc.set_threshold(20_000)  # a command imports, and has ended before there is much to collect
     run_program(lambda: run(sys.argv[1:]))

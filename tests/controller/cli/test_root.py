@@ -125,3 +125,10 @@ def test_a_reader_that_has_closed_stdout_is_no_error() -> None:
     finally:
         os.close(writer)
     assert (result.returncode, result.stderr) == (OK, "")
+
+
+def test_a_locale_without_an_arrow_gets_its_escape(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "FS_HOME": str(tmp_path)}
+    result = subprocess.run([FS, "doctor", "--no-measure"], capture_output=True, env=environment)
+    assert b"\\u2192" in result.stdout
+    assert result.stderr == b""
