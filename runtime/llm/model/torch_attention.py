@@ -35,13 +35,12 @@ class TorchAttention:
 
     def over(self, query: Tensor, cache: Tensor, step: StepTensors, window: int | None) -> Tensor:
         """Attention of all rows of a step, whose own keys and values are in the cache."""
-        if step.chunks is None:
-            assert step.decodes is not None
-            return self._of_decodes(query, cache, step.decodes, window)
-        chunks = self._of_chunks(query[step.decode_count :], cache, step.chunks, window)
-        if step.decodes is None:
-            return chunks
-        return torch.cat((self._of_decodes(query[: step.decode_count], cache, step.decodes, window), chunks))
+        counts = [step.decode_count, *(sum(chunks.row_counts) for chunks in step.chunks)]
+        rows, *others = torch.split(query, counts)
+        parts = [self._of_chunks(one, cache, chunks, window) for one, chunks in zip(others, step.chunks, strict=True)]
+        if step.decodes is not None:
+            parts.insert(0, self._of_decodes(rows, cache, step.decodes, window))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _of_decodes(
         self, query: Tensor, cache: Tensor, decodes: KernelDecodes | PaddedDecodes, window: int | None

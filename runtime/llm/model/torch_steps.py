@@ -19,6 +19,10 @@ from ...contract.weights.rope_config import Rope
 from ..engine.runner import Batch
 from .cuda.decode_kernels import DecodeKernels
 
+GATHERED_KEYS = 16384
+"""Keys of a layer that are gathered at a time, or those of one sequence: 256 MiB with 32 heads of 128 numbers in half
+precision. Prompts that share a prefix have it once in the cache, but each has its own copy where it is gathered."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelDecodes:
@@ -46,7 +50,7 @@ class PaddedDecodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedChunks:
-    """Consecutive tokens of each sequence, the last ones of its context: rows and keys of all, one behind the other.
+    """Consecutive tokens of some sequences, the last ones of their contexts: rows and keys, one behind the other.
 
     Shapes:  slots [keys] of the cache; row_ends and key_ends [sequences + 1] in int32, from 0 on, and the same as
              lists.
@@ -62,15 +66,15 @@ class PackedChunks:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
     """Inputs of every layer of one step: by rotary setting, cosines and signed sines [rows, 1, rotary_dim]; written
-    slots [rows]; and what the attention of the first rows reads, which decode, and of the others. `kernels` rotate and
-    store all rows."""
+    slots [rows]; and what the attention of the first rows reads, which decode, and of the others, in their order.
+    `kernels` rotate and store all rows."""
 
     turns: dict[Rope, tuple[Tensor, Tensor]]
     written: Tensor
     kernels: DecodeKernels | None
     decode_count: int
     decodes: KernelDecodes | PaddedDecodes | None
-    chunks: PackedChunks | None = None
+    chunks: tuple[PackedChunks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,26 +102,26 @@ class StepInputs:
             for table, position in zip(batch.tables[:count], batch.positions[:count], strict=True)
         ]
         own = [one[batch.positions[start] :] for one, start in zip(chunk_slots, batch.starts[count:-1], strict=True)]
-        row_counts, key_counts = [len(one) for one in own], [len(one) for one in chunk_slots]
-        positions, tables, written, slots, ends = sent(
+        packs = [(own[begin:end], chunk_slots[begin:end]) for begin, end in _gathered_together(chunk_slots)]
+        counts = [[[len(one) for one in slots] for slots in pack] for pack in packs]
+        positions, tables, written, *packed = sent(
             (
                 torch.tensor(batch.positions),
                 _tables(batch, count, self.block_tokens),
                 torch.cat((torch.tensor(decode_slots, dtype=torch.long), *own)),
-                torch.cat(chunk_slots),
-                torch.tensor([[0, *itertools.accumulate(counts)] for counts in (row_counts, key_counts)]),
+                *(torch.cat(slots) for _, slots in packs),
+                *(torch.tensor([[0, *itertools.accumulate(ends)] for ends in pack]) for pack in counts),
             ),
             self.device,
         )
-        row_ends, key_ends = ends.to(torch.int32)
         return StepTensors(
             turns=self._turns(positions),
             written=written,
             kernels=kernels,
             decode_count=count,
             decodes=self._decodes(positions[:count], tables, kernels) if count else None,
-            chunks=PackedChunks(
-                slots=slots, row_ends=row_ends, key_ends=key_ends, row_counts=row_counts, key_counts=key_counts
+            chunks=tuple(
+                itertools.starmap(_packed, zip(packed[: len(packs)], packed[len(packs) :], counts, strict=True))
             ),
         )
 
@@ -170,6 +174,22 @@ def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         whole = whole.pin_memory()  # torch hands this memory out again when the copy is done
     parts = torch.split(whole.to(device, non_blocking=True), [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _packed(slots: Tensor, ends: Tensor, counts: list[list[int]]) -> PackedChunks:
+    (row_ends, key_ends), (row_counts, key_counts) = ends.to(torch.int32), counts
+    return PackedChunks(slots=slots, row_ends=row_ends, key_ends=key_ends, row_counts=row_counts, key_counts=key_counts)
+
+
+def _gathered_together(slots: list[Tensor]) -> list[tuple[int, int]]:
+    """Ranges of sequences of at most GATHERED_KEYS slots together, or of one sequence."""
+    begins, keys = list[int](), GATHERED_KEYS
+    for place, one in enumerate(slots):
+        keys += len(one)
+        if keys > GATHERED_KEYS:
+            begins.append(place)
+            keys = len(one)
+    return list(itertools.pairwise([*begins, len(slots)]))
 
 
 def _tables(batch: Batch, count: int, block_tokens: int) -> Tensor:

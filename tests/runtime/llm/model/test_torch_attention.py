@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fleetstart.runtime.llm.model import torch_steps
 from fleetstart.runtime.llm.model.cuda.decode_kernels import DecodeKernels, kernels_for, shape_for
 from fleetstart.runtime.llm.model.torch_attention import TorchAttention, flash_takes
 from fleetstart.runtime.llm.model.torch_decoder import TorchDecoder
-from fleetstart.runtime.llm.model.torch_steps import KernelDecodes, StepInputs, leading_decodes
+from fleetstart.runtime.llm.model.torch_steps import GATHERED_KEYS, KernelDecodes, StepInputs, leading_decodes
 from tests.runtime.llm.batches import batch_of, steps
 from tests.runtime.llm.model.cuda.emulated_kernels import emulated_kernels
 from tests.runtime.llm.models import config_of, plain, tiny
@@ -83,15 +84,18 @@ def _check(
     chunks=CHUNKS,
     options=st.sampled_from([{}, {"window": 7}, {"window": 64}, {"softcap": 3.0}]),
     by_kernels=st.booleans(),
+    gathered=st.sampled_from([1, 60, GATHERED_KEYS]),
 )
 def test_rows_of_a_step_are_those_of_each_sequence_alone(
-    decodes: list[int], chunks: list[Chunk], options: dict[str, Any], by_kernels: bool
+    decodes: list[int], chunks: list[Chunk], options: dict[str, Any], by_kernels: bool, gathered: int
 ) -> None:
-    _check(
-        [(1, before) for before in decodes] + chunks,
-        options,
-        _kernels(torch.device("cpu"), torch.float32, 16) if by_kernels else None,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_steps, "GATHERED_KEYS", gathered)
+        _check(
+            [(1, before) for before in decodes] + chunks,
+            options,
+            _kernels(torch.device("cpu"), torch.float32, 16) if by_kernels else None,
+        )
 
 
 @pytest.mark.slow
@@ -102,10 +106,21 @@ def test_sequences_of_one_row_at_the_beginning_decode_and_all_others_are_chunks(
     step = _inputs().of_batch(several, _kernels(torch.device("cpu"), torch.float32, 16))
     assert isinstance(step.decodes, KernelDecodes)
     assert step.decodes.positions.tolist() == [3, 0]
-    assert step.chunks is not None
-    assert (step.chunks.row_ends.tolist(), step.chunks.key_ends.tolist()) == ([0, 2, 3], [0, 2, 12])
-    assert (step.chunks.row_counts, step.chunks.key_counts) == ([2, 1], [2, 10])
-    assert step.chunks.slots.tolist() == [32, 33, *range(48, 58)]
+    [chunks] = step.chunks
+    assert (chunks.row_ends.tolist(), chunks.key_ends.tolist()) == ([0, 2, 3], [0, 2, 12])
+    assert (chunks.row_counts, chunks.key_counts) == ([2, 1], [2, 10])
+    assert chunks.slots.tolist() == [32, 33, *range(48, 58)]
+
+
+def test_prompts_that_share_a_long_prefix_are_not_all_gathered_at_once() -> None:
+    """They have it once in the cache, which may be most of a device's memory."""
+    table = list(range(GATHERED_KEYS // BLOCK_TOKENS))
+    last = GATHERED_KEYS // 3 - 2
+    batch = batch_of([([5, 6], last, table)] * 8 + [([5] * 3, GATHERED_KEYS, [*table, len(table)])])
+    chunks = _inputs().of_batch(batch, None).chunks
+    assert [len(one.key_counts) for one in chunks] == [3, 3, 2, 1]
+    assert [len(one.slots) for one in chunks] == [3 * (last + 2), 3 * (last + 2), 2 * (last + 2), GATHERED_KEYS + 3]
+    assert [one.row_ends.tolist() for one in chunks] == [[0, 2, 4, 6], [0, 2, 4, 6], [0, 2, 4], [0, 3]]
 
 
 def _inputs() -> StepInputs:
@@ -147,7 +162,7 @@ def test_a_decoder_with_kernels_gives_what_one_without_gives(monkeypatch: pytest
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("options", [{}, {"window": 7}, {"softcap": 3.0}], ids=["plain", "window", "cap"])
 def test_rows_of_a_step_on_cuda_are_those_of_each_sequence_alone(
-    head_dim: int, dtype: torch.dtype, options: dict[str, Any]
+    head_dim: int, dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = None if (dtype, head_dim) == (torch.float32, 256) else _kernels(torch.device("cuda", 0), dtype, head_dim)
     query = torch.zeros(1, 1, head_dim, dtype=dtype, device="cuda")
@@ -159,5 +174,6 @@ def test_rows_of_a_step_on_cuda_are_those_of_each_sequence_alone(
         ([], [(2, 0), (7, 33), (1, 0), (29, 31)]),
     ):
         step = [(1, before) for before in decodes] + chunks
-        for own in (kernels, None):
+        for own, gathered in ((kernels, GATHERED_KEYS), (None, GATHERED_KEYS), (kernels, 60), (None, 1)):
+            monkeypatch.setattr(torch_steps, "GATHERED_KEYS", gathered)
             _check(step, options, own, device="cuda", dtype=dtype, head_dim=head_dim)
