@@ -2,6 +2,9 @@
 
 A request's head (request line and headers) is limited in bytes, headers and time, and connections in number. When all
 places are taken, the connection that has waited longest between requests gives way: calls under way keep theirs.
+
+Trailers are counted as a head's bytes and dropped: taken for headers, as uvicorn does, they would come after a key was
+checked. An upgrade to anything but a WebSocket is ignored, and a client of HTTP/1.0 gets no chunks.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from http import HTTPStatus
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from fleetstart.runtime.contract.errors import FleetError, Refused
 
-from .asgi import error_headers, error_json
+from .asgi import Message, Receive, Scope, Send, error_headers, error_json
+from .request_parser import RequestParser
 
 HEAD_MAX_BYTES = 64 * 1024
 HEADERS_MAX = 256
@@ -70,7 +74,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], table: ConnectionTable
     ) -> None:
         super().__init__(config, server_state, app_state)
+        self.parser: Any = RequestParser(self, self._head_without_upgrade)
         self._table = table
+        self._running: RequestResponseCycle | None = None
+        """The request that is answered; others may wait behind it."""
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -90,6 +97,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.waiting.pop(self, None)
         self._stop_timer()
+        self._end_running()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -110,12 +118,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._start_timer()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+            return
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > HEAD_MAX_BYTES and not self._refused:
+            self._refuse_trailers()
+
     def on_body(self, body: bytes) -> None:
         if not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._refused:
+        if not self._refused and not self._ignores_upgrade():
             super().on_message_complete()
 
     def on_message_begin(self) -> None:
@@ -124,6 +140,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
+        if self._ignores_upgrade():
+            return  # the parser begins this request again without it
         self._in_head = False
         self._table.waiting.pop(self, None)
         self._stop_timer()
@@ -140,6 +158,32 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._in_head:  # the next request began while this one was answered
             self._start_timer()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app if cycle.scope["http_version"] != "1.0" else _unchunked(app, cycle))
+
+    def _end_running(self) -> None:
+        """Lets the request that is answered know that its client is gone: uvicorn tells the last one that came."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    # ── upgrades ───────────────────────────────────────────────────────────────────────────────────
+
+    def _should_upgrade(self) -> bool:
+        is_handshake = self.parser.get_method() == b"GET" and self.parser.get_http_version() == "1.1"
+        return is_handshake and super()._should_upgrade()
+
+    def _ignores_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and not self._should_upgrade()
+
+    def _head_without_upgrade(self) -> bytes | None:
+        if self._should_upgrade():
+            return None
+        begin = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        return b"\r\n".join([begin, *kept, b"", b""])
+
     # ── the head's time ────────────────────────────────────────────────────────────────────────────
 
     def _start_timer(self) -> None:
@@ -155,6 +199,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._refused and not self.transport.is_closing():
             self._refuse(HeadTimeout(f"the request's headers did not arrive within {HEAD_S:g} s"))
 
+    def _refuse_trailers(self) -> None:
+        answered = self._running is not self.cycle or self.cycle.response_started
+        self._end_running()
+        if answered:
+            self._refused = True
+            self.transport.abort()
+        else:
+            self._refuse(HeadersTooLarge(f"the request's trailers have more than {HEAD_MAX_BYTES} bytes"))
+
     def _refuse(self, error: FleetError) -> None:
         self._refused = True
         self._stop_timer()
@@ -165,3 +218,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.write(b"\r\n".join([*head, b"", body]))
         self._table.waiting.setdefault(self)
         self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _unchunked(app: Any, cycle: RequestResponseCycle) -> Any:
+    """The app for a client of HTTP/1.0: an answer without a length ends with its connection, not in chunks."""
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        unsized = False
+
+        async def sending(message: Message) -> None:
+            nonlocal unsized
+            if message["type"] == "http.response.start":
+                unsized = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = False if unsized else None
+            elif unsized:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return answering

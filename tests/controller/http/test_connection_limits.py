@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,25 +21,40 @@ from fleetstart.controller.http_server import Listener, UvicornServer
 from tests.controller.conftest import ControllerProcess
 from tests.servers import NO_CERTIFICATES, RedisServer, wait_until
 
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-async def _app(scope: Scope, receive: Receive, send: Send) -> None:
+
+async def _read(receive: Receive) -> bytes:
     body = b""
     while True:
         message = await receive()
         body += message.get("body", b"")
         if not message.get("more_body"):
-            break
+            return bytes(body)
+
+
+async def _app(scope: Scope, receive: Receive, send: Send) -> None:
+    await _read(receive)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
 
+async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the body and the names of the headers, in two pieces."""
+    body = await _read(receive)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"<%b>" % body, "more_body": True})
+    names = b" ".join(name for name, _ in scope["headers"])
+    await send({"type": "http.response.body", "body": b"(%b)" % names})
+
+
 @contextmanager
-def _serving() -> Iterator[int]:
+def _serving(app: App = _app) -> Iterator[int]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     port = sock.getsockname()[1]
     config = uvicorn.Config(
-        _app, http="httptools", lifespan="off", interface="asgi3", log_config=None, timeout_keep_alive=1
+        app, http="httptools", lifespan="off", interface="asgi3", log_config=None, timeout_keep_alive=1
     )
     server = UvicornServer(config, [Listener(sock)])
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
@@ -109,6 +124,88 @@ def test_a_head_has_a_time_also_on_a_connection_that_is_kept(monkeypatch: pytest
             client.sendall(b"b")
             client.settimeout(10)
             assert b" 200 " in client.recv(1000), "a body has the time of its call"
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+ONE_CHUNK = b"5\r\nhello\r\n0\r\n"
+
+
+def test_trailers_are_no_headers() -> None:
+    with _serving(_echo) as port:
+        request = CHUNKED + b"Connection: close\r\n\r\n" + ONE_CHUNK + b"Authorization: Bearer x\r\nX-Late: 1\r\n\r\n"
+        answer = _answer(port, request)
+        assert b"<hello>" in answer
+        assert b"(host transfer-encoding connection)" in answer
+
+
+def test_trailers_without_end_are_refused() -> None:
+    with _serving() as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(CHUNKED + b"\r\n" + ONE_CHUNK)
+            sent = 0
+            with suppress(ConnectionError):
+                while sent < 1024 * HEAD_MAX_BYTES:
+                    client.sendall(b"X-Late: %b\r\n" % (b"y" * 4096))
+                    sent += 4096
+        assert sent < 1024 * HEAD_MAX_BYTES, "they were read on and on"
+        answer = _answer(port, CHUNKED + b"\r\n" + ONE_CHUNK + b"X-Late: 1\r\n" * 20_000)
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert httpx.get(f"http://127.0.0.1:{port}/").text == "ok"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_upgrade_that_is_not_taken_loses_no_body(apart: bool) -> None:
+    """Java's HttpClient and `curl --http2` ask for HTTP/2 in that way."""
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    sized = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n" + upgrade + b"\r\n"
+    last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    parts = [sized, b"hello", CHUNKED + upgrade + b"\r\n", ONE_CHUNK + b"\r\n", last]
+    with _serving(_echo) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        answer = b""
+        for part in parts if apart else [b"".join(parts)]:
+            client.sendall(part)
+            if apart and part != parts[-1] and b"hello" in part:
+                answer += client.recv(65536)
+        while piece := client.recv(65536):
+            answer += piece
+    assert answer.count(b"HTTP/1.1 200 ") == 3
+    assert answer.count(b"<hello>") == 2
+    assert answer.count(b"<>") == 1
+
+
+@pytest.mark.parametrize("begin", [b"POST / HTTP/1.1", b"GET / HTTP/1.0"])
+def test_what_cannot_become_a_websocket_is_answered(begin: bytes) -> None:
+    upgrade = b"Host: x\r\nContent-Length: 5\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\nhello"
+    with _serving(_echo) as port:
+        assert b"<hello>" in _answer(port, begin + b"\r\n" + upgrade)
+        assert _answer(port, b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_chunks_are_not_sent_to_a_client_that_does_not_know_them(method: bytes) -> None:
+    with _serving(_echo) as port:
+        head, _, body = _answer(port, method + b" / HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == (b"<>()" if method == b"GET" else b"")
+
+
+def test_a_call_is_told_that_its_client_has_left_also_if_another_request_waited_behind_it() -> None:
+    heard: list[str] = []
+    begun = threading.Event()
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        begun.set()
+        heard.append((await receive())["type"])
+
+    with _serving(waits) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(b"GET /first HTTP/1.1\r\nHost: x\r\n\r\nGET /second HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert begun.wait(10)
+        wait_until(lambda: heard, what="the disconnect")
+    assert heard == ["http.disconnect"]
 
 
 def test_each_call_may_have_two_descriptors() -> None:
