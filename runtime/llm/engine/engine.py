@@ -32,7 +32,7 @@ from .generation import (
 )
 from .inference_engine import EngineLoad, never
 from .logprobs import token_logprob
-from .runner import ReleasedRunner, Runner, RunnerLost, StepInFlight, batch_of, tokens_for
+from .runner import ReleasedRunner, Runner, RunnerLost, StepInFlight, batch_of, rows_of, tokens_for
 from .sampler import SamplingParams, begin_draw
 from .scheduler import PlannedChunk, Scheduler, Sequence
 
@@ -341,9 +341,7 @@ class Engine:
         rows = [row for row, chunk in enumerate(step.sampling) if self._runs(chunk)]
         if not rows:
             return
-        logits, sampled = output.logits, [step.sampling[row] for row in rows]
-        if len(rows) < len(step.sampling):
-            logits = logits[rows]
+        logits, sampled = rows_of(output.logits, rows), [step.sampling[row] for row in rows]
         ids = [chunk.sequence.id for chunk in sampled]
         states = [(self._active.get(id) or self._migrated_in[id]).sampler for id in ids]
         draw = begin_draw(logits, states, on_device=logits.is_cuda or follow)

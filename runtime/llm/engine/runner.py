@@ -78,13 +78,17 @@ class StepInFlight:
 
 
 def tokens_for(chunks: list[PlannedChunk], sampled: list[PlannedChunk], tokens: Tensor) -> Tensor:
-    """Those of the tokens, one a sampled chunk, with which chunks of the next step follow, in their order. The host
-    waits for nothing."""
+    """Those of the tokens, one a sampled chunk, with which chunks of the next step follow, in their order."""
     wanted = {chunk.sequence.id for chunk in chunks if chunk.follows}
-    rows = [row for row, chunk in enumerate(sampled) if chunk.sequence.id in wanted]
-    if len(rows) == len(sampled):
-        return tokens
-    return tokens[torch.tensor(rows, dtype=torch.long).to(tokens.device, non_blocking=True)]
+    return rows_of(tokens, [row for row, chunk in enumerate(sampled) if chunk.sequence.id in wanted])
+
+
+def rows_of(values: Tensor, rows: list[int]) -> Tensor:
+    """Those of the values, [values, ...], by ascending numbers. The host waits for nothing, as it would with a list for
+    an index."""
+    if len(rows) == len(values):
+        return values
+    return values[torch.tensor(rows, dtype=torch.long).to(values.device, non_blocking=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

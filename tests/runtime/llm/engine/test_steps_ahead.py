@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.engine.inference_engine import never
-from fleetstart.runtime.llm.engine.runner import Batch, Decoder, LocalRunner, StepOutput
+from fleetstart.runtime.llm.engine.runner import Batch, Decoder, LocalRunner, StepOutput, rows_of
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.engine.two_engines import TwoEngines
 from fleetstart.runtime.llm.server.engine_service import EngineService, _Close
@@ -117,6 +118,19 @@ def test_prompts_are_computed_beside_tokens_that_only_the_device_knows(tiny_mode
     assert [len(batch.tokens) for batch in prompts] == [32, 32, 32, 27]
     unknown = [0 if batch.device_tokens is None else len(batch.device_tokens) for batch in prompts]
     assert unknown == [0, 0, 1, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_host_does_not_wait_for_the_logits_of_those_that_still_run() -> None:
+    logits = torch.randn(5, 300).cuda()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it is a prototype, as torch says
+            torch.cuda.set_sync_debug_mode("error")
+        got = rows_of(logits, [0, 3])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert got.tolist() == [logits[0].tolist(), logits[3].tolist()]
 
 
 def test_no_step_is_begun_while_a_request_waits_for_one(tiny_model: Checkpoint) -> None:
