@@ -13,9 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
+from ...contract.errors import FleetError, HandlerFailed, InvalidInput
 from ..engine.context_limit import check_context
-from ..engine.generation import Generation, Request, ResumeState, TokenDelta, resume_state, start_generation
+from ..engine.generation import (
+    Generation,
+    Request,
+    ResumeState,
+    SampledToken,
+    TokenDelta,
+    resume_state,
+    start_generation,
+)
 from ..engine.inference_engine import EngineLoad, never
 from ..engine.logprobs import TokenLogprob
 from .sampling import KEY, RequestSampler, is_plain
@@ -55,6 +63,8 @@ class VllmEngine:
         self._adapters = adapters
         self._active: dict[int, Generation] = {}
         self._ids = itertools.count()
+        self._prompt_tokens = self._cached_tokens = 0
+        """As of `EngineLoad`."""
         self._vllm: Any = build()
 
     @property
@@ -65,12 +75,18 @@ class VllmEngine:
     def load(self) -> EngineLoad:
         vllm = self._vllm
         if vllm is None:
-            return EngineLoad(active=len(self._active), free_blocks=0, block_count=0)
+            return self._load(free_blocks=0, block_count=0)
         pool = vllm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+        # One block holds nothing and stands for none.
+        return self._load(free_blocks=pool.get_num_free_blocks(), block_count=pool.num_gpu_blocks - 1)
+
+    def _load(self, *, free_blocks: int, block_count: int) -> EngineLoad:
         return EngineLoad(
             active=len(self._active),
-            free_blocks=pool.get_num_free_blocks(),
-            block_count=pool.num_gpu_blocks - 1,  # one block holds nothing and stands for none
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            free_blocks=free_blocks,
+            block_count=block_count,
         )
 
     @property
@@ -122,7 +138,7 @@ class VllmEngine:
             deltas += self.fail_all(HandlerFailed(f"the model failed: {error!r}"))
             return deltas
         for output in outputs:
-            deltas += self._accept(int(output.request_id), output.outputs[0])
+            deltas += self._accept(int(output.request_id), output)
         return deltas
 
     def fail_all(self, error: FleetError) -> list[TokenDelta]:
@@ -180,37 +196,44 @@ class VllmEngine:
 
     def _accept(self, id: int, output: Any) -> Iterable[TokenDelta]:
         """Deltas of a request's new tokens, until it ends."""
-        for place, token in enumerate(output.token_ids):
+        new = output.outputs[0]
+        for place, token in enumerate(new.token_ids):
             generation = self._active.get(id)
             if generation is None:
                 return
-            sampler = self._samplers.get(id)
-            if sampler is not None and sampler.state.failure:
-                yield self._failed_grammar(generation, sampler.state.failure)
-                return
-            delta = generation.accept(token, _logprob(generation.request, output.logprobs, place, token))
+            delta = self._delta(generation, token, _logprob(generation.request, new.logprobs, place, token), output)
             if delta.last:
                 self.cancel(id)
             yield delta
+        if output.finished and (generation := self._active.get(id)) is not None:
+            self.cancel(id)
+            count = generation.sequence.output_count
+            reason = HandlerFailed(f"vLLM ended the answer after {count} new tokens: {new.finish_reason}")
+            yield TokenDelta(id=id, error=reason)
 
-    def _failed_grammar(self, generation: Generation, failure: str) -> TokenDelta:
-        sequence = generation.sequence
-        self.cancel(sequence.id)
-        reason = f"the answer cannot follow its grammar after {sequence.output_count} tokens: {failure}"
-        return TokenDelta(id=sequence.id, error=InvalidInput(reason, hint="ask for a simpler schema"))
+    def _delta(self, generation: Generation, token: int, logprob: TokenLogprob | None, output: Any) -> TokenDelta:
+        """The delta of a request's next token."""
+        sampler = self._samplers.get(generation.sequence.id)
+        if sampler is not None and sampler.state.failure:
+            generation.sampler = sampler.state
+            return generation.lost_grammar()
+        cached_tokens = 0 if generation.sequence.output_count else self._count_prompt(generation, output)
+        generation.append(token)
+        return SampledToken(generation, token, logprob, cached_tokens).delta()
+
+    def _count_prompt(self, generation: Generation, output: Any) -> int:
+        """Counts the prompt of a request that has its first token; returns how much of it was there before."""
+        count = generation.sequence.prompt_count
+        cached_tokens = min(output.num_cached_tokens or 0, count)
+        self._prompt_tokens += count
+        self._cached_tokens += cached_tokens
+        return cached_tokens
 
     def _expire(self, now_ns: int) -> list[TokenDelta]:
-        deltas = []
-        for id, generation in list(self._active.items()):
-            deadline_ns = generation.request.deadline_ns
-            if deadline_ns is not None and now_ns >= deadline_ns:
-                self.cancel(id)
-                count = generation.sequence.output_count
-                error = DeadlineExceeded(
-                    f"the deadline passed after {count} new tokens", hint="ask for fewer max_tokens"
-                )
-                deltas.append(TokenDelta(id=id, error=error))
-        return deltas
+        late = [generation for generation in self._active.values() if generation.is_late(now_ns)]
+        for generation in late:
+            self.cancel(generation.sequence.id)
+        return [generation.expired() for generation in late]
 
 
 def _logprob(request: Request, found: Any, place: int, token: int) -> TokenLogprob | None:
