@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...contract.errors import CheckpointInvalid
 from ...contract.ids import CheckpointId
 from ...contract.object_keys import is_digest
 from ...contract.sizes import MIB
@@ -30,6 +31,8 @@ HOME = "home"
 """Key of `--model-loader-extra-config`: FS_HOME of the node that has the segment, instead of the variable's."""
 ROOM_BYTES = 512 * MIB
 """Device memory that is left beside a second copy of the weights."""
+NAMED = 3
+"""Parameters that an error names."""
 _offered: ContextVar[Mapping[str, torch.Tensor] | None] = ContextVar("offered weights", default=None)
 
 
@@ -58,7 +61,9 @@ def register() -> None:
 
         def load_weights(self, model: Any, model_config: Any) -> None:
             with source(self.load_config.model_loader_extra_config) as weights:
-                model.load_weights(on_device(weights).items())
+                loaded = model.load_weights(on_device(weights).items())
+            if loaded is not None and model_config.quantization is None:  # a quantised one makes some by itself
+                check_filled(type(model).__name__, [name for name, _ in model.named_parameters()], loaded)
 
     model_loader.register_model_loader(LOAD_FORMAT)(FleetstartLoader)
 
@@ -80,6 +85,15 @@ def on_device(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
         used_bytes=torch.cuda.memory_allocated(),
     )
     return weights.to("cuda") if room else weights
+
+
+def check_filled(model: str, parameters: Iterable[str], loaded: Collection[str]) -> None:
+    """Checks that a model's parameters have all been loaded: vLLM computes with what memory holds in others. Errors:
+    CheckpointInvalid with the names."""
+    missing = [name for name in parameters if name not in loaded]
+    if missing:
+        others = f" and {len(missing) - NAMED} others" if len(missing) > NAMED else ""
+        raise CheckpointInvalid(f"the checkpoint does not fill {model}; it lacks {', '.join(missing[:NAMED])}{others}")
 
 
 def has_room(*, weights_bytes: int, free_bytes: int, share_bytes: int, used_bytes: int) -> bool:

@@ -29,6 +29,11 @@ from .environment import prepare_environment
 from .load_format import LOAD_FORMAT, offering, register
 from .sampling import RequestSampler, processor_class
 
+POSITIONS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+"""Fields of config.json that limit the positions of some models: vLLM takes the least of those that are there."""
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 """Files that vLLM reads. The tokenizer is ours, and text never reaches vLLM."""
 
@@ -56,11 +61,14 @@ def load_model(
     processor = processor_class(samplers)
 
     on_cpu = current_platform.is_cpu()
-    dtype = dtype_of(settings.dtype, stored_dtype(_fields(files.config, "config.json")), on_cpu=on_cpu)
+    config = _fields(files.config, "config.json")
+    dtype = dtype_of(settings.dtype, stored_dtype(config), on_cpu=on_cpu)
     if adapters:
         refuse_adapters_in_fp32(dtype, on_cpu=on_cpu)
+    context_tokens = min(settings.max_context_tokens, model_positions(config) or settings.max_context_tokens)
     changes = {
         "dtype": dtype,
+        "max_model_len": context_tokens,  # by itself it has another one for some, and ends answers there
         **device_arguments(settings.max_batch, on_cpu=on_cpu),
         **adapter_arguments(adapters or {}),
     }
@@ -78,7 +86,6 @@ def load_model(
             return vllm
 
     eos_ids = _eos_ids(files)
-    context_tokens = _context_tokens(files.config, settings)
     model = VllmModel(tokenizer=files.tokenizer, eos_ids=eos_ids, context_tokens=context_tokens)
     engine = VllmEngine(model, build, _close, samplers, requests)
     vocab_size: int = engine._vllm.model_config.get_vocab_size()
@@ -150,14 +157,22 @@ def _building(weights: ModelWeights) -> Iterator[None]:
             yield
     except FleetError:
         raise
-    except ValueError as error:  # vLLM's own checks of models and settings; the first line says which
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        if "KV cache" in str(error) or "kv cache" in str(error):
+    except ValueError as error:  # vLLM's own checks of models and settings
+        reason = _reason(error)
+        if "kv cache" in reason.lower() or "max_model_len" in reason:
             raise InvalidSpec(f"llm: vLLM does not start: {reason}", hint="change kv_memory or max_context") from error
         raise CheckpointInvalid(f"vLLM does not run this model: {reason}") from error
     finally:
         if enabled:
             gc.enable()
+
+
+def _reason(error: ValueError) -> str:
+    """The first line of what vLLM says. Its configuration's checks are pydantic's, whose own first line is how many of
+    them failed."""
+    found = error.errors() if hasattr(error, "errors") else []
+    text = str(found[0]["msg"]).removeprefix("Value error, ") if found else str(error)
+    return text.strip().splitlines()[0] if text.strip() else repr(error)
 
 
 def _try_largest_logits(runner: Any, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -184,7 +199,6 @@ def _arguments(folder: Path, settings: LLMSettings, processor: type[Any], more: 
         model=str(folder),
         runner="generate",  # by itself it takes a model whose config names no architecture for one of embeddings
         load_format=LOAD_FORMAT,
-        max_model_len=None if _fits(folder, settings) else settings.max_context_tokens,
         max_num_seqs=settings.max_batch,
         kv_cache_memory_bytes=settings.kv_memory_bytes,
         skip_tokenizer_init=True,
@@ -208,14 +222,11 @@ def _filled(folder: Path, weights: ModelWeights) -> Path:
     return folder
 
 
-def _fits(folder: Path, settings: LLMSettings) -> bool:
-    return _context_tokens((folder / "config.json").read_bytes(), settings) < settings.max_context_tokens
-
-
-def _context_tokens(config: bytes, settings: LLMSettings) -> int:
-    """The smaller of the model's context and the function's."""
-    positions = _fields(config, "config.json").get("max_position_embeddings")
-    return min(settings.max_context_tokens, positions) if isinstance(positions, int) else settings.max_context_tokens
+def model_positions(config: Mapping[str, Any]) -> int | None:
+    """Positions that the model of a config.json has; None if it does not say."""
+    text = config.get("text_config")
+    found = [fields.get(name) for fields in (config, text if isinstance(text, dict) else {}) for name in POSITIONS]
+    return min((value for value in found if isinstance(value, int) and value > 0), default=None)
 
 
 def _eos_ids(files: ModelFiles) -> frozenset[int]:
