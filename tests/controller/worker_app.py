@@ -66,6 +66,9 @@ class WorkerApp:
         if path in ("/stream", "/gate", "/cut", "/forged"):
             await self._stream(path, headers, receive, send)
             return
+        if path == "/status":
+            await _respond(send, int(scope["query_string"]), b"", [])
+            return
         if path == "/late":
             await self._late(headers, send)
             return

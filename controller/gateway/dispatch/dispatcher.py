@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from fleetstart.runtime.contract.errors import FleetError, WorkerLost
+from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, WorkerLost
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import (
@@ -54,6 +54,8 @@ LARGE_BODY_BYTES = 1 << 20
 ATTACH_S = 3.0
 """How long a gateway that has just started may take to learn of the worker that runs a stream."""
 ATTACH_POLL_S = 0.02
+NO_CONTENT = (204, 304)
+"""Statuses of responses that have no body, whatever their headers say."""
 BUFFERED_BYTES = 1 << 20
 """Responses up to this are read before they are sent: the bill is exact, and none breaks off."""
 
@@ -195,6 +197,10 @@ class Dispatcher:
                 if response.status == 503 and (BUSY_HEADER in headers or DRAINING_HEADER in headers):
                     await liveness.wait(_read(response))
                     raise UpstreamBusy
+                if response.status < 200:
+                    response.close()
+                    text = f"function {record.backend.key.name}: its worker answered HTTP {response.status}"
+                    raise HandlerFailed(text, hint="only a WebSocket switches the protocol, and it begins as one")
                 if _attaches(record) and STREAM_HEADER in headers:
                     await liveness.wait(_read(response))
                     raise UpstreamBusy if headers[STREAM_HEADER] == "unknown" else UpstreamUnreachable
@@ -254,7 +260,8 @@ class Dispatcher:
     ) -> None:
         record.answered(attempt, response.status, response.headers.get(ERROR_HEADER, ""), time.monotonic_ns())
         record.release(waive=False)
-        headers = response_headers(response.raw_headers, root=record.call.root, keep_length=True)
+        sized = response.status not in NO_CONTENT
+        headers = response_headers(response.raw_headers, root=record.call.root, keep_length=sized)
         headers += platform_headers(record)
         headers += bill_headers(record)
         record.response_started()
@@ -298,7 +305,7 @@ def lost_twice(record: CallRecord) -> WorkerLost:
 
 
 def _fits_buffer(call: Call, response: aiohttp.ClientResponse) -> bool:
-    if call.method == "HEAD" or response.status in (204, 304):
+    if call.method == "HEAD" or response.status in NO_CONTENT:
         return True
     length = response.headers.get("Content-Length", "")
     return length.isdecimal() and int(length) <= BUFFERED_BYTES

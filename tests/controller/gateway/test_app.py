@@ -175,6 +175,22 @@ def test_chunks_that_are_no_events_pass_unchanged(controller: ControllerProcess,
     assert controller.http.options("/fn/hello").json()["method"] == "OPTIONS"
 
 
+def test_a_response_without_content_has_no_length(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    for status in (204, 304):
+        answer = controller.http.get(f"/fn/hello/status?{status}")
+        assert (answer.status_code, answer.content) == (status, b"")
+        assert "content-length" not in answer.headers
+
+
+def test_a_worker_cannot_switch_the_protocol_of_its_caller(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("hello")
+    answer = controller.http.get("/fn/hello/status?101")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "handler_error")
+    assert "HTTP 101" in answer.json()["error"]["message"]
+    assert controller.http.get("/fn/hello").status_code == 200
+
+
 def test_a_client_that_leaves_cancels_its_call(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello")
     controller.http.get("/fn/hello")
