@@ -25,7 +25,7 @@ FleetError
 │   └── CallLoop                 508  call_loop              functions that call each other in a circle, or too deep
 ├── CallEnded                    499  call_ended             the call for which a function was called has ended
 ├── HandlerFailed                500  handler_error          the user's code raised
-│   └── InvalidOutput            500  invalid_output         its answer is not what its signature says
+│   └── InvalidOutput            500  invalid_output         its answer is not what its signature says, or HTTP allows
 ├── StartFailed                  500  start_failed           the user's module or load() raised, or never got ready
 ├── OutOfMemory                  500  out_of_memory          the worker passed its memory limit
 │   └── DeviceOutOfMemory        500  device_out_of_memory   its share of its devices was too small; it starts with more

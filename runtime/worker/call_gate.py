@@ -37,6 +37,7 @@ from ..worker_io.callee_errors import as_seen_outside
 from ..worker_io.log_tagging import CURRENT_REQUEST_ID
 from ..worker_io.network_hint import network_hint
 from . import websockets
+from .response_check import CheckedResponse
 
 _TOKEN = TOKEN_HEADER.encode()
 _REQUEST = REQUEST_HEADER.encode()
@@ -215,9 +216,11 @@ class CallGate:
 
         failure: FleetError
         limit = asyncio.timeout(timeout_s)
+        response = CheckedResponse(scope, receive, sending)
         try:
             async with limit:
-                await self._app(scope, receive, sending)
+                await self._app(scope, response.receive, response.send)
+                response.require_complete()
             return
         except ResponseAborted:
             raise

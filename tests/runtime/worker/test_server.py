@@ -241,3 +241,12 @@ def test_connections_are_kept_alive(functions: Functions) -> None:
     with worker.client() as client:
         ports = {client.get("").extensions["network_stream"].get_extra_info("client_addr")[1] for _ in range(3)}
     assert len(ports) == 1
+
+
+def test_a_response_without_content_leaves_its_connection_in_order(functions: Functions) -> None:
+    worker = functions.ready(
+        "from fleetstart.runtime import Response\ndef f(status: int): return Response(None, status=status)\n"
+    )
+    with worker.client() as client:
+        answers = [client.post("", json={"status": status}) for status in (204, 304, 200)]
+    assert [(answer.status_code, answer.content) for answer in answers] == [(204, b""), (304, b""), (200, b"null")]

@@ -1,0 +1,112 @@
+"""Responses of apps: what HTTP does not allow is found before anything of it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fleetstart.runtime.contract.errors import InvalidOutput
+from fleetstart.runtime.worker.response_check import HEADERS_MAX, HEADERS_MAX_BYTES, CheckedResponse
+
+Sent = list[dict[str, Any]]
+
+
+def sent_of(*messages: dict[str, Any], method: str = "GET", heard: str = "http.request") -> tuple[Sent, str]:
+    """What the server gets of the app's messages, and the error that the app gets."""
+    sent: Sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(dict(message))
+
+    async def receive() -> Any:
+        return {"type": heard}
+
+    async def run() -> None:
+        response = CheckedResponse({"method": method}, receive, send)
+        await response.receive()
+        for message in messages:
+            await response.send(message)
+        response.require_complete()
+
+    try:
+        asyncio.run(run())
+    except InvalidOutput as error:
+        return sent, error.message
+    return sent, ""
+
+
+def start(status: Any = 200, *headers: tuple[Any, Any]) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def body(data: bytes = b"", *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def length(value: bytes) -> tuple[bytes, bytes]:
+    return b"Content-Length", value
+
+
+@pytest.mark.parametrize(
+    ("first", "word"),
+    [
+        (start(101), "status 101"),
+        (start(99), "status 99"),
+        (start(600), "status 600"),
+        (start("200"), "status '200'"),
+        (start(200, (b"x-a", b"1\r\nx-injected: yes")), "x-injected"),
+        (start(200, (b"x-a", b"a\0b")), "x-a"),
+        (start(200, (b"x a", b"1")), "x a"),
+        (start(200, (b"", b"1")), "HTTP does not allow"),
+        (start(200, ("x-a", "1")), "not bytes"),
+        (start(200, length(b"2"), length(b"3")), "'2, 3'"),
+        (start(200, length(b"-1")), "'-1'"),
+        (start(200, *[(b"x", b"1")] * (HEADERS_MAX + 1)), "101 headers"),
+        (start(200, (b"x", b"1" * HEADERS_MAX_BYTES)), "1 headers of 61441 bytes"),
+    ],
+)
+def test_a_head_that_http_does_not_allow_is_an_error_and_nothing_is_sent(first: dict[str, Any], word: str) -> None:
+    sent, error = sent_of(first, body(b"ok"))
+    assert word in error
+    assert sent == []
+
+
+@pytest.mark.parametrize("data", [b"123", b"12345678"])
+def test_a_body_that_is_not_as_long_as_it_was_said_is_an_error_and_nothing_is_sent(data: bytes) -> None:
+    sent, error = sent_of(start(200, length(b"5")), body(data))
+    assert error == f"the app's response has {len(data)} bytes, and a Content-Length of 5"
+    assert sent == []
+
+
+def test_a_body_in_pieces_is_sent_as_it_comes_until_it_is_too_long() -> None:
+    head, first = start(200, length(b"5")), body(b"123", more=True)
+    assert sent_of(head, first, body(b"45")) == ([head, first, body(b"45")], "")
+    assert sent_of(head, first, body(b"456", more=True)) == (
+        [head, first],
+        "the app's response has 6 bytes or more, and a Content-Length of 5",
+    )
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_response_without_content_is_sent_without_any(status: int) -> None:
+    kept = (b"etag", b"x")
+    assert sent_of(start(status, length(b"4"), kept), body(b"null")) == ([start(status, kept), body()], "")
+
+
+def test_the_response_to_head_has_the_length_of_what_get_would_get() -> None:
+    head = start(200, length(b"1000"))
+    assert sent_of(head, body(), method="HEAD") == ([head, body()], "")
+
+
+def test_chunks_are_for_the_server() -> None:
+    chunked = (b"Transfer-Encoding", b"chunked")
+    assert sent_of(start(200, length(b"2"), chunked), body(b"ok")) == ([start(200, length(b"2")), body(b"ok")], "")
+
+
+@pytest.mark.parametrize("messages", [[], [start()], [start(200, length(b"2"))], [start(), body(b"1", more=True)]])
+def test_an_app_that_returns_early_is_told_unless_its_client_has_left(messages: Sent) -> None:
+    early = "the app returned before its response was complete"
+    assert sent_of(*messages)[1] == early
+    assert sent_of(*messages, heard="http.disconnect")[1] == ""
