@@ -55,7 +55,10 @@ HELP = {
     "queue_full": ("the function has `scale.max` workers and all are busy", "raise `scale.max` or `concurrency`"),
     "rate_limited": ("a limit of the function or a quota of its project", "`fs scale NAME`, `fs project ls`"),
     "handler_error": ("your code raised an exception", "`fs logs NAME --request ID` has the traceback"),
-    "invalid_output": ("the answer does not fit the signature, or is none that HTTP allows", "correct the annotation or the answer"),
+    "invalid_output": (
+        "the answer does not fit the signature, or is none that HTTP allows",
+        "correct the annotation or the answer",
+    ),
     "start_failed": ("the module or `load` raised, or the worker never became ready", "`fs logs NAME`; deploy a fix"),
     "device_out_of_memory": (
         "the worker's share of its devices was too small",
