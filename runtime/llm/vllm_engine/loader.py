@@ -80,6 +80,7 @@ def load_model(
             folder = _filled(Path(name), weights)
             _rendezvous_in(folder)
             vllm = LLMEngine.from_engine_args(_arguments(folder, settings, processor, changes))
+            _check_heads(vllm)
             requests.update(requests_of(write_adapters(folder, adapters or {})))
             for request in requests.values():  # what it cannot apply fails the start, not a call
                 vllm.add_lora(request)
@@ -90,6 +91,16 @@ def load_model(
     engine = VllmEngine(model, build, _close, samplers, requests)
     vocab_size: int = engine._vllm.model_config.get_vocab_size()
     return files.model(engine, vocab_size, eos_ids, torch_threads=cores)
+
+
+def _check_heads(vllm: Any) -> None:
+    """Checks that there is attention for the model's heads. On processors vLLM does not compare them with its own list,
+    and each call failed in its first step. Errors: CheckpointInvalid."""
+    for layer in vllm.vllm_config.compilation_config.static_forward_context.values():
+        backend, size = getattr(layer, "attn_backend", None), getattr(layer, "head_size", None)
+        if backend is not None and size is not None and not backend.supports_head_size(size):
+            known = ", ".join(map(str, backend.get_supported_head_sizes()))
+            raise CheckpointInvalid(f"vLLM does not run this model: it has heads of {size}, and attention for {known}")
 
 
 def _inspect_in_process() -> None:

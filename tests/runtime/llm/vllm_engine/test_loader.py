@@ -100,6 +100,12 @@ class TestRefusals:
             load("vllm", weights, max_context_tokens=3000)
         assert error.value.hint == "change kv_memory or max_context"
 
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs have kernels for such heads")
+    def test_heads_that_vllm_has_no_kernel_for_are_refused_at_the_start(self) -> None:
+        """By itself it says so in a step: each call failed, and with `first` the native engine's streams."""
+        with pytest.raises(CheckpointInvalid, match="it has heads of 16, and attention for 32, 64, "):
+            load("vllm", tiny(**(SHAPE | {"num_attention_heads": 6, "head_dim": 16})))
+
     @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.o_proj.weight"])
     def test_a_checkpoint_without_a_tensor_is_refused_with_its_name(self, name: str) -> None:
         """vLLM would compute with what memory holds there."""
