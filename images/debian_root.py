@@ -66,9 +66,9 @@ def write_root(target: Path) -> list[str]:
             tar.addfile(member)
         for name in _MERGED:
             if os.path.islink(f"/{name}"):
-                tar.add(f"/{name}", name, filter=_plain)
+                add_plain(tar, f"/{name}", name)
         for path, source in sorted(shown.items()):
-            tar.add(source, path.lstrip("/"), recursive=False, filter=_plain)
+            add_plain(tar, source, path.lstrip("/"))
         link = tarfile.TarInfo("usr/local/bin/python3")
         link.type, link.linkname = tarfile.SYMTYPE, f"python{python_version()}"
         tar.addfile(link)
@@ -157,13 +157,20 @@ def _query(*arguments: str) -> str:
     return done.stdout
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """A member without this machine's owners, and without devices and privileged programs' bits."""
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        return None
-    if member.islnk():  # the first of two names may be left out
-        return None
+def add_plain(tar: tarfile.TarFile, source: str, name: str) -> None:
+    """Adds a file, folder or link without this machine's owners, and without privileged programs' bits; devices are
+    left out."""
+    member = tar.gettarinfo(source, name)
+    if member.islnk():  # a second name of a file, which tarfile would have as a link to the first
+        member.type, member.linkname, member.size = tarfile.REGTYPE, "", os.path.getsize(source)
+    if not (member.isreg() or member.isdir() or member.issym()):
+        return
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     member.mode &= 0o1777
-    return member
+    if member.isreg():
+        with open(source, "rb") as data:
+            tar.addfile(member, data)
+        return
+    member.mtime = 0  # a folder's changes with whatever is installed beside
+    tar.addfile(member)

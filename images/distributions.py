@@ -64,11 +64,14 @@ def installed_extras(extras: Iterable[str]) -> list[str]:
 
 
 def files_of(distribution: metadata.Distribution) -> Iterator[tuple[str, Path]]:
-    """Paths below site-packages, of what `is_used`, and where they are here."""
+    """Paths below site-packages, of what `is_used`, and where they are here. Errors: NotInstalled for a distribution
+    without a list of its files, as those of Debian's packages are."""
     if canonicalize_name(distribution.name) == OWN:
         yield from _own_files(distribution)
         return
-    for file in distribution.files or ():
+    if distribution.files is None:
+        raise NotInstalled(f"{distribution.name} is installed without a list of its files, so they cannot be packed")
+    for file in distribution.files:
         path = str(file)
         if not is_used(path):
             continue

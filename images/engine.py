@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import IO
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound, StreamParseError
 from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
 from .definitions import PREFIX
 
@@ -99,7 +100,9 @@ class ImageEngine:
             except ImageNotFound:
                 return None
         labels = (found.get("Config") or {}).get("Labels") or {}
-        created = datetime.fromisoformat(str(found["Created"])[:19] + "+00:00").timestamp()
+        # An engine leaves the time out where an image has none.
+        made = str(found.get("Created") or "1970-01-01T00:00:00")
+        created = datetime.fromisoformat(made[:19] + "+00:00").timestamp()
         return BuiltImage(
             found["Id"], tuple(found["RepoTags"] or ()), labels.get(NAME_LABEL, ""), found["Size"], created, labels
         )
@@ -122,7 +125,8 @@ class ImageEngine:
     def _reported(self, action: str) -> Iterator[None]:
         try:
             yield
-        except (APIError, DockerException, RequestException) as error:
+        except (APIError, DockerException, RequestException, HTTPError, StreamParseError) as error:
+            # The last two: the client lets through what breaks in the middle of a build's log.
             said = getattr(error, "explanation", None) or error
             raise ImageEngineError(f"the container engine at {self.address} could not {action}: {said}") from error
 

@@ -45,8 +45,12 @@ def sbom(image: ImageDefinition, has: Mapping[str, metadata.Distribution], made_
 
 def _component(name: str, distribution: metadata.Distribution) -> Component:
     said = distribution.metadata.json
-    text = str(said.get("license_expression") or said.get("license") or "").strip()
-    licences = [LicenseFactory().make_from_string(text)] if text and len(text) <= LICENSE_MAX else []
+    names = [str(said.get("license_expression") or said.get("license") or "").strip()]
+    if not names[0] or len(names[0]) > LICENSE_MAX:
+        # Older distributions name it by Trove classifiers: "License :: OSI Approved :: MIT License".
+        kinds = [text.split(" :: ") for text in distribution.metadata.get_all("Classifier") or ()]
+        names = [kind[-1] for kind in kinds if kind[0] == "License" and kind[1:] != ["OSI Approved"]]
+    licences = [LicenseFactory().make_from_string(name) for name in dict.fromkeys(names)]
     return Component(
         name=name,
         version=distribution.version,

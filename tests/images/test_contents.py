@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import marshal
+import os
 import tarfile
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +15,7 @@ from types import CodeType
 import pytest
 
 from fleetstart.images.context import SITE_PACKAGES, bytecode, write_context
-from fleetstart.images.debian_root import NoDebian, dependencies, interpreter_files, root_paths
+from fleetstart.images.debian_root import NoDebian, add_plain, dependencies, interpreter_files, root_paths
 from fleetstart.images.definitions import IMAGES, build_order, tag_of
 from fleetstart.images.distributions import NotInstalled, closure, files_of, has_cuda, installed_extras, is_used
 from fleetstart.images.sbom import sbom
@@ -87,6 +89,15 @@ def test_an_extra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
 )
 def test_files_that_no_running_program_needs_are_left_out(path: str, used: bool) -> None:
     assert is_used(path) == used
+
+
+def test_a_distribution_without_a_list_of_its_files_is_named(tmp_path: Path) -> None:
+    """Else the image would lack it. Debian's packages of Python have no RECORD."""
+    info = tmp_path / "some-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some\nVersion: 1.0\n")
+    with pytest.raises(NotInstalled, match="some is installed without a list of its files"):
+        list(files_of(metadata.Distribution.at(info)))
 
 
 def test_own_files_are_found_in_an_editable_installation_too() -> None:
@@ -166,6 +177,7 @@ def test_a_bill_of_materials_is_valid_and_names_all_with_what_they_need() -> Non
     assert any(one.startswith("botocore==") for one in needed[boto3])
     licences = {part["name"]: part.get("licenses") for part in bill["components"]}
     assert "BSD" in json.dumps(licences["click"])
+    assert "BSD" in json.dumps(licences["cronsim"])  # which names it by a classifier alone
 
 
 # ── a base of installed packages ───────────────────────────────────────────────────────────────────
@@ -188,6 +200,34 @@ def test_what_a_package_depends_on_comes_with_it_by_the_alternative_that_is_inst
     ]  # fmt: skip
     with pytest.raises(NoDebian, match="coreutils is not installed"):
         dependencies(["coreutils"], installed)
+
+
+def test_a_root_depends_on_what_is_packed_alone_and_has_all_names_of_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "gunzip").write_bytes(b"program")
+    (folder / "gunzip").chmod(0o4755)
+    (folder / "uncompress").hardlink_to(folder / "gunzip")
+
+    def packed() -> bytes:
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for path in (folder, folder / "gunzip", folder / "uncompress"):
+                add_plain(tar, str(path), str(path.relative_to(tmp_path)))
+        return file.getvalue()
+
+    before = packed()
+    os.utime(folder, (1, 1))  # something else was installed
+    assert packed() == before
+    with tarfile.open(fileobj=io.BytesIO(before)) as tar:
+        assert [(one.name, one.mode) for one in tar] == [
+            ("bin", 0o755),
+            ("bin/gunzip", 0o755),
+            ("bin/uncompress", 0o755),
+        ]
+        second = tar.extractfile("bin/uncompress")
+        assert second is not None
+        assert second.read() == b"program"
 
 
 def test_paths_of_packages_are_real_ones_without_documentation() -> None:
