@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .public_addresses import Address, Network, embedded
+from .public_addresses import Address, Network, embedded, unmapped
 
 ALWAYS_DENIED: tuple[tuple[str, str], ...] = (
     ("127.0.0.0/8", "the node's loopback"),
@@ -61,6 +61,6 @@ def denials(
     *, operator: Iterable[Network] = (), allowed: Iterable[Network] = (), platform: Iterable[tuple[Address, str]] = ()
 ) -> EgressDenials:
     """The denials of a node: those of every node, the operator's (FS_EGRESS_DENY), and addresses of the platform."""
-    own = tuple(DeniedRange(ipaddress.ip_network(address), why) for address, why in platform)
-    added = tuple(DeniedRange(network, "its operator denies it (FS_EGRESS_DENY)") for network in operator)
-    return EgressDenials(denied=(*_ALWAYS, *added, *own), allowed=tuple(allowed))
+    own = tuple(DeniedRange(unmapped(ipaddress.ip_network(address)), why) for address, why in platform)
+    added = tuple(DeniedRange(unmapped(network), "its operator denies it (FS_EGRESS_DENY)") for network in operator)
+    return EgressDenials(denied=(*_ALWAYS, *added, *own), allowed=tuple(map(unmapped, allowed)))

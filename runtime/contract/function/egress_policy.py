@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidSpec
 from .egress_denials import EgressDenials
-from .public_addresses import Address, Network, is_public, literal
+from .public_addresses import Address, Network, embedded_network, is_public, literal, unmapped
 
 ENTRIES_MAX = 100
 DEFAULT_PORT = 443
@@ -59,8 +59,9 @@ class Range:
 
     @property
     def _names_its_own(self) -> bool:
-        return self.network.prefixlen >= _WIDEST[self.network.version] and not any(
-            is_public(end) for end in (self.network.network_address, self.network.broadcast_address)
+        meant = embedded_network(self.network)  # 64:ff9b::/96 is all of IPv4
+        return meant.prefixlen >= _WIDEST[meant.version] and not any(
+            is_public(end) for end in (meant.network_address, meant.broadcast_address)
         )
 
 
@@ -92,7 +93,7 @@ def _rule(entry: str) -> Rule:
     try:
         if "%" in bare:
             raise ValueError("an address with a zone is not the same on every node")
-        return Range(ipaddress.ip_network(bare), port)
+        return Range(unmapped(ipaddress.ip_network(bare)), port)
     except ValueError as error:
         if "/" in bare or ":" in bare:
             raise InvalidSpec(f"network: {entry[:100]!r}: {str(error)[:200]}", hint=_HINT) from error

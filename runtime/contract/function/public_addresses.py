@@ -12,7 +12,9 @@ import socket
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+_EMBEDDING = (_MAPPED, _NAT64, ipaddress.IPv6Network("2002::/16"))
 _NOT_PUBLIC = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "64:ff9b:1::/48", "fec0::/10", "3fff::/20")),
 )
@@ -41,6 +43,22 @@ def embedded(address: Address) -> Address:
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address
+
+
+def unmapped(network: Network) -> Network:
+    """The IPv4 range that a range of mapped addresses is, which connections go to; else the range itself."""
+    is_mapped = isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED)
+    return embedded_network(network) if is_mapped else network
+
+
+def embedded_network(network: Network) -> Network:
+    """The IPv4 range that an IPv6 range embeds; else the range itself."""
+    if isinstance(network, ipaddress.IPv6Network):
+        prefix = next((one for one in _EMBEDDING if network.subnet_of(one)), None)
+        if prefix is not None:
+            length = min(32, network.prefixlen - prefix.prefixlen)
+            return ipaddress.IPv4Network((int(embedded(network.network_address)), length))
+    return network
 
 
 def is_public(address: Address) -> bool:

@@ -202,6 +202,29 @@ def test_a_mapped_address_is_what_it_reaches() -> None:
     assert not goes("10.0.0.1", 443, [mapped], "::ffff:0:0/96")
 
 
+def test_a_range_of_mapped_addresses_is_the_range_that_they_reach() -> None:
+    own, other = ipaddress.ip_address("10.0.0.1"), ipaddress.ip_address("8.8.8.8")
+    assert goes("::ffff:10.0.0.1", 443, [own], "::ffff:10.0.0.0/104") == (own,)
+    denied = ipaddress.ip_network("::ffff:8.8.8.0/120")
+    assert "FS_EGRESS_DENY" in denials(operator=[denied]).why(other)
+    assert denials(operator=[denied], allowed=[ipaddress.ip_network("::ffff:8.8.8.8")]).why(other) == ""
+    assert denials(platform=[(ipaddress.ip_address("::ffff:8.8.8.8"), "an address of Redis")]).why(other)
+
+
+@pytest.mark.parametrize(
+    ("wide", "private", "own"),
+    [("64:ff9b::/96", "64:ff9b::a00:1", "64:ff9b::a00:0/104"), ("2002::/16", "2002:a00:1::1", "2002:a00::/24")],
+)
+def test_all_of_ipv4_inside_ipv6_names_no_private_address_and_a_private_network_does(
+    wide: str, private: str, own: str
+) -> None:
+    address = ipaddress.ip_address(private)
+    assert goes(private, 443, [address], wide) == ()
+    assert goes(private, 443, [address], own) == (address,)
+    public = ipaddress.ip_address("64:ff9b::808:808")
+    assert goes(str(public), 443, [public], "64:ff9b::/96") == (public,)
+
+
 def test_a_literal_reaches_no_address_but_itself() -> None:
     assert not goes("93.184.216.35", 443, [PUBLIC], "93.184.216.0/24")
 
