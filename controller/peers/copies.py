@@ -86,10 +86,18 @@ class _Layout:
         if checkpoint not in self.nodes[node].used:
             self.room_bytes[node] -= size_bytes
 
+    def stays(self, copy: Copy, kept: KeptCheckpoint) -> bool:
+        node = self.nodes.get(copy.node)  # None: its lease is late
+        return copy.stays and (node is None or _is_allowed(node, kept))
+
     def fits(self, node: CopyNode, checkpoint: CheckpointId, kept: KeptCheckpoint) -> bool:
-        if checkpoint in node.refuses or (kept.regions and node.region not in kept.regions):
+        if checkpoint in node.refuses or not _is_allowed(node, kept):
             return False
         return checkpoint in node.used or kept.size_bytes <= self.room_bytes[node.node]
+
+
+def _is_allowed(node: CopyNode, kept: KeptCheckpoint) -> bool:
+    return not kept.regions or node.region in kept.regions
 
 
 def decide_copies(
@@ -109,7 +117,7 @@ def decide_copies(
             decision.take_back.append((copy.node, copy.checkpoint))
     moving = False
     for checkpoint, some in by_checkpoint.items():
-        stay = [one for one in some if one.stays]
+        stay = [one for one in some if layout.stays(one, kept[checkpoint])]
         target = max(stay, key=lambda one: (one.ordered_unix_ns, one.node)) if stay else None
         others = sorted((one for one in some if one is not target), key=lambda one: (not one.complete, one.node))
         needed = 0 if target is not None and target.complete else COPIES_MAX - 1

@@ -151,17 +151,21 @@ def _pipelines(found: MulticastPlan, request: PlanRequest, nodes: Sequence[NodeI
 def _new_nodes(
     request: PlanRequest, cluster: Cluster, sources: list[PeerSource], wanted: int, now_s: float
 ) -> list[CandidateNode]:
-    """The fastest nodes with room for a whole worker that serve chunks, have none of these and reach the sources."""
+    """The fastest nodes of the sources' region with room for a whole worker that serve chunks, have none of these and
+    reach the sources."""
     need_bytes, fetch_bytes = request.memory_bytes + request.segment_bytes, request.segment_bytes
     seen = wanted + len(sources)
     need = NodeNeed(need_bytes, request.memory_bytes, request.device_bytes(request.layout.whole))
-    snapshots, _ = quickest_nodes(request, cluster, [need], (fetch_bytes, fetch_bytes), seen, now_s)
-    region, machines = sources[0].region, {source.machine for source in sources} - {""}
+    region, regions = sources[0].region, request.wanted.regions
+    if regions and region not in regions:
+        return []
+    here = replace(request, wanted=request.wanted._replace(regions=(region,)))
+    snapshots, _ = quickest_nodes(here, cluster, [need], (fetch_bytes, fetch_bytes), seen, now_s)
+    machines = {source.machine for source in sources} - {""}
     nodes = [
         CandidateNode(snapshot, request, now_s)
         for snapshot in snapshots
         if snapshot.state.up is not None
-        and snapshot.state.region == region
         and machines <= {snapshot.state.machine}
         and (not snapshot.state.peers_on or machines)
     ]

@@ -75,6 +75,18 @@ def test_a_copy_stays_in_its_functions_regions() -> None:
     assert decide_copies(one, [], nodes[:1]).unplaced == ["m"]
 
 
+def test_a_copy_moves_once_its_function_may_run_elsewhere_alone() -> None:
+    """A function that was deployed again, with another region and the same weights."""
+    one = {CheckpointId("m"): KeptCheckpoint(size_bytes=GIB, regions=frozenset({"eu"}))}
+    nodes = [node("a", region="us"), node("b", region="eu")]
+    old = copy("a", "m", 1, complete=True)
+    assert decide_copies(one, [old], nodes) == CopyDecision(order=[(NodeId("b"), CheckpointId("m"))])
+    assert decide_copies(one, [old, copy("b", "m", 2)], nodes) == CopyDecision()
+    done = decide_copies(one, [old, copy("b", "m", 2, complete=True)], nodes)
+    assert done == CopyDecision(take_back=[(NodeId("a"), CheckpointId("m"))])
+    assert decide_copies(one, [old], nodes[:1]).unplaced == [CheckpointId("m")]
+
+
 def test_a_node_that_did_not_fetch_it_is_not_asked_again() -> None:
     refuses = frozenset({CheckpointId("m")})
     stalled = copy("a", "m", stays=False)

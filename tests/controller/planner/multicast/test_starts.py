@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fleetstart.controller.planner.accuracy_report import ObservedStart, explain, format_explanation
 from fleetstart.controller.planner.checkpoint_layout import EVERY_LAYER, CheckpointLayout
 from fleetstart.controller.planner.cluster import Cluster
+from fleetstart.controller.planner.constraints import PlacementConstraints
 from fleetstart.controller.planner.links.contention import PendingFetch
 from fleetstart.controller.planner.multicast.starts import RECEIVERS_MOST, one_by_one_s, plan_starts
 from fleetstart.controller.planner.node_state import HeldLayers, NodeState, uplink
@@ -249,3 +250,20 @@ def test_a_multicast_is_on_the_uplinks_of_all_that_send() -> None:
     sent = sum(fetch.pending_bytes for state in cluster if state.up is not None for fetch in state.up.fetches)
     assert sent == pytest.approx(4 * 400 * MB, abs=100)
     assert all(state.held[CHAT].coming for state in cluster if state.node != "has")
+
+
+@pytest.mark.parametrize("region", ["eu", ""])
+def test_nodes_beside_the_copy_are_found_however_many_are_elsewhere(region: str) -> None:
+    elsewhere = [
+        node(f"a{index}", bytes_per_s=10.0 * MB, peer_bytes_per_s=100.0 * MB, region="us") for index in range(20)
+    ]
+    found = planned([*elsewhere, *new(4, region=region), holder(region=region)], burst(4))
+    assert found.multicast
+    assert sorted(names(found)) == ["n0", "n1", "n2", "n3"]
+
+
+def test_a_copy_in_another_region_than_the_functions_is_no_beginning() -> None:
+    wanted = burst(4, wanted=PlacementConstraints(regions=("eu",)))
+    nodes = [*new(4, region="us"), node("b", region="eu", bytes_per_s=10.0 * MB)]
+    found = planned([*nodes, holder(region="us")], wanted)
+    assert (found.multicast, names(found)) == ("", ["b"])
