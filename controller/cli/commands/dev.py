@@ -256,7 +256,8 @@ def _own_system(port: int, *, keep_weights: bool) -> Iterator[str]:
             yield wait_ready(layout, process).url
         finally:
             output.message("stopping")
-            stop_supervisor(layout)
+            if not stop_supervisor(layout):
+                process.terminate()  # it has not taken its lock yet, by which it is known
             process.wait()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
