@@ -68,6 +68,11 @@ def open_cgroups(epoch: str, hierarchies: list[Hierarchy], cpus: float = 0.0) ->
     is left in them: nobody counts its memory any more. `cpus`: the processors that one worker may use at most, 0 for
     all."""
     _remove_stale(hierarchies)
+    return make_cgroups(epoch, hierarchies, cpus)
+
+
+def make_cgroups(epoch: str, hierarchies: list[Hierarchy], cpus: float = 0.0) -> Cgroups | None:
+    """`open_cgroups`, without a look at those of dead daemons."""
     return _open_v1(epoch, hierarchies, cpus) or _open_v2(epoch, hierarchies, cpus)
 
 

@@ -117,6 +117,30 @@ def test_namespaces_are_tried_as_a_node_tries_them() -> None:
     assert said.stdout.endswith(" warn\n")
 
 
+V1 = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not os.access(V1, os.W_OK), reason="delegates a control group of version 1")
+def test_limits_are_enforced_in_a_group_that_was_delegated_and_polled_without_one() -> None:
+    """As a node finds it, which looks at its own group first."""
+    program = "from fleetstart.controller.cli.doctor.checks import check_limits; print(check_limits().verdict)"
+    group = V1 / f"fs-test-{os.getpid()}"
+    group.mkdir()
+
+    def said(*before: str) -> str:
+        steps = [f"echo $$ > {group}/cgroup.procs", *before, f"mount -o remount,bind,ro {V1}", 'exec "$@"']
+        command = ["unshare", "-m", "sh", "-c", " && ".join(steps), "sh", sys.executable, "-P", "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        assert said() == "warn"
+        assert said(f"mount --bind {group} {group}") == "ok"
+        assert [path for path in group.iterdir() if path.is_dir()] == []
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), what="the group is empty")
+        group.rmdir()
+
+
 def test_the_parts_of_a_server_are_those_of_its_extra() -> None:
     pyproject = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
     extra = pyproject["project"]["optional-dependencies"]["server"]
