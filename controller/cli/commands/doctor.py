@@ -37,6 +37,7 @@ def command(
         store,
         best_effort=os.environ.get("FS_ISOLATION") == "best-effort",
         engine=os.environ.get("FS_CONTAINER_ENGINE") or "",
+        redis=os.environ.get("FS_REDIS_URL") or "",
     )
     if measure:
         output.message("measuring disk, memory and store for a few seconds; without: --no-measure")

@@ -11,14 +11,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from fleetstart.runtime.contract.node.reports import ISOLATION_ADVICE
+from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import GIB
+from fleetstart.runtime.contract.store_url import is_s3
 
 from ..home import HomeLayout, is_locked, read_supervisor
 from ..local.backends import redis_problem, redis_warnings, store_problem
@@ -195,8 +198,13 @@ def check_limits() -> Finding:
     )
 
 
-def check_redis() -> Finding:
+def check_redis(home: Path, url: str = "") -> Finding:
+    """Checks whether there is a Redis for `fs up` to start. None is needed where the server here uses another, or `url`
+    (FS_REDIS_URL) names one."""
     binary = find_redis()
+    other = "" if binary is not None else url or _record(home, "redis_url")
+    if other and not other.startswith("unix:"):
+        return Finding(check="redis", verdict="ok", found="no server binary, and none is needed: another one is named")
     if binary is None:
         return Finding(
             check="redis",
@@ -278,15 +286,27 @@ def check_store(home: Path, store: str) -> Finding:
     location = store or _record(home, "store")
     if not location:
         return Finding(check="store", verdict="ok", found="the next `fs up` keeps it in its home, unless --store says")
-    problem = store_problem(location)
+    with _without_new_folders(location):
+        problem = store_problem(location)
     if problem is None:
         return Finding(check="store", verdict="ok", found=f"{location}: wrote, read and deleted an object")
     return Finding(check="store", verdict="bad", found=f"{location}: {problem.message}", advice=problem.hint)
 
 
-def check_redis_server(home: Path) -> Finding:
-    """Checks whether the Redis of the server of this home keeps what is written."""
-    url = _record(home, "redis_url")
+@contextmanager
+def _without_new_folders(location: str) -> Iterator[None]:
+    """Removes the folders that a trial of a store in a folder makes, and what was there before stays."""
+    folder = Path(location)
+    new = [] if is_s3(location) else [path for path in (folder, *folder.parents) if not path.exists()]
+    yield
+    with suppress(OSError):
+        for path in (folder / ".incoming", *new) if new else ():
+            path.rmdir()
+
+
+def check_redis_server(home: Path, url: str = "") -> Finding:
+    """Checks whether the Redis of the server of this home keeps what is written; without one, that of FS_REDIS_URL."""
+    url = _record(home, "redis_url") or with_ca(url, url and os.environ.get("FS_REDIS_CA", ""))
     if not url:
         return Finding(check="redis server", verdict="ok", found="none runs here: `fs up` starts or tries it")
     problem = redis_problem(url)
@@ -323,13 +343,14 @@ def check_port(home: Path, number: int) -> Finding:
 
 
 def run_checks(
-    home: Path, port_number: int, store: str = "", *, best_effort: bool = False, engine: str = ""
+    home: Path, port_number: int, store: str = "", *, best_effort: bool = False, engine: str = "", redis: str = ""
 ) -> list[Finding]:
-    """Runs all checks; `engine` is the address of a container engine. A check that fails to run is a finding, too."""
+    """Runs all checks; `engine` is the address of a container engine, `redis` the URL of a Redis. A check that fails to
+    run is a finding, too."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", check_python),
         ("server parts", check_server_parts),
-        ("redis", check_redis),
+        ("redis", lambda: check_redis(home, redis)),
         ("torch", check_torch),
         ("namespaces", lambda: check_namespaces(best_effort=best_effort)),
         ("sandboxes", check_sandboxes),
@@ -339,7 +360,7 @@ def run_checks(
         ("memory", check_memory),
         ("home", lambda: check_home(home)),
         ("store", lambda: check_store(home, store)),
-        ("redis server", lambda: check_redis_server(home)),
+        ("redis server", lambda: check_redis_server(home, redis)),
         ("access", lambda: check_access(home)),
         ("port", lambda: check_port(home, port_number)),
     ]

