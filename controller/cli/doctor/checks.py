@@ -26,7 +26,7 @@ from fleetstart.runtime.contract.store_url import is_s3
 from ..home import HomeLayout, is_locked, read_supervisor
 from ..local.backends import redis_problem, redis_warnings, store_problem
 from ..local.join import join_file
-from ..local.services import find_redis
+from ..local.services import find_redis, physical_bytes
 from ..output import format_size
 
 PROBE_S = 20.0
@@ -254,11 +254,19 @@ def available_bytes() -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def check_memory() -> Finding:
+def check_memory(groups: Path = Path("/sys/fs/cgroup")) -> Finding:
+    """Available memory, and the limit of the container that this runs in, which a node does not see."""
     free_bytes = available_bytes()
+    found = f"{format_size(free_bytes)} available"
+    for path in (groups / "memory.max", groups / "memory/memory.limit_in_bytes"):
+        limit = path.read_text().strip() if path.exists() else ""
+        if limit.isdecimal() and int(limit) < physical_bytes() and not os.environ.get("FS_NODE_MEMORY"):
+            found += f", and this container may have {format_size(int(limit))}"
+            advice = "set FS_NODE_MEMORY below that: by default a node takes a share of the machine's memory"
+            return Finding(check="memory", verdict="warn", found=found, advice=advice)
     verdict: Verdict = "ok" if free_bytes >= MEMORY_LEAST_BYTES else "warn"
     advice = "" if verdict == "ok" else "models need memory: stop other programs, or deploy with less --memory"
-    return Finding(check="memory", verdict=verdict, found=f"{format_size(free_bytes)} available", advice=advice)
+    return Finding(check="memory", verdict=verdict, found=found, advice=advice)
 
 
 def check_home(home: Path) -> Finding:

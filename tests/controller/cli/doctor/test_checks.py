@@ -22,6 +22,7 @@ from fleetstart.controller.cli.doctor.checks import (
     check_access,
     check_container_engine,
     check_home,
+    check_memory,
     check_namespaces,
     check_rdma,
     check_redis,
@@ -44,7 +45,7 @@ from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.ids import NodeId
 from fleetstart.runtime.contract.node.reports import MemoryReport, NodeReport
 from fleetstart.runtime.contract.node.throughput import Ceilings
-from fleetstart.runtime.contract.sizes import MIB
+from fleetstart.runtime.contract.sizes import GIB, MIB
 from tests.controller.cli.checkpoints import encode
 from tests.controller.cli.system import System
 from tests.servers import free_port, shared_memory, wait_until
@@ -224,6 +225,25 @@ def test_a_home_that_takes_no_more_files_or_is_closed_to_this_user(
 
     monkeypatch.setattr(Path, "exists", closed)
     assert check_home(tmp_path).verdict == "bad"
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_a_containers_limit_is_below_what_a_node_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("FS_NODE_MEMORY", raising=False)
+    monkeypatch.setattr(checks, "available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(checks, "physical_bytes", lambda: 64 * GIB)
+    assert check_memory(tmp_path).verdict == "ok"
+    limit = tmp_path / name
+    limit.parent.mkdir(exist_ok=True)
+    for text in ("max\n", "9223372036854771712\n"):
+        limit.write_text(text)
+        assert check_memory(tmp_path).verdict == "ok"
+    limit.write_text(f"{2 * GIB}\n")
+    assert (check_memory(tmp_path).verdict, "FS_NODE_MEMORY" in check_memory(tmp_path).advice) == ("warn", True)
+    monkeypatch.setenv("FS_NODE_MEMORY", "1GiB")
+    assert check_memory(tmp_path).verdict == "ok"
 
 
 def test_an_engine_is_named_as_a_node_takes_it() -> None:
