@@ -21,6 +21,8 @@ from .dialer import ConnectFailed, resolve
 
 FRESH_S = 30.0
 """Time for which looked-up addresses are taken for current."""
+UNKNOWN_S = 1.0
+"""The same while a name has no address yet: what it stands for is not denied until then."""
 LOOKUP_S = 5.0
 
 
@@ -43,7 +45,8 @@ class PlatformAddresses:
         async with self._looking:
             if time.monotonic() >= self._fresh_until_s:
                 await self._look_up()
-                self._fresh_until_s = time.monotonic() + FRESH_S
+                are_known = self._known.keys() == self._hosts.keys()
+                self._fresh_until_s = time.monotonic() + (FRESH_S if are_known else UNKNOWN_S)
             return self._denials
 
     async def _look_up(self) -> None:
