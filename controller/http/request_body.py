@@ -83,12 +83,13 @@ async def read_body(
 
 async def reject_unread(scope: Scope, receive: Receive, send: Send, error: FleetError, request_id: str) -> None:
     """Rejects a request whose body was not read to its end. Closes the connection, unless the rest of it is small."""
-    small = header(scope, b"transfer-encoding") is None and declared_bytes(scope) <= SMALL_BYTES
+    # A client with Expect: 100-continue may send its body or not: only the connection's end is clear to both.
+    unclear = header(scope, b"transfer-encoding") is not None or header(scope, b"expect") is not None
+    small = not unclear and declared_bytes(scope) <= SMALL_BYTES
     await respond_error(send, error, request_id, [] if small else [(b"connection", b"close")], more=True)
-    if header(scope, b"expect") is None:  # with Expect: 100-continue the body was not sent
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                await _discard(receive)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            await _discard(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -144,6 +144,26 @@ def test_an_undeclared_huge_body_is_refused_while_it_comes(controller: Controlle
     assert controller.http.get("/fn/hello").status_code == 200
 
 
+def test_a_client_that_waits_for_leave_to_send_is_told_why_it_is_refused(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    controller.deploy("hello")
+    port = int(controller.url.rsplit(":", 1)[1])
+    waits = b"Host: localhost\r\nExpect: 100-continue\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        sock.sendall(b"POST /fn/nobody HTTP/1.1\r\n" + waits + b"Content-Length: 10\r\n\r\n")
+        head = sock.recv(65536)
+        assert head.startswith(b"HTTP/1.1 404 ")
+        # It need not send its body now: what came next would be taken for that.
+        assert b"\r\nconnection: close\r\n" in head
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        sock.sendall(b"POST /fn/hello HTTP/1.1\r\n" + waits + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert sock.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        for _ in range(16):
+            sock.sendall(b"%x\r\n%b\r\n" % (MIB, bytes(MIB)))
+        assert sock.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_body_at_the_limit_passes(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello")
     assert controller.http.post("/fn/hello", content=bytes(4 * MIB)).json()["size"] == 4 * MIB
