@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -190,6 +191,9 @@ def _failure(error: OSError, base: str) -> FleetError:
         return StartFailed(str(error), hint="name a base image that the engine has or can pull: --base IMAGE")
     if isinstance(error, images.engine.ImageEngineError):
         return Unreachable(str(error), hint="look at the engine's log; `docker info` asks it, too")
+    if error.errno == errno.ENOSPC:
+        hint = "a build packs each image in a temporary file, as large as its packages: set TMPDIR to a disk with room"
+        return StartFailed(f"the packages cannot be packed: {error}", hint=hint)
     return StartFailed(f"the packages cannot be read: {error}", hint="was one of them changed during the build?")
 
 
