@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.errors import InvalidInput
+from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
+from fleetstart.runtime.handlers.forms import VALUES_MAX
 from fleetstart.runtime.handlers.request_args import argument_decoder
 
 json_values = st.recursive(
@@ -87,6 +88,16 @@ def test_text_of_a_query_or_form_may_stand_in_utf_8_without_escapes() -> None:
     assert argument_decoder(named).read(b"", text)[1]["b"] == "Zoë ä"
     assert argument_decoder(named).read(text, b"", form)[1]["b"] == "Zoë ä"
     assert argument_decoder(named).read(b"", b"a=2&b=Zo\xeb+%EB")[1]["b"] == "Zo\ufffd \ufffd"
+
+
+def test_a_form_of_very_many_values_is_refused_before_it_is_split() -> None:
+    """Two megabytes of them took more than the 64 MiB of a small worker."""
+    form = b"application/x-www-form-urlencoded"
+    many = b"a=2" + b"&b=x" * (VALUES_MAX - 1)
+    with pytest.raises(InvalidInput):  # not of a list type
+        argument_decoder(named).read(many, b"", form)
+    with pytest.raises(TooLarge, match=f"more than {VALUES_MAX} values"):
+        argument_decoder(named).read(many + b"&c=1", b"", form)
 
 
 def test_deep_nesting_is_refused_and_does_not_recurse() -> None:
