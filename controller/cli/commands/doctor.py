@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fleetstart.runtime.contract.store_url import is_s3
+from fleetstart.runtime.contract.store_url import parse_store
 
 from .. import output
 from ..doctor import block_profile, throughput
@@ -29,8 +29,8 @@ def command(
     home: Path, *, port: int, store: str, measure: bool, profile: bool, measure_bytes: int, as_json: bool
 ) -> int:
     """Check this machine, and advise on what is missing or slow. Exit code 1 if something cannot work."""
-    if store and not is_s3(store):
-        store = str(Path(store).expanduser().absolute())
+    if store and isinstance(where := parse_store(store), Path):
+        store = str(where.expanduser().absolute())
     findings = run_checks(
         home,
         port,

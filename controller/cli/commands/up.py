@@ -19,7 +19,7 @@ from fleetstart.runtime.contract.function.setting_checks import check_region
 from fleetstart.runtime.contract.process.environment import ConfigError
 from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import parse_size
-from fleetstart.runtime.contract.store_url import is_s3
+from fleetstart.runtime.contract.store_url import parse_store
 
 from ...schemas.functions import SystemStatus
 from .. import output
@@ -113,8 +113,8 @@ def command(
         parse_size(node_memory)
     if region:
         check_region(region)
-    if store and not is_s3(store):
-        store = str(Path(store).expanduser().absolute())
+    if store and isinstance(where := parse_store(store), Path):
+        store = str(where.expanduser().absolute())
     redis = _with_ca(_found_redis(redis))
     _check_not_joined(layout)
     environment = {"FS_LOG_FORMAT": log_format, "FS_REGION": region, "FS_REDIS_URL": redis}

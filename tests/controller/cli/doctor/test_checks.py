@@ -180,6 +180,12 @@ def test_a_store_is_tried_and_no_folder_of_it_is_left(tmp_path: Path) -> None:
     assert (tmp_path / "a/kept").exists()
 
 
+def test_a_folder_may_be_named_by_its_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["--home", str(tmp_path), "doctor", "--no-measure", "--json", "--store", f"file://{tmp_path}/store"])
+    found = {finding["check"]: finding["found"] for finding in json.loads(capsys.readouterr().out)}
+    assert found["store"] == f"{tmp_path}/store: wrote, read and deleted an object"
+
+
 def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_boto3(location: str) -> None:
         raise ModuleNotFoundError("No module named 'boto3'")
