@@ -18,6 +18,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
+NO_CONTENT = (204, 304)
+"""Statuses of responses that have no body, whatever their headers say: a client takes one for the next response."""
 OWN_EVENTS = "fs.own_events"
 """Message key: the events in this piece of a stream are the platform's. A handler may write events of their names."""
 

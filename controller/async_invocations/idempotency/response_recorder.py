@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ...http.asgi import Message, RawHeaders, Receive, Send
+from ...http.asgi import NO_CONTENT, Message, RawHeaders, Receive, Send
 from ...state.invocation_records import Answer
 
 ANSWER_BYTES = 1 << 20
@@ -70,7 +70,11 @@ async def send_answer(send: Send, answer: Answer, body: bytes, extra: RawHeaders
     headers: RawHeaders = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
     replaced = {name for name, _ in extra}
     headers = [(name, value) for name, value in headers if name not in replaced]
-    headers += [*extra, (b"content-length", b"%d" % len(body))]
+    headers += extra
+    if answer.http_status in NO_CONTENT:
+        body = b""
+    else:
+        headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": answer.http_status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -32,7 +32,7 @@ from fleetstart.runtime.contract.worker_headers import (
     TOKEN_HEADER,
 )
 
-from ...http.asgi import Send
+from ...http.asgi import NO_CONTENT, Send
 from ...http.client import CONNECTED
 from ...http.headers import response_headers
 from ...http.keyed_call import KeyedCall, NotAttached
@@ -54,8 +54,6 @@ LARGE_BODY_BYTES = 1 << 20
 ATTACH_S = 3.0
 """How long a gateway that has just started may take to learn of the worker that runs a stream."""
 ATTACH_POLL_S = 0.02
-NO_CONTENT = (204, 304)
-"""Statuses of responses that have no body, whatever their headers say."""
 BUFFERED_BYTES = 1 << 20
 """Responses up to this are read before they are sent: the bill is exact, and none breaks off."""
 
