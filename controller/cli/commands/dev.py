@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from fleetstart.runtime.contract.errors import FleetError, NotFound
+from fleetstart.runtime.contract.errors import FleetError, NotFound, StartFailed
 from fleetstart.runtime.contract.process.parent_death import kill_with_parent
 
 from ...schemas.functions import Deployed, FunctionInfo
@@ -253,7 +253,12 @@ def _own_system(port: int, *, keep_weights: bool) -> Iterator[str]:
                 preexec_fn=kill_with_parent(os.getpid()),
             )
         try:
-            yield wait_ready(layout, process).url
+            try:
+                ready = wait_ready(layout, process)
+            except StartFailed as error:  # its hint names the logs, which are removed
+                hint = "the lines above are the end of its log; `fs doctor` checks what this machine lacks"
+                raise StartFailed(error.message, hint=hint) from error
+            yield ready.url
         finally:
             output.message("stopping")
             if not stop_supervisor(layout):
