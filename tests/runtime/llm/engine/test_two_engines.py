@@ -249,6 +249,20 @@ def test_the_second_engine_computes_with_all_its_threads(name: EngineName) -> No
         engine.close()
 
 
+def test_the_thread_that_built_the_second_engine_stays_until_the_end(first: InferenceEngine) -> None:
+    """Without its threads of arithmetic those of the steps spin while they wait, on cores that others use."""
+    pair = Pair(first, lambda: load("native", tiny(**SHAPE)).engine)
+    pair.add(requests_of(1))
+    pair.steps(3)
+    pair.bring_up()
+    pair.steps()
+    assert pair.moved
+    assert pair.both._builder.is_alive()
+    pair.both.close()
+    pair.both._builder.join(WAIT_S)
+    assert not pair.both._builder.is_alive()
+
+
 def test_without_a_second_engine_the_first_one_goes_on(first: InferenceEngine) -> None:
     def fails() -> InferenceEngine:
         raise StartFailed("it does not run this model")
