@@ -34,6 +34,8 @@ POSITIONS = (
     "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
 """Fields of config.json that limit the positions of some models: vLLM takes the least of those that are there."""
+REASON_MAX = 300
+"""Characters of why vLLM does not run a model."""
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 """Files that vLLM reads. The tokenizer is ours, and text never reaches vLLM."""
 
@@ -179,11 +181,12 @@ def _building(weights: ModelWeights) -> Iterator[None]:
 
 
 def _reason(error: ValueError) -> str:
-    """The first line of what vLLM says. Its configuration's checks are pydantic's, whose own first line is how many of
-    them failed."""
+    """The beginning of what vLLM says. Its configuration's checks are pydantic's, whose own first line is how many of
+    them failed; for an architecture it lists all that it has."""
     found = error.errors() if hasattr(error, "errors") else []
     text = str(found[0]["msg"]).removeprefix("Value error, ") if found else str(error)
-    return text.strip().splitlines()[0] if text.strip() else repr(error)
+    line = text.strip().splitlines()[0] if text.strip() else repr(error)
+    return line if len(line) <= REASON_MAX else line[:REASON_MAX].rsplit(" ", 1)[0] + " ..."
 
 
 def _try_largest_logits(runner: Any, hidden_states: torch.Tensor) -> torch.Tensor:
