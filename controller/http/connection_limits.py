@@ -24,6 +24,8 @@ from .request_parser import RequestParser
 
 HEAD_MAX_BYTES = 64 * 1024
 HEADERS_MAX = 256
+PIPELINED_MAX = 32
+"""Requests that may wait behind the one that is answered: one read may bring ten thousand, of 600 bytes each here."""
 HEAD_S = 15.0
 """From a head's first byte to its end."""
 LINGER_S = 2.0
@@ -142,6 +144,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._ignores_upgrade():
             return  # the parser begins this request again without it
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self._refused = True
+        if self._refused:
+            return  # the connection ends after the requests before it
         self._in_head = False
         self._table.waiting.pop(self, None)
         self._stop_timer()
@@ -152,7 +158,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.pipeline or self.transport.is_closing():
+        if self.transport.is_closing() or (self._running is not None and not self._running.response_complete):
+            return
+        if self._refused:
+            self.transport.close()
             return
         self._table.waiting[self] = None
         if self._in_head:  # the next request began while this one was answered

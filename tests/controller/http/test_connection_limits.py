@@ -14,9 +14,15 @@ import httpx
 import pytest
 import uvicorn
 
+from fleetstart.controller import http_server
 from fleetstart.controller.http import connection_limits
 from fleetstart.controller.http.asgi import Receive, Scope, Send
-from fleetstart.controller.http.connection_limits import DESCRIPTORS_RESERVED, HEAD_MAX_BYTES, connections_max
+from fleetstart.controller.http.connection_limits import (
+    DESCRIPTORS_RESERVED,
+    HEAD_MAX_BYTES,
+    PIPELINED_MAX,
+    connections_max,
+)
 from fleetstart.controller.http_server import Listener, UvicornServer
 from tests.controller.conftest import ControllerProcess
 from tests.servers import NO_CERTIFICATES, RedisServer, wait_until
@@ -206,6 +212,40 @@ def test_a_call_is_told_that_its_client_has_left_also_if_another_request_waited_
             assert begun.wait(10)
         wait_until(lambda: heard, what="the disconnect")
     assert heard == ["http.disconnect"]
+
+
+def test_no_more_than_some_requests_wait_behind_the_one_that_is_answered() -> None:
+    """Each takes memory, before its key is known. Those that are not answered are sent again by their client."""
+    with _serving() as port:
+        answer = _answer(port, b"GET / HTTP/1.1\r\n\r\n" * 2000)
+        assert answer.count(b"HTTP/1.1 200 ") == 1 + PIPELINED_MAX
+        assert answer.endswith(b"ok")
+        last = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+        whole = _answer(port, b"GET / HTTP/1.1\r\n\r\n" * PIPELINED_MAX + last)
+        assert whole.count(b"HTTP/1.1 200 ") == 1 + PIPELINED_MAX
+
+
+def test_a_request_that_waited_behind_another_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "connections_max", lambda _: 1)
+    begun, release = threading.Event(), threading.Event()
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/second":
+            begun.set()
+            while not release.is_set():
+                await asyncio.sleep(0.01)
+        await _app(scope, receive, send)
+
+    with _serving(waits) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        close = b"GET /second HTTP/1.1\r\nConnection: close\r\n\r\n"
+        client.sendall(b"GET /first HTTP/1.1\r\n\r\n" + close)
+        assert begun.wait(10)
+        assert _answer(port, b"GET / HTTP/1.1\r\n\r\n") == b"", "there is no room for another"
+        release.set()
+        answer = b""
+        while piece := client.recv(65536):
+            answer += piece
+    assert answer.count(b"HTTP/1.1 200 ") == 2
 
 
 def test_each_call_may_have_two_descriptors() -> None:
