@@ -36,8 +36,8 @@ from ..worker_io.call_links import CallLinks
 from ..worker_io.callee_errors import as_seen_outside
 from ..worker_io.log_tagging import CURRENT_REQUEST_ID
 from ..worker_io.network_hint import network_hint
+from ..worker_io.response_check import CheckedResponse
 from . import websockets
-from .response_check import CheckedResponse
 
 _TOKEN = TOKEN_HEADER.encode()
 _REQUEST = REQUEST_HEADER.encode()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract.errors import InvalidOutput
-from fleetstart.runtime.worker.response_check import HEADERS_MAX, HEADERS_MAX_BYTES, CheckedResponse
+from fleetstart.runtime.worker_io.response_check import HEADERS_MAX, HEADERS_MAX_BYTES, CheckedResponse
 
 Sent = list[dict[str, Any]]
 

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from ..contract.errors import InvalidOutput
-from ..worker_io.asgi import Headers, Message, Receive, Scope, Send
+from .asgi import Headers, Message, Receive, Scope, Send
 
 HEADERS_MAX = 100
 HEADERS_MAX_BYTES = 60 * 1024
