@@ -25,7 +25,8 @@ from ....contract.weights.decoder_config import DecoderConfig
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_suffix(".cu")
-HEADER = SOURCE.with_name("number_types.cuh")
+HEADERS = ("number_types.cuh", "attention.cuh", "row_kernels.cuh")
+"""Files beside it that it includes."""
 DTYPES = {torch.float32: "FS_FP32", torch.float16: "FS_FP16", torch.bfloat16: "FS_BF16"}
 MOST_GROUPED = 8
 """Query heads of a thread block: their queries and results stay in its registers."""
@@ -265,8 +266,9 @@ def _compiled(shape: KernelShape, device: torch.device) -> bytes:
 
     major, minor = torch.cuda.get_device_capability(device)
     options = [f"--gpu-architecture=sm_{major}{minor}", *definitions(shape)]
+    headers = [SOURCE.with_name(name).read_bytes() for name in HEADERS]
     program = _checked(nvrtc.nvrtcCreateProgram(
-        SOURCE.read_bytes(), SOURCE.name.encode(), 1, [HEADER.read_bytes()], [HEADER.name.encode()]
+        SOURCE.read_bytes(), SOURCE.name.encode(), len(headers), headers, [name.encode() for name in HEADERS]
     ))  # fmt: skip
     try:
         encoded = [option.encode() for option in options]

@@ -17,6 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fleetstart.runtime.llm.model.cuda.decode_kernels import (
+    HEADERS,
     SOURCE,
     DecodeKernels,
     KernelArgument,
@@ -35,8 +36,9 @@ class EmulatedModule:
     def __init__(self, shape: KernelShape) -> None:
         with tempfile.TemporaryDirectory(prefix="fs-kernels-") as folder:
             library = Path(folder) / "kernels.so"
-            # Away from the header beside it, so that the emulation's is taken.
-            shutil.copy(SOURCE, folder)
+            # Away from the header whose place the emulation's own takes.
+            for name in (SOURCE.name, *HEADERS[1:]):
+                shutil.copy(SOURCE.with_name(name), folder)
             argv = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
             argv += [*definitions(shape), f"-I{FOLDER}", f"-I{folder}", f"{FOLDER / 'kernels.cpp'}"]
             compiled = subprocess.run([*argv, "-o", f"{library}"], capture_output=True, text=True)
