@@ -9,13 +9,16 @@ from decimal import Decimal, InvalidOperation
 import click
 
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+AMOUNT_END = 10**18
+"""Dollars that are more than any limit: amounts below it are numbers that every program can read and write."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_unix_ms(text: str, *, now_s: float, option: str) -> int:
     """Parses an age ("24h" ago) or a date, UTC unless it has another zone. Errors: click.BadParameter."""
     if match := _LENGTH.fullmatch(text.strip()):
-        return round((now_s - float(match[1]) * _SECONDS[match[2]]) * 1000)
+        # So long ago that it is no number: before all there is.
+        return round(max(0.0, now_s - float(match[1]) * _SECONDS[match[2]]) * 1000)
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError as error:
@@ -34,10 +37,13 @@ def parse_seconds(text: str, *, option: str) -> float:
 def parse_nano_dollars(text: str, *, option: str) -> int:
     """Parses an amount in dollars: "0.05" → 50,000,000. Errors: click.BadParameter."""
     try:
-        amount = Decimal(text.strip().removeprefix("$")) * 10**9
+        given = Decimal(text.strip().removeprefix("$"))
     except InvalidOperation as error:
         raise click.BadParameter(f"{text!r} is not an amount such as 5 or 0.25", param_hint=option) from error
-    if not amount.is_finite() or amount < 0 or amount != int(amount):
+    if not given.is_finite() or not 0 <= given < AMOUNT_END:
+        raise click.BadParameter(f"{text[:40]!r} is not an amount of 0 or more below 1e18", param_hint=option)
+    amount = given * 10**9
+    if amount != int(amount):
         raise click.BadParameter(f"{text!r} is not an amount of 0 or more with up to nine decimals", param_hint=option)
     return int(amount)
 

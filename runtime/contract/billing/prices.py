@@ -18,6 +18,11 @@ from .ledger import KEPT_NUSD_PER_GIB_S, PRICE_NUSD_PER_GIB_S
 LEAD_MS = 60_000
 """Minimum notice of a sheet: gateways and nodes read once a second, and may be disconnected for a while."""
 
+AHEAD_MAX_MS = 366 * 86_400_000
+"""Maximum notice: a sheet is never withdrawn, and the next applies after it. One of the year 9999 would be the last."""
+RATE_MAX_NUSD = 10 * 10**9
+"""Maximum rate: ten dollars, so that the cost of a function's day stays within 64 bits."""
+
 
 class PriceSheet(msgspec.Struct, frozen=True, kw_only=True):
     """Nano-dollars for a GiB during a second: of worker memory, and of device memory by the type of the device."""
@@ -52,8 +57,9 @@ def in_force(sheets: Sequence[PriceSheet], unix_ms: int) -> PriceSheet:
 def check_next(sheets: Sequence[PriceSheet], sheet: PriceSheet, now_unix_ms: int) -> None:
     """Checks that a sheet may follow the known ones. Errors: InvalidInput."""
     devices = sheet.device_nusd_per_gib_s
-    if min(sheet.execute_nusd_per_gib_s, sheet.idle_nusd_per_gib_s, *devices.values()) < 0:
-        raise InvalidInput("a rate is 0 or more")
+    rates = (sheet.execute_nusd_per_gib_s, sheet.idle_nusd_per_gib_s, *devices.values())
+    if min(rates) < 0 or max(rates) > RATE_MAX_NUSD:
+        raise InvalidInput(f"a rate is 0 or more, and at most ${RATE_MAX_NUSD // 10**9} for a GiB and a second")
     for name in devices:
         if not is_device_type(name):
             raise InvalidInput(
@@ -64,6 +70,11 @@ def check_next(sheets: Sequence[PriceSheet], sheet: PriceSheet, now_unix_ms: int
         raise InvalidInput(
             f"price sheet {sheet.version} would apply from {sheet.from_unix_ms} ms, {earliest_unix_ms} is the earliest",
             hint=f"rates change for what is to come: at least {LEAD_MS // 1000} s ahead, and after the last change",
+        )
+    if sheet.from_unix_ms > now_unix_ms + AHEAD_MAX_MS:
+        raise InvalidInput(
+            f"price sheet {sheet.version} would apply from {sheet.from_unix_ms} ms, more than a year ahead",
+            hint="a sheet cannot be withdrawn, and rates cannot change before it applies: set it when it is nearer",
         )
 
 

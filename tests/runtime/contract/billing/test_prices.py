@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.runtime.contract.billing.prices import FIRST, LEAD_MS, PriceSheet, check_next, in_force, read_sheets
+from fleetstart.runtime.contract.billing.prices import (
+    AHEAD_MAX_MS,
+    FIRST,
+    LEAD_MS,
+    RATE_MAX_NUSD,
+    PriceSheet,
+    check_next,
+    in_force,
+    read_sheets,
+)
 from fleetstart.runtime.contract.errors import InvalidInput
 
 
@@ -44,6 +53,26 @@ def test_nothing_is_priced_again(from_unix_ms: int, allowed: bool) -> None:
 def test_a_rate_below_nothing_is_refused() -> None:
     with pytest.raises(InvalidInput, match="0 or more"):
         check_next([FIRST], msgspec.structs.replace(sheet(2, 10**9), idle_nusd_per_gib_s=-1), 0)
+
+
+def test_a_rate_whose_costs_would_leave_64_bits_is_refused() -> None:
+    most = msgspec.structs.replace(sheet(2, 10**9), execute_nusd_per_gib_s=RATE_MAX_NUSD)
+    check_next([FIRST], most, 0)
+    gib_s = 1024 * 86_400
+    assert RATE_MAX_NUSD * gib_s < 1 << 62
+    for more in (
+        {"execute_nusd_per_gib_s": RATE_MAX_NUSD + 1},
+        {"idle_nusd_per_gib_s": 10**39},
+        {"device_nusd_per_gib_s": {"H100": 10**29}},
+    ):
+        with pytest.raises(InvalidInput, match=r"at most \$10"):
+            check_next([FIRST], msgspec.structs.replace(most, **more), 0)
+
+
+def test_a_sheet_that_would_end_all_changes_is_refused() -> None:
+    check_next([FIRST], sheet(2, AHEAD_MAX_MS), 0)
+    with pytest.raises(InvalidInput, match="more than a year ahead"):
+        check_next([FIRST], sheet(2, AHEAD_MAX_MS + 1), 0)
 
 
 @pytest.mark.parametrize("name", ["", "h100", "H 100", "CPU", "4090"])
