@@ -123,8 +123,13 @@ def _left_out(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
+def object_path(collection: str, name: str) -> str:
+    """Path of one object of the management API. `app#old` is its whole name: unescaped, it would be `app`."""
+    return f"/api/v1/{collection}/{quote(name, safe='')}"
+
+
 def function_path(name: str) -> str:
-    return f"/api/v1/functions/{quote(name, safe='')}"
+    return object_path("functions", name)
 
 
 class ApiClient:

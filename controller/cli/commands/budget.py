@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 
 from ...schemas.functions import BudgetInfo, BudgetTerms
 from .. import output
-from ..api_client import ApiClient, find_server, suggest_function
+from ..api_client import ApiClient, find_server, object_path, suggest_function
 from ..command_group import CommandGroup
 from ..completions import function_names
 from ..root import verb
@@ -39,7 +39,7 @@ def set_(home: Path, *, name: str, usd: str, per: str, alert: int, url: str | No
         limit_nusd=parse_nano_dollars(usd, option="--usd"), per=cast(Literal["day", "month"], per), alert_percent=alert
     )
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
-        info = server.put(f"/api/v1/budgets/{name}", terms, BudgetInfo)
+        info = server.put(object_path("budgets", name), terms, BudgetInfo)
     _show(info, as_json=as_json)
 
 
@@ -65,7 +65,7 @@ def ls(home: Path, *, url: str | None, as_json: bool) -> None:
 def rm(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     """Remove a function's budget: its cost is then unlimited."""
     with ApiClient(find_server(url, home)) as server, suggest_function(server, name):
-        info = server.delete(f"/api/v1/budgets/{name}", BudgetInfo)
+        info = server.delete(object_path("budgets", name), BudgetInfo)
     if as_json:
         output.json_data(info)
     else:

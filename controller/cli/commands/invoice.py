@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 
 from ...schemas.functions import Invoice, InvoiceLine
 from .. import output
-from ..api_client import ApiClient, find_server
+from ..api_client import ApiClient, find_server, object_path
 from ..root import verb
 
 
@@ -30,7 +30,7 @@ def command(home: Path, *, month: str | None, name: str | None, as_csv: bool, ur
     month = month or datetime.now(UTC).strftime("%Y-%m")
     query: dict[str, str | int] = {"function": name} if name else {}
     with ApiClient(find_server(url, home), timeout_s=300.0) as server:
-        invoice = server.get(f"/api/v1/invoices/{month}", Invoice, **query)
+        invoice = server.get(object_path("invoices", month), Invoice, **query)
     if as_json:
         output.json_data(invoice)
     elif as_csv:

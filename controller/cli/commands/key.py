@@ -12,7 +12,7 @@ from ...auth import owner_key_file
 from ...schemas.access import KeyCreated, KeyInfo, NewKey, Rotation
 from ...state.access_records import RIGHTS, Right
 from .. import output
-from ..api_client import ApiClient, find_server
+from ..api_client import ApiClient, find_server, object_path
 from ..command_group import CommandGroup
 from ..home import HomeLayout
 from ..root import verb
@@ -104,7 +104,7 @@ def rotate(home: Path, *, name: str, grace: str, url: str | None, as_json: bool)
     terms = Rotation(grace_s=parse_seconds(grace, option="--grace"))
     address = find_server(url, home)
     with ApiClient(address) as server:
-        created = server.send_once("POST", f"/api/v1/keys/{name}/rotate", terms, KeyCreated)
+        created = server.send_once("POST", f"{object_path('keys', name)}/rotate", terms, KeyCreated)
     layout = HomeLayout(home)
     if _is_of(layout, created.info):
         output.message(f"kept in {_keep(layout, created, address.url) or layout.key}")
@@ -127,7 +127,7 @@ def revoke(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
     fs key revoke app
     """
     with ApiClient(find_server(url, home)) as server:
-        info = server.delete(f"/api/v1/keys/{name}", KeyInfo)
+        info = server.delete(object_path("keys", name), KeyInfo)
     if as_json:
         output.json_data(info)
     else:

@@ -22,7 +22,7 @@ from fleetstart.runtime.contract.sizes import parse_size
 from ...schemas.access import KeyCreated, NewKey
 from ...schemas.nodes import JoinTerms, NodeInfo, NodeJoin
 from .. import output
-from ..api_client import ApiClient, find_server
+from ..api_client import ApiClient, find_server, object_path
 from ..command_group import CommandGroup
 from ..home import HomeLayout, is_locked
 from ..local.backends import require_backends
@@ -170,9 +170,9 @@ def drain(home: Path, *, node: str, undo: bool, url: str | None, as_json: bool) 
     """
     with ApiClient(find_server(url, home)) as server:
         if undo:
-            state = server.delete(f"/api/v1/nodes/{node}/drain", NodeInfo)
+            state = server.delete(f"{object_path('nodes', node)}/drain", NodeInfo)
         else:
-            state = server.put(f"/api/v1/nodes/{node}/drain", None, NodeInfo)
+            state = server.put(f"{object_path('nodes', node)}/drain", None, NodeInfo)
     if as_json:
         output.json_data(state)
     else:
@@ -189,7 +189,7 @@ def remove(home: Path, *, node: str, force: bool, url: str | None, as_json: bool
 
     It joins again with a token only.
     """
-    path = f"/api/v1/nodes/{node}" + ("?force=1" if force else "")
+    path = object_path("nodes", node) + ("?force=1" if force else "")
     with ApiClient(find_server(url, home)) as server:
         state = server.delete(path, NodeInfo)
     if as_json:

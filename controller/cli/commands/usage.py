@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 
 from ...schemas.functions import FunctionInfo, Usage, UsageLine
 from .. import output
-from ..api_client import ApiClient, find_server, suggest_function
+from ..api_client import ApiClient, find_server, function_path, suggest_function
 from ..completions import function_names
 from ..root import verb
 from ..units import parse_unix_ms
@@ -75,7 +75,7 @@ def command(
         if name and not usage.lines:
             # No rows: either it was not called, or there is no such function.
             with suggest_function(server, name):
-                server.get(f"/api/v1/functions/{name}", FunctionInfo)
+                server.get(function_path(name), FunctionInfo)
     if as_json:
         output.json_data(usage)
     elif as_csv:
