@@ -51,8 +51,10 @@ def handler_app(
     outputs = result_encoding_of(returns or handler, batched=batching is not None)
     called = handler if inspect.isroutine(handler) else type(handler).__call__
     run: Run
+    after_use = _at_once
     if batching is not None:
-        run = _in_batches(Batcher(handler, batching, inputs, slots=slots))
+        batcher = Batcher(handler, batching, inputs, slots=slots)
+        run, after_use = _in_batches(batcher), batcher.after_batch
     elif inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         run = _on_loop(handler)
     else:
@@ -75,9 +77,13 @@ def handler_app(
             reply.close()
             call.end()
             if form is not None:
-                form.close()
+                after_use(arguments, form.close)
 
     return app
+
+
+def _at_once(arguments: Arguments, release: Callable[[], None]) -> None:
+    release()
 
 
 async def _read(inputs: ArgumentDecoder, scope: Scope, receive: Receive) -> tuple[Arguments, Form | None]:

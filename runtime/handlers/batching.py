@@ -75,6 +75,14 @@ class Batcher:
             await self._cancel(item)
             raise
 
+    def after_batch(self, arguments: Arguments, release: Callable[[], None]) -> None:
+        """Releases what a call's arguments hold, once no batch computes them: the files of a caller that has left are
+        still read with those of the others."""
+        if self._batch is not None and any(item.arguments is arguments for item in self._running):
+            self._batch.add_done_callback(lambda _: release())
+        else:
+            release()
+
     async def _cancel(self, item: _PendingCall) -> None:
         """Cancels one call; others are unaffected. The last one of a batch stops it, or waits for its thread to end."""
         if item in self._waiting:

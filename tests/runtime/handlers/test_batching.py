@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetstart.runtime.contract.worker_headers import TOKEN_HEADER
 from fleetstart.runtime.handlers.batching import seconds_until_due
 from fleetstart.runtime.sdk.decorators import Batching, batched
-from tests.runtime.workers import DEADLINE, Functions, Worker, until
+from tests.runtime.workers import DEADLINE, TOKEN, Functions, Worker, until
 
 RULE = Batching(max_size=4, max_wait_s=0.1)
 
 HANDLERS = """
     import asyncio, threading, time
-    from fleetstart.runtime import InvalidInput, batched, function, context
+    from fleetstart.runtime import File, InvalidInput, batched, function, context
 
     release = threading.Event()
 
@@ -54,6 +58,12 @@ HANDLERS = """
         if 0 in numbers:
             await asyncio.sleep(1)
         return numbers
+
+    @batched(max_size=2, max_wait_ms=10_000)
+    def uploads(files: list[File]) -> list[str]:
+        print("batch", len(files), flush=True)
+        time.sleep(1)
+        return [file.content().decode() for file in files]
 
     @batched(max_size=2)
     def miscounts(numbers: list[int]) -> list[int]:
@@ -158,6 +168,19 @@ def test_a_caller_that_leaves_hurts_nobody(functions: Functions, entry: str) -> 
     first.join()
     assert kept == [200]
     assert "5" not in worker.log(), "who left is not computed"
+
+
+def test_the_file_of_a_caller_that_leaves_is_read_with_the_others(functions: Functions) -> None:
+    worker = functions.ready(HANDLERS, "uploads", concurrency=4)
+    kept: list[httpx.Response] = []
+    staying = threading.Thread(target=lambda: kept.append(worker.post(body=b"kept")))
+    leaving = http.client.HTTPConnection(httpx.URL(worker.url).netloc.decode())
+    with contextlib.closing(leaving):
+        leaving.request("POST", "/", b"left", {TOKEN_HEADER: TOKEN})
+        staying.start()
+        until(lambda: "batch 2" in worker.log(), "batch of both")
+    staying.join()
+    assert (kept[0].status_code, kept[0].json()) == (200, "kept")
 
 
 def test_a_batch_whose_only_caller_has_left_is_stopped_or_keeps_its_slot(functions: Functions) -> None:
