@@ -121,6 +121,8 @@ class CallState:
     def progress(self, fraction: float, message: str) -> None:
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"progress({fraction!r}): the fraction is 0 to 1")
+        # numpy's and torch's numbers compare as numbers, but have no JSON form.
+        fraction, message = float(fraction), str(message)
         if self.on_progress is not None:
             self.on_progress(fraction, message)
         now_s = time.monotonic()

@@ -64,6 +64,16 @@ HANDLERS = """
             context.progress(number / count, "before")
             yield number
 
+    class Scalar:
+        # As numpy's and torch's: it compares as a number, and has no JSON form.
+        def __float__(self): return 0.5
+        def __le__(self, other): return 0.5 <= other
+        def __ge__(self, other): return 0.5 >= other
+        def __format__(self, spec): return format(0.5, spec)
+    def scalar():
+        context.progress(Scalar(), 7)
+        return "end"
+
     def too_far(): context.progress(1.5)
 
     def one_file(file: File):
@@ -246,6 +256,11 @@ def test_a_stream_has_progress_between_its_items(functions: Functions) -> None:
     assert [data for kind, data in found if kind != "progress"] == [0, 1, 2]
     assert found[0][0] == "progress"
     assert found[0][1]["message"] == "before"
+
+
+def test_progress_of_any_number_is_reported(functions: Functions) -> None:
+    found = as_events(functions.ready(HANDLERS, "scalar"), {})
+    assert found == [("progress", {"fraction": 0.5, "message": "7"}), ("1", "end")]
 
 
 def test_progress_beyond_its_end_is_refused(functions: Functions) -> None:
