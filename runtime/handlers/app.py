@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -154,21 +154,30 @@ async def _cancellable(work: Awaitable[None], call: CallState, reply: ResponseWr
         watcher.remove_done_callback(leave)
 
 
+def _streamed(result: Any) -> Iterator[Any] | AsyncIterator[Any] | None:
+    """What a result is sent piece by piece from: a generator, or any iterator that is the body of a `Response`."""
+    if isinstance(result, Response):
+        return result.body if isinstance(result.body, Iterator | AsyncIterator) else None
+    return result if inspect.isgenerator(result) or inspect.isasyncgen(result) else None
+
+
 async def _send(result: Any, reply: ResponseWriter) -> None:
-    items = result.body if isinstance(result, Response) else result
-    if inspect.isgenerator(items):
-        items = _each(items)
-    if not inspect.isasyncgen(items):
+    streamed = _streamed(result)
+    if streamed is None:
         await reply.value(result)
         return
-    async with contextlib.aclosing(items):
+    async with contextlib.aclosing(streamed if inspect.isasyncgen(streamed) else _each(streamed)) as items:
         if isinstance(result, Response):
             await reply.pieces(result, items)
         else:
             await reply.events(items)
 
 
-async def _each(items: Iterator[Any]) -> AsyncIterator[Any]:
+async def _each(items: Iterator[Any] | AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    if isinstance(items, AsyncIterator):
+        async for item in items:
+            yield item
+        return
     for item in items:
         yield item
         await asyncio.sleep(0)
@@ -228,15 +237,18 @@ class ThreadCall:
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._settle, None, error, True)
             return
-        items = result.body if isinstance(result, Response) else result
-        if not inspect.isgenerator(items):
+        items = _streamed(result)
+        if not isinstance(items, Iterator):
             self._loop.call_soon_threadsafe(self._settle, result, None, True)
             return
         self.streams = True
         self._loop.call_soon_threadsafe(self._settle, result, None, False)
         failure: BaseException | None = None
+        closing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if inspect.isgenerator(items):
+            closing = contextlib.closing(items)
         try:
-            with contextlib.closing(items):
+            with closing:
                 for item in items:
                     self._free_items.acquire()
                     if self._stopped:

@@ -103,6 +103,17 @@ HANDLERS = """
             yield b"a"
             yield b"b"
         return Response(give())
+    def iterator(): return Response(map(str, [1, 2]))
+    async def iterator_on_loop(): return Response(iter([b"1", b"2"]))
+    class Pieces:
+        def __aiter__(self):
+            self.left = ["2", "1"]
+            return self
+        async def __anext__(self):
+            if not self.left:
+                raise StopAsyncIteration
+            return self.left.pop()
+    async def iterator_async(): return Response(Pieces())
     def broken_pieces():
         def give():
             yield b"a"
@@ -337,6 +348,9 @@ def test_a_hostile_form_is_refused(functions: Functions, body: bytes) -> None:
         ("pieces", {"count": 3}, 200, "audio/wav", b"0,1,2,"),
         ("pieces", {"count": 0}, 200, "audio/wav", b""),
         ("pieces_async", {}, 200, "application/octet-stream", b"ab"),
+        ("iterator", {}, 200, "application/octet-stream", b"12"),
+        ("iterator_on_loop", {}, 200, "application/octet-stream", b"12"),
+        ("iterator_async", {}, 200, "application/octet-stream", b"12"),
     ],
 )
 def test_a_response_says_all_of_itself(
