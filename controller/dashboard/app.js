@@ -36,9 +36,18 @@ function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   for (const [pattern, module] of ROUTES) {
     const found = pattern.exec(path);
-    if (found) return { module, parts: found.slice(1).map(decodeURIComponent), query: new URLSearchParams(query) };
+    if (found) return { module, parts: found.slice(1).map(decoded), query: new URLSearchParams(query) };
   }
   return { module: unknown, parts: [path], query: new URLSearchParams() };
+}
+
+// A part that is typed or cut in the middle of an escape is no name, and stays as it is.
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 const unknown = {

@@ -151,6 +151,11 @@ def test_functions_are_sorted_by_the_chosen_column(system: System, page: Page) -
     assert "sort=calls" in page.run("location.hash"), "a search keeps the order"
 
 
+def test_a_link_that_was_cut_within_a_name_says_what_is_missing(page: Page) -> None:
+    go(page, "access", "Audit log")
+    go(page, "f/%E0%A4", "function %E0%A4 does not exist")
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_every_page_fits_its_window(page: Page, width: int) -> None:
     page.command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
