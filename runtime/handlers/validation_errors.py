@@ -16,10 +16,13 @@ from msgspec import inspect
 from ..contract.function.signature import is_pydantic_model, is_union, underlying_type
 from .annotations import ConversionError, object_fields, preview
 
-_SENTENCE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?", re.DOTALL)
+_SENTENCE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>.*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected (?P<expected>.*?)(?:, got (?P<got>.*))?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_INVALID = re.compile(r"Invalid (?P<form>(?:RFC3339|ISO8601|UUID|base64|decimal|epoch).*)")
+_TAG = re.compile(r"Invalid value .*", re.DOTALL)
+_OUT_OF_RANGE = re.compile(r"(?P<kind>Integer|Number|Duration|Timestamp)(?: value)?(?: is)? out of range ?")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 _LOST = object()
 """Result of a path that leads to no value."""
@@ -50,8 +53,6 @@ def field_error(error: Exception, value: Any, kind: Any) -> FieldError:
     cause = error.__cause__
     if isinstance(cause, ConversionError):
         return FieldError(field=_field(path + cause.path), expected=cause.expected, got=cause.got)
-    if match and match["key"]:
-        return FieldError(field=_field(path), expected=f"keys as follows: {_lower(what)}", got="others")
     if found := _MISSING.fullmatch(what):
         name = found["name"]
         return FieldError(field=_field(f"{path}.{name}"), expected=_named(_field_kind(kind, path, name)), got="nothing")
@@ -59,11 +60,24 @@ def field_error(error: Exception, value: Any, kind: Any) -> FieldError:
         return _unknown(found["name"], path, value, kind)
     came = _follow(value, path)
     found = _EXPECTED.fullmatch(what)
-    expected = found["expected"].replace("`", "") if found else _lower(what)
-    if what.startswith("Invalid enum value") and (choices := _choices(_kind_at(kind, path))):
-        expected = f"one of {choices}"
+    expected = found["expected"].replace("`", "") if found else _expected_instead(what, path, kind)
     got = found["got"].replace("`", "") if found and found["got"] else "another value"
+    if match and match["key"]:
+        return FieldError(field=_field(path), expected=f"{expected} as each key", got=got)
     return FieldError(field=_field(path), expected=expected, got=got if came is _LOST else preview(came))
+
+
+def _expected_instead(what: str, path: str, kind: Any) -> str:
+    """What was expected, where msgspec says only what is wrong with the value."""
+    if what.startswith("Invalid enum value") and (choices := _choices(_kind_at(kind, path))):
+        return f"one of {choices}"
+    if found := _INVALID.fullmatch(what):
+        return f"a valid {found['form']}"
+    if found := _OUT_OF_RANGE.fullmatch(what):
+        return f"{_lower(found['kind'])} within range"
+    if _TAG.fullmatch(what) and (tags := _tags(_kind_at(kind, path.rpartition(".")[0]))):
+        return f"one of {tags}"
+    return _lower(what)
 
 
 def _unknown(name: str, path: str, value: Any, kind: Any) -> FieldError:
@@ -155,6 +169,12 @@ def _choices(info: Any) -> str:
             values += list(one.values)
     text = ", ".join(preview(value) for value in values[:CHOICES_MAX])
     return text + (", ..." if len(values) > CHOICES_MAX else "")
+
+
+def _tags(info: Any) -> str:
+    """The tags that tell the structs of a union apart."""
+    options = info.types if isinstance(info, inspect.UnionType) else (info,)
+    return ", ".join(preview(one.tag) for one in options if isinstance(one, inspect.StructType) and one.tag is not None)
 
 
 _WORDS = {"NoneType": "null", "BytesType": "bytes (base64)", "DictType": "object"}

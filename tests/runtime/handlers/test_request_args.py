@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -30,6 +33,14 @@ class Point(msgspec.Struct):
     y: int = 0
 
 
+class Circle(msgspec.Struct, tag=True):
+    radius: int = 1
+
+
+class Square(msgspec.Struct, tag=True):
+    side: int = 1
+
+
 def whole(value): ...  # type: ignore[no-untyped-def]
 def struct(point: Point) -> None: ...
 def listed(points: list[Point]) -> None: ...
@@ -39,6 +50,14 @@ def bounded(a: Annotated[int, msgspec.Meta(ge=1, le=3)]) -> None: ...
 def nothing() -> None: ...
 def raw(body: bytes) -> None: ...
 def bytes_among_others(body: bytes, name: str) -> None: ...
+def many(
+    id: UUID | None = None,
+    day: date | None = None,
+    price: Decimal | None = None,
+    shape: Circle | Square | None = None,
+    names: dict[int, str] | None = None,
+    count: int = 0,
+) -> None: ...
 def optional_whole(value=("the", "default")): ...  # type: ignore[no-untyped-def]
 
 
@@ -69,6 +88,23 @@ def test_constraints_of_an_annotation_hold() -> None:
     assert argument_decoder(bounded).read(b'{"a": 3}', b"") == ((), {"a": 3})
     with pytest.raises(InvalidInput, match=r"<= 3 at `a`, got 4"):
         argument_decoder(bounded).read(b'{"a": 4}', b"")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b'{"id": "a"}', 'expected a valid UUID at `id`, got "a"'),
+        (b'{"day": "2026-13-01"}', 'expected a valid RFC3339 encoded date at `day`, got "2026-13-01"'),
+        (b'{"price": "a"}', 'expected a valid decimal string at `price`, got "a"'),
+        (b'{"shape": {"type": "c"}}', 'expected one of "Circle", "Square" at `shape.type`, got "c"'),
+        (b'{"names": {"a": "b"}}', "expected int as each key at `names`, got str"),
+        (b'{"count": 1%s}' % (b"0" * 5000), "expected integer within range at `count`, got another value"),
+    ],
+)
+def test_a_refusal_says_what_was_expected(body: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        argument_decoder(many).read(body, b"")
+    assert refusal.value.message == f"the input does not fit: {sentence}"
 
 
 def test_a_body_of_null_is_no_object() -> None:
