@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from fleetstart.runtime.contract.billing.ledger import InvocationTrace
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace, dollars
 from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
@@ -75,6 +75,11 @@ class InvocationPresenter:
             trace = await self._trace(run_id(entry.envelope.id, entry.progress.runs))
         except FleetError:
             return info
+        if entry.progress.answer is None:  # cancelled, say: it has no answer's headers, and costs what its row has
+            row = trace.row
+            info = msgspec.structs.replace(
+                info, billed_ms=row.billed_ms, cost=dollars(row.cost_nusd), version=row.version, start=row.start
+            )
         return msgspec.structs.replace(
             info,
             row=trace.row,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import dollars
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from tests.controller.async_invocations.conftest import Client
 from tests.controller.conftest import ControllerProcess, HandNode
@@ -102,6 +103,11 @@ def test_cancelling_stops_the_worker_of_a_running_call(
     again = calls.http.post(f"/api/v1/invocations/{running}/cancel")
     assert (again.status_code, again.json()["status"]) == (200, "cancelled")
     wait_until(lambda: [row["status"] for row in controller.rows("hello")] == [499])
+    billed = wait_until(lambda: found if "row" in (found := calls.get(running)) else None, what="its row")
+    assert billed is not None
+    (row,) = controller.rows("hello")
+    assert (billed["billed_ms"], billed["cost"]) == (row["billed_ms"], dollars(row["cost_nusd"])), "what it costs"
+    assert billed["version"] == 1
 
 
 def test_cancelling_a_queued_call_runs_nothing(controller: ControllerProcess, node: HandNode, calls: Client) -> None:
