@@ -63,7 +63,7 @@ class CallMetrics:
         key, other = (row.function, row.start), (OTHER, row.start)
         self._lasted.observe(key, other, (max(phase.ended_ns for phase in phases) - begun_ns) / 1e9)
         first_ns = next((phase.ended_ns for phase in phases if phase.name == "execute"), 0)
-        if first_ns:
+        if first_ns and row.first_byte_ms is not None:  # else it ran, and had no answer
             self._first_byte.observe(key, other, (first_ns - begun_ns) / 1e9)
         if row.start != "hot" and row.worker:
             tier = tier_of(trace.fetched)

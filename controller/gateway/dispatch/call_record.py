@@ -110,14 +110,17 @@ class CallRecorder:
 class CallRecord:
     """The attempts, timeline and outcome of one call. Written by its own methods alone."""
 
-    __slots__ = ("_called", "_grant", "_recorder", "attempt", "attempts", "backend", "begun", "billed_ms", "call",
-                 "error", "events", "finished", "queue_ns", "start", "status", "timeline")  # fmt: skip
+    __slots__ = ("_answered_ns", "_called", "_grant", "_recorder", "attempt", "attempts", "backend", "begun",
+                 "billed_ms", "call", "error", "events", "finished", "queue_ns", "start", "status",
+                 "timeline")  # fmt: skip
 
     def __init__(self, recorder: CallRecorder, backend: VersionBackend, call: Call) -> None:
         self._recorder = recorder
         self.backend = backend
         self.call = call
         self.timeline = Timeline()
+        self._answered_ns = 0
+        """When a worker began to answer; 0 if none did."""
         self.attempt: Attempt | None = None
         """The attempt under way, or the last one."""
         self.attempts = 0
@@ -176,6 +179,8 @@ class CallRecord:
         waived."""
         if self.attempt is not None and self.attempt.active:
             ended_ns = time.monotonic_ns() if until_ns is None else until_ns
+            if not self._answered_ns and not self.finished:  # its client left, or its time was up, while it ran
+                self.timeline.add("execute", self.attempt.started_ns, ended_ns)
             self.billed_ms += self.backend.release(self.attempt, ended_ns, waive=waive)
 
     def call_headers(self) -> list[tuple[str, str]]:
@@ -208,6 +213,7 @@ class CallRecord:
     def answered(self, attempt: Attempt, status: int, error: str, now_ns: int) -> None:
         """A worker has begun to answer: the wait for it goes on the timeline."""
         self.status, self.error = status, error
+        self._answered_ns = self._answered_ns or now_ns
         self.start = self.start_kind(attempt)
         self.timeline.add("queue", self.call.accepted_ns, attempt.started_ns)
         if self.start != "hot":
@@ -241,9 +247,6 @@ class CallRecord:
     def fail(self, error: FleetError) -> None:
         """Ends the call with an error. A call that exceeded its deadline is billed for its time; others are not."""
         self.release(waive=not isinstance(error, DeadlineExceeded))
-        if not any(phase.name == "queue" for phase in self.timeline.phases):
-            started_ns = self.attempt.started_ns if self.attempt is not None else time.monotonic_ns()
-            self.timeline.add("queue", self.call.accepted_ns, started_ns)
         if not self.finished:
             self.error = error.code
             self.status = self.status if self.begun else error.status
@@ -253,7 +256,11 @@ class CallRecord:
         """Writes the call's row, once, before its last byte goes out: no client has a response without a row."""
         if not self.finished:
             self.finished = True
-            self._recorder.ledger.ended(self.trace(time.monotonic_ns()), self.start_outcome())
+            now_ns = time.monotonic_ns()
+            if not self._answered_ns:
+                waited_until_ns = self.attempt.started_ns if self.attempt is not None else now_ns
+                self.timeline.add("queue", self.call.accepted_ns, waited_until_ns)
+            self._recorder.ledger.ended(self.trace(now_ns), self.start_outcome())
 
     def hand_over(self) -> None:
         """Leaves the call, which goes on at its worker, and its row to the gateway that goes on with it, or had it."""
@@ -293,7 +300,7 @@ class CallRecord:
         attempt = self.attempt
         if attempt is None or not attempt.first_on_worker or self.attempts != 1 or self.start_kind(attempt) == "hot":
             return None
-        answered_ns = self._answered_ns()
+        answered_ns = self._answered_ns
         if not answered_ns or self.status >= 400 or (self.backend.spec.llm is not None and self.events is None):
             return None
         return StartOutcome(
@@ -309,7 +316,7 @@ class CallRecord:
         device_type, device_bytes = self._device_use
         worker = self.attempt.worker if self.attempt is not None else None
         start: StartKind = self.start_kind(self.attempt) if self.attempt is not None else "cold"
-        answered_ns = self._answered_ns()
+        answered_ns = self._answered_ns
         row = InvocationRow(
             id=call.id,
             function=self.backend.key.name,
@@ -358,10 +365,6 @@ class CallRecord:
         if self.start is not None:
             return self.start
         return attempt.worker.status.start if attempt.worker.ready_ns > self.call.accepted_ns else "hot"
-
-    def _answered_ns(self) -> int:
-        """When a worker began to answer; 0 if none did."""
-        return next((phase.ended_ns for phase in self.timeline.phases if phase.name == "execute"), 0)
 
     def _add_start_phases(self, attempt: Attempt, since_ns: int) -> None:
         status = attempt.worker.status

@@ -19,7 +19,9 @@ def trace(
     timeline = Timeline()
     for phase, begin_ms, end_ms in phases:
         timeline.add(phase, begin_ms * MS, end_ms * MS)
-    fields: dict[str, Any] = {"status": 200, "billed_ms": 0, "cost_nusd": 0, "version": Version(1), **row}
+    first_byte_ms = next((end_ms for phase, _, end_ms in phases if phase == "execute"), None)
+    known = {"status": 200, "billed_ms": 0, "cost_nusd": 0, "version": Version(1), "first_byte_ms": first_byte_ms}
+    fields: dict[str, Any] = {**known, **row}
     return InvocationTrace(
         row=InvocationRow(
             id=InvocationId("inv-1"), function=FunctionName(name), accepted_unix_ms=0, queue_ms=0, memory_bytes=0,
@@ -75,6 +77,13 @@ def test_a_hot_call_is_no_cold_start_and_a_failed_one_has_no_first_byte() -> Non
     calls.ended(trace("f", ("queue", 0, 5), status=504, start="cold"))
     assert samples(calls, "cold_start_seconds") == []
     assert value(samples(calls, "first_byte_seconds"), "_count") == 1
+
+
+def test_a_call_whose_time_was_up_lasted_as_long_as_it_ran_and_has_no_first_byte() -> None:
+    calls = CallMetrics()
+    calls.ended(trace("f", ("execute", 1, 5001), ("queue", 0, 1), status=504, first_byte_ms=None))
+    assert value(samples(calls, "invocation_seconds"), "_sum", function="f") == 5.001
+    assert samples(calls, "first_byte_seconds") == []
 
 
 def test_the_number_of_series_is_bounded() -> None:

@@ -14,8 +14,9 @@ from fleetstart.controller.billing.ledger_writer import LedgerWriter
 from fleetstart.controller.gateway.dispatch.call_record import CallRecorder
 from fleetstart.controller.gateway.dispatch.start_phases import add_start_phases
 from fleetstart.controller.state.view import View
-from fleetstart.runtime.contract.billing.ledger import cost_nusd
+from fleetstart.runtime.contract.billing.ledger import InvocationTrace, cost_nusd
 from fleetstart.runtime.contract.billing.prices import FIRST
+from fleetstart.runtime.contract.errors import DeadlineExceeded
 from fleetstart.runtime.contract.ids import NodeId, Version, WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerOrder
 from fleetstart.runtime.contract.timeline import Timeline
@@ -77,3 +78,34 @@ def test_a_call_costs_the_memory_of_its_worker_and_of_its_devices() -> None:
     host = cost_nusd(3000, version.spec.memory_bytes, FIRST.execute_nusd_per_gib_s)
     assert row.cost_nusd == record.cost_nusd == host + 3 * 2 * 1000
     assert (row.device_type, row.device_bytes, row.device_rate_nusd_per_gib_s) == ("H100", 2 << 30, 1000)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_the_time_of_a_call_without_an_answer_is_on_its_timeline(left: bool) -> None:
+    """Else a function whose calls all run until their time is up would be said to answer within a millisecond."""
+    traces: list[InvocationTrace] = []
+    ledger = cast(
+        LedgerWriter, SimpleNamespace(opened=lambda _: None, ended=lambda trace, outcome: traces.append(trace))
+    )
+    recorder = CallRecorder("gw", View(), ledger, report_now=lambda: None, report_soon=lambda: None)
+    version = backend()
+    version.on_status(status("a"), 0)
+    now_ns = time.monotonic_ns()
+    record = recorder.open(version, call("1", accepted_ns=now_ns - 7 * 1000 * MS))
+    attempt = version.try_acquire(record.call, now_ns - 5 * 1000 * MS)
+    assert attempt is not None
+    record.start_attempt(attempt)
+    if left:
+        record.set_outcome(499, "client_gone")
+        record.release(waive=False)
+        record.finish()
+    else:
+        record.fail(DeadlineExceeded("its time is up"))
+    (trace,) = traces
+    assert {phase.name: round(phase.duration_ms / 1000) for phase in trace.timeline.phases} == {
+        "queue": 2,
+        "execute": 5,
+    }
+    assert trace.row.first_byte_ms is None
+    assert trace.row.billed_ms >= 5000
+    assert recorder.open(version, call("2")).start_outcome() is None
