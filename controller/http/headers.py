@@ -116,6 +116,10 @@ def valid_request_id(value: bytes | None) -> str | None:
     return text if _REQUEST_ID.fullmatch(text) else None
 
 
+CALL_MAX_S = 86_400.0
+"""No call lasts longer, so one that may wait for longer waits until its deadline."""
+
+
 def queue_timeout_s(value: bytes | None, limit_s: float | None) -> float | None:
     """The call's queue timeout: 0 is no wait, None until its deadline."""
     try:
@@ -124,7 +128,7 @@ def queue_timeout_s(value: bytes | None, limit_s: float | None) -> float | None:
         return limit_s
     if asked_s is None or not asked_s >= 0:
         return limit_s
-    return asked_s if limit_s is None else min(asked_s, limit_s)
+    return min(asked_s, CALL_MAX_S if limit_s is None else limit_s)
 
 
 def timeout_s(value: bytes | None, limit_s: float) -> float:

@@ -1,13 +1,15 @@
-"""Sandbox headers: responses of functions that a browser must keep apart from our own pages."""
+"""Sandbox headers: responses of functions that a browser must keep apart from our own pages; a call's timeouts."""
 
 from __future__ import annotations
 
 import pytest
 
 from fleetstart.controller.http.headers import (
+    CALL_MAX_S,
     SANDBOX,
     WHOLE_ORIGIN,
     RawHeaders,
+    queue_timeout_s,
     response_headers,
     sandboxed,
     scoped_cookie,
@@ -89,6 +91,26 @@ def test_without_a_type_or_with_two_it_is_confined() -> None:
 def test_the_apps_own_policy_stays_and_cannot_undo_ours() -> None:
     own = [*of(b"text/html"), (POLICY, b"sandbox allow-same-origin"), (b"x-content-type-options", b"guess")]
     assert sandboxed(own) == [*own[:-1], NOSNIFF, (POLICY, SANDBOX)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit_s", "allowed_s"),
+    [
+        (None, None, None),
+        (b"0", None, 0),
+        (b"2.5", 1.0, 1.0),
+        (b"inf", 1.0, 1.0),
+        (b"inf", None, CALL_MAX_S),
+        (b"1e300", None, CALL_MAX_S),
+        (b"nan", None, None),
+        (b"-1", 1.0, 1.0),
+        (b"soon", None, None),
+    ],
+)
+def test_a_queue_timeout_of_any_size_is_a_time(
+    asked: bytes | None, limit_s: float | None, allowed_s: float | None
+) -> None:
+    assert queue_timeout_s(asked, limit_s) == allowed_s
 
 
 def test_a_gateway_confines_pages_and_kept_answers(controller: ControllerProcess, node: HandNode) -> None:

@@ -71,6 +71,12 @@ def test_the_queue_deadline_ends_the_wait(controller: ControllerProcess, node: H
     assert controller.http.get("/fn/f").status_code == 200
 
 
+def test_a_queue_deadline_without_end_is_that_of_the_call(controller: ControllerProcess, node: HandNode) -> None:
+    controller.deploy("f")
+    for asked in ("inf", "1e300"):
+        assert controller.http.get("/fn/f", headers={"fs-queue-timeout-s": asked}).status_code == 200
+
+
 def test_the_functions_own_queue_deadline_is_the_longest(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("f", **ONE, queue_timeout_s=0.1)
     node.answer = lambda node, order: node.say(order, "starting")
