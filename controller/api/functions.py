@@ -21,6 +21,7 @@ from fleetstart.runtime.contract.node.orders import FINAL
 from fleetstart.runtime.contract.node.reports import FunctionLoad
 
 from ..async_invocations.cron_schedules import check_schedule
+from ..auth.authorize import Caller
 from ..auth.deploy_policy import apply_deploy_policy, check_devices, check_kv_memory, named_spec
 from ..auth.request_context import caller_of, set_audit_object
 from ..function_calls.rules import missing_callees
@@ -44,7 +45,7 @@ TAIL_MAX = 10_000
 INFOS_AT_ONCE = 200
 """Functions of a list that are made in one turn of the loop: about two milliseconds."""
 STOPPING_S = 1.0
-"""How soon a follower that gets no lines sees that the controller stops."""
+"""How soon a follower that gets no lines sees that the controller stops, or that its key is good no more."""
 
 LogEntries = list[Entry]
 
@@ -138,14 +139,18 @@ class FunctionsApi:
         first = self._record(name).first
         tail = query_int(request, "tail", 100, TAIL_MAX)
         follow = query_flag(request, "follow")
-        lines = _ending_quietly(self._log_lines(keys.logs(name), tail, first, follow=follow))
+        caller = caller_of(request)
+        lines = _ending_quietly(self._log_lines(keys.logs(name), tail, first, caller, follow=follow))
         if not follow:
             return StreamingResponse(lines, media_type="application/x-ndjson")
-        place = self._followers.place(caller_of(request).name)
+        place = self._followers.place(caller.name)
         return PlacedResponse(lines, place, media_type="application/x-ndjson")
 
-    async def _log_lines(self, key: str, tail: int, first: Version, *, follow: bool) -> AsyncIterator[bytes]:
-        """JSON lines as the node wrote them: the newest `tail`, then with `follow` the new ones until disconnect.
+    async def _log_lines(
+        self, key: str, tail: int, first: Version, caller: Caller, *, follow: bool
+    ) -> AsyncIterator[bytes]:
+        """JSON lines as the node wrote them: the newest `tail`, then with `follow` the new ones until disconnect, or
+        until the caller's key is revoked or expires.
 
         Versions below `first` were of an earlier function of the name, whose workers may still drain.
         """
@@ -159,7 +164,7 @@ class FunctionsApi:
         pages = self._followers.follow(key, last.decode(), quiet_s=STOPPING_S)
         async with contextlib.aclosing(pages):
             async for batch in pages:
-                if self._stopping.is_set():
+                if self._stopping.is_set() or not caller.still_valid(self._view.access, now_unix_ms()):
                     return
                 if batch:
                     yield _joined(batch, first)

@@ -65,6 +65,13 @@ class Caller:
         """Checks whether the key may see something of the project."""
         return not self.limited or (self.key is not None and project in self.key.projects)
 
+    def still_valid(self, table: AccessTable, now_unix_ms: int) -> bool:
+        """Checks whether the key is neither revoked nor expired by now; for responses that go on for long."""
+        if self.key is None:
+            return True
+        record = table.keys.get(self.key.name)
+        return record is not None and record.usable(now_unix_ms)
+
     def require(self, function: str, known: Iterable[str]) -> None:
         """Demands that the key may see the function. Errors: NotFound, as for a function that does not exist."""
         if not self.sees(function):

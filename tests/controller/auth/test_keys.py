@@ -368,3 +368,20 @@ def test_what_came_of_an_async_call_is_for_those_who_may_call(controller: Contro
         assert client.get("/api/v1/async", headers=bearer(other)).json() == []
         assert client.get("/api/v1/webhooks/secret", headers=bearer(other)).status_code == 403
     wait_until(lambda: [row["key"] for row in controller.rows("hello")] == ["app"])
+
+
+@pytest.mark.parametrize("terms", [{}, {"expires_s": 2}])
+def test_logs_are_followed_until_the_key_is_good_no_more(
+    controller: ControllerProcess, node: HandNode, terms: dict[str, Any]
+) -> None:
+    controller.deploy("hello")
+    lock(controller)
+    reader = make(controller, "reader", ["read"], **terms)
+    with (
+        anybody(controller) as client,
+        client.stream("GET", "/api/v1/functions/hello/logs?follow=1", headers=bearer(reader)) as logs,
+    ):
+        assert logs.status_code == 200
+        if not terms:
+            controller.http.delete("/api/v1/keys/reader").raise_for_status()
+        assert logs.read() == b""
