@@ -37,7 +37,7 @@ ERRORS = {
 HEADERS = {
     "X-Request-Id": "Id of the invocation, for `fs trace` and `fs logs --request`.",
     "Fs-Version": "The version that answered.",
-    "Fs-Start": "hot, warm or cold.",
+    "Fs-Start": "hot, standby, warm or cold.",
     "Fs-Attempts": "Number of workers that the call was sent to.",
     "Server-Timing": "The phases of the call, in milliseconds.",
     "Fs-Billed-Ms": "Billed milliseconds; a stream has them in its closing event.",
