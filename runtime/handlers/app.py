@@ -194,6 +194,9 @@ def _in_threads(handler: Callable[..., Any], pool: ThreadPoolExecutor) -> Run:
         pool.submit(contextvars.copy_context().run, job.run, lambda: handler(*arguments[0], **arguments[1]))
         try:
             result = await job.result
+            if isinstance(_streamed(result), AsyncIterator):
+                await _cancellable(_send(result, reply), call, reply)
+                return
             if not job.streams:
                 await reply.value(result)
                 return

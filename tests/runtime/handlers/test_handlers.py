@@ -90,6 +90,9 @@ FORMS = """
     def stream_by_call(count: int):
         return (number for number in range(count))
 
+    def async_stream_by_call(count: int):
+        return async_stream(count)
+
     def broken_stream(after: int):
         for number in range(after):
             yield number
@@ -250,7 +253,7 @@ def test_os_exit_ends_the_worker_and_its_code_is_told(functions: Functions) -> N
     assert worker.exit_status() == 7
 
 
-@pytest.mark.parametrize("name", ["stream", "async_stream", "stream_by_call"])
+@pytest.mark.parametrize("name", ["stream", "async_stream", "stream_by_call", "async_stream_by_call"])
 def test_a_generator_is_a_stream_of_numbered_events(functions: Functions, name: str) -> None:
     worker = entry(functions, name)
     found = events(worker.post({"count": 100}))

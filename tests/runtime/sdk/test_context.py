@@ -114,6 +114,7 @@ HANDLERS = """
                 raise StopAsyncIteration
             return self.left.pop()
     async def iterator_async(): return Response(Pieces())
+    def iterator_of_a_thread(): return Response(Pieces())
     def broken_pieces():
         def give():
             yield b"a"
@@ -351,6 +352,7 @@ def test_a_hostile_form_is_refused(functions: Functions, body: bytes) -> None:
         ("iterator", {}, 200, "application/octet-stream", b"12"),
         ("iterator_on_loop", {}, 200, "application/octet-stream", b"12"),
         ("iterator_async", {}, 200, "application/octet-stream", b"12"),
+        ("iterator_of_a_thread", {}, 200, "application/octet-stream", b"12"),
     ],
 )
 def test_a_response_says_all_of_itself(
