@@ -63,7 +63,7 @@ def printable(text: str) -> str:
     if found is None:
         return text
     shown = _CONTROL.sub(_escaped, text)
-    return shown + _RESET if "\x1b[" in shown else shown
+    return shown + _RESET if "\x1b[" in shown and not shown.endswith(_RESET) else shown
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -84,8 +84,8 @@ def message(text: str = "") -> None:
 
 
 def data(text: str) -> None:
-    """Writes a line of data to stdout."""
-    click.echo(text)
+    """Writes lines of data to stdout. They have text of others, too: a path that was rejected, an error of a start."""
+    click.echo(printable(text))
 
 
 def json_data(value: Any) -> None:
@@ -112,7 +112,7 @@ def is_terminal() -> bool:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
     """Columns of text, as wide as their widest cell; `right` names the columns of numbers."""
-    lines = [list(headings), *(list(row) for row in rows)]
+    lines = [list(headings), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     out = []
     for line in lines:

@@ -135,7 +135,7 @@ def print_invocation(info: InvocationInfo, *, as_json: bool) -> None:
         facts.append(f"  webhook {info.delivery.state} after {tries}{f': {said}' if said else ''}")
     output.data("\n".join(facts))
     if not isinstance(info.result, msgspec.UnsetType):
-        output.data(bytes(info.result).decode())
+        output.json_line(info.result)
 
 
 def describe_state(info: InvocationInfo) -> str:

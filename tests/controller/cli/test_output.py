@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.output import printable
+from fleetstart.controller.cli.output import data, printable, table
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("plain\tü 漢字\n", "plain\tü 漢字\n"),
-        ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m\x1b[0m"),
+        ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
+        ("\x1b[31mred", "\x1b[31mred\x1b[0m"),
         ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
         ("\x1b[2J\x1b[1;1H", "\\x1b[2J\\x1b[1;1H"),
         ("done\rfake", "done\\rfake"),
@@ -31,3 +32,9 @@ def test_whatever_is_shown_has_colours_at_most(text: str) -> None:
     left = printable(text)
     for character in left.replace("\x1b[", ""):
         assert character in "\t\n" or not ("\x00" <= character < " " or "\x7f" <= character <= "\x9f")
+
+
+def test_a_table_has_no_control_characters_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """The path of a rejected request in `fs audit`, or a function's error in `fs ls`: anybody can write these."""
+    data(table(("DID", "TO WHAT"), [("read", "/api/v1/\x1b]0;title\x07"), ("read", "a\rb")]))
+    assert capsys.readouterr().out == "DID   TO WHAT\nread  /api/v1/\\x1b]0;title\\x07\nread  a\\rb\n"
