@@ -107,10 +107,7 @@ async def _read(inputs: ArgumentDecoder, scope: Scope, receive: Receive) -> tupl
 
 def _on_loop(handler: Callable[..., Any]) -> Run:
     async def work(arguments: Arguments, reply: ResponseWriter) -> None:
-        result = handler(*arguments[0], **arguments[1])
-        if inspect.isawaitable(result):
-            result = await result
-        await _send(result, reply)
+        await _send(handler(*arguments[0], **arguments[1]), reply)
 
     async def run(arguments: Arguments, call: CallState, reply: ResponseWriter) -> None:
         await _cancellable(work(arguments, reply), call, reply)
@@ -162,6 +159,8 @@ def _streamed(result: Any) -> Iterator[Any] | AsyncIterator[Any] | None:
 
 
 async def _send(result: Any, reply: ResponseWriter) -> None:
+    if inspect.isawaitable(result):
+        result = await result
     streamed = _streamed(result)
     if streamed is None:
         await reply.value(result)
@@ -194,7 +193,8 @@ def _in_threads(handler: Callable[..., Any], pool: ThreadPoolExecutor) -> Run:
         pool.submit(contextvars.copy_context().run, job.run, lambda: handler(*arguments[0], **arguments[1]))
         try:
             result = await job.result
-            if isinstance(_streamed(result), AsyncIterator):
+            if inspect.isawaitable(result) or isinstance(_streamed(result), AsyncIterator):
+                # Of a decorator around an asynchronous function, for example.
                 await _cancellable(_send(result, reply), call, reply)
                 return
             if not job.streams:

@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.worker_headers import ERROR_HEADER
 from tests.runtime.workers import Functions, Worker, until
 
 FORMS = """
-    import asyncio, dataclasses, os, sys
+    import asyncio, dataclasses, functools, os, sys
     from typing import TypedDict, Optional
     import msgspec
     from fleetstart.runtime import function, Scale
@@ -89,6 +89,24 @@ FORMS = """
 
     def stream_by_call(count: int):
         return (number for number in range(count))
+
+    def timed(called):
+        @functools.wraps(called)
+        def wrapper(*arguments, **named):
+            return called(*arguments, **named)
+        return wrapper
+
+    @timed
+    async def decorated(count: int):
+        await asyncio.sleep(0)
+        return count
+
+    @timed
+    async def decorated_hang():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            print("cancelled", flush=True)
 
     def async_stream_by_call(count: int):
         return async_stream(count)
@@ -261,6 +279,14 @@ def test_a_generator_is_a_stream_of_numbered_events(functions: Functions, name: 
     assert numbers == list(range(100))
     assert [number for number, _ in found] == [str(n) for n in range(1, 101)]
     assert events(worker.post({"count": 0})) == []
+
+
+def test_an_asynchronous_function_may_have_a_decorator(functions: Functions) -> None:
+    assert entry(functions, "decorated").post({"count": 3}).json() == 3
+    worker = entry(functions, "decorated_hang")
+    with worker.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post("", timeout=httpx.Timeout(30, read=0.2))
+    until(lambda: "cancelled" in worker.log(), "the end of the call whose client has left")
 
 
 @pytest.mark.parametrize("name", ["broken_stream", "broken_async_stream"])
