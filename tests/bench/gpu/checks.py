@@ -20,6 +20,7 @@ FILES = (
     "tests/e2e/calls/test_gpus.py",
     "tests/runtime/llm/engine/test_golden.py",
     "tests/runtime/llm/engine/test_sampler.py",
+    "tests/runtime/llm/engine/test_steps_ahead.py",
     "tests/runtime/llm/model/test_adapters.py",
     "tests/runtime/llm/model/cuda/test_decode_graphs.py",
     "tests/runtime/llm/model/cuda/test_decode_kernels.py",
