@@ -149,9 +149,11 @@ class Batcher:
         named = {} if self._whole else {name: [item.arguments[1][name] for item in items] for name in self._names}
         if self._pool is None:
             return await self._handler(*positional, **named)
-        return await asyncio.get_running_loop().run_in_executor(
+        results = await asyncio.get_running_loop().run_in_executor(
             self._pool, lambda: _call_handler(self._handler, positional, named)
         )
+        # A decorator around an asynchronous function returns what is to be awaited.
+        return await results if inspect.isawaitable(results) else results
 
     def _positional_count(self) -> int:
         return 1 if self._whole else self._positional

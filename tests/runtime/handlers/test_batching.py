@@ -22,7 +22,7 @@ from tests.runtime.workers import DEADLINE, TOKEN, Functions, Worker, until
 RULE = Batching(max_size=4, max_wait_s=0.1)
 
 HANDLERS = """
-    import asyncio, threading, time
+    import asyncio, functools, threading, time
     from fleetstart.runtime import File, InvalidInput, batched, function, context
 
     release = threading.Event()
@@ -64,6 +64,18 @@ HANDLERS = """
         print("batch", len(files), flush=True)
         time.sleep(1)
         return [file.content().decode() for file in files]
+
+    def timed(called):
+        @functools.wraps(called)
+        def wrapper(*arguments, **named):
+            return called(*arguments, **named)
+        return wrapper
+
+    @timed
+    @batched(max_size=2)
+    async def decorated(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return [number + 1 for number in numbers]
 
     @batched(max_size=2)
     def miscounts(numbers: list[int]) -> list[int]:
@@ -146,6 +158,10 @@ def test_a_class_with_several_lists(functions: Functions) -> None:
     answers = together(worker, [{"texts": "a" * n, "times": 2} for n in range(4)] + [{"texts": 3, "times": 1}])
     assert answers[:4] == [(200, 2 * n) for n in range(4)]
     assert answers[4][0] == 400, "what does not fit comes to no batch"
+
+
+def test_a_batched_asynchronous_function_may_have_a_decorator(functions: Functions) -> None:
+    assert functions.ready(HANDLERS, "decorated", concurrency=2).post({"numbers": 1}).json() == 2
 
 
 def test_an_item_may_fail_alone(functions: Functions) -> None:
