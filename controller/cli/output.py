@@ -111,8 +111,11 @@ def is_terminal() -> bool:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
-    """Columns of text, as wide as their widest cell; `right` names the columns of numbers."""
-    lines = [list(headings), *([printable(cell) for cell in row] for row in rows)]
+    """Columns of text, as wide as their widest cell; `right` names the columns of numbers.
+
+    A cell stays in its row: what others wrote there must not look like rows of its own.
+    """
+    lines = [list(headings), *([printable(cell).replace("\n", "\\n") for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     out = []
     for line in lines:

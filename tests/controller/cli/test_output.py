@@ -36,5 +36,5 @@ def test_whatever_is_shown_has_colours_at_most(text: str) -> None:
 
 def test_a_table_has_no_control_characters_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     """The path of a rejected request in `fs audit`, or a function's error in `fs ls`: anybody can write these."""
-    data(table(("DID", "TO WHAT"), [("read", "/api/v1/\x1b]0;title\x07"), ("read", "a\rb")]))
-    assert capsys.readouterr().out == "DID   TO WHAT\nread  /api/v1/\\x1b]0;title\\x07\nread  a\\rb\n"
+    data(table(("DID", "TO WHAT"), [("read", "/api/v1/\x1b]0;title\x07"), ("read", "a\rb\nrow")]))
+    assert capsys.readouterr().out == "DID   TO WHAT\nread  /api/v1/\\x1b]0;title\\x07\nread  a\\rb\\nrow\n"
