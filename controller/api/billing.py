@@ -148,6 +148,10 @@ class BillingApi:
 
 
 def _span(request: Request) -> tuple[int, int]:
-    """The requested time span, by default all until now. The last millisecond may still be written."""
+    """The requested time span, by default all until now. The last millisecond may still be written. Errors:
+    InvalidInput for one whose sum would be 0 whatever was spent."""
     since_ms = query_int(request, "since_unix_ms", 0, TIME_MAX_MS)
-    return since_ms, query_int(request, "until_unix_ms", now_unix_ms() + 1, TIME_MAX_MS)
+    until_ms = query_int(request, "until_unix_ms", now_unix_ms() + 1, TIME_MAX_MS)
+    if since_ms > until_ms and "until_unix_ms" in request.query_params:
+        raise InvalidInput("the time span ends before it begins", hint="since is the earlier time, until the later one")
+    return since_ms, until_ms

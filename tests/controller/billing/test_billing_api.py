@@ -88,6 +88,14 @@ def test_budgets_that_make_no_sense(controller: ControllerProcess, body: dict[st
     assert controller.http.put("/api/v1/budgets/nobody", json={"limit_nusd": 5, "per": "day"}).status_code == 404
 
 
+@pytest.mark.parametrize("path", ["usage", "ledger"])
+def test_a_time_span_that_ends_before_it_begins_is_no_empty_bill(controller: ControllerProcess, path: str) -> None:
+    refused = controller.http.get(f"/api/v1/{path}", params={"since_unix_ms": 2000, "until_unix_ms": 1000})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_input")
+    later = int(time.time() * 1000) + 60_000  # by a client's clock that is ahead
+    assert controller.http.get(f"/api/v1/{path}", params={"since_unix_ms": later}).status_code == 200
+
+
 def test_rows_carry_the_rate_that_applied_and_the_tags(
     controller: ControllerProcess, node: HandNode, redis_server: RedisServer
 ) -> None:
