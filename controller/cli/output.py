@@ -71,6 +71,11 @@ def _escaped(match: re.Match[str]) -> str:
     return text if len(text) > 1 else text.encode("unicode_escape").decode("ascii")
 
 
+def on_one_line(text: str) -> str:
+    """Text of others within a line of ours, where a line break could begin a line that looks like another of ours."""
+    return printable(text).replace("\n", "\\n")
+
+
 def show_what_the_terminal_cannot() -> None:
     """Has characters that stdout's encoding lacks written as escapes, as stderr does: a locale without UTF-8 has no
     arrow, and a name of a file may be no text at all."""
@@ -115,7 +120,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: froz
 
     A cell stays in its row: what others wrote there must not look like rows of its own.
     """
-    lines = [list(headings), *([printable(cell).replace("\n", "\\n") for cell in row] for row in rows)]
+    lines = [list(headings), *([on_one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     out = []
     for line in lines:

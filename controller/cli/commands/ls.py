@@ -55,7 +55,7 @@ def failed_start_line(info: FunctionInfo, *, now_s: float) -> str:
     if failed is None:
         return ""
     age = output.format_age(max(0.0, now_s - failed.unix_ms / 1000))
-    return f"{info.name}: its last start failed {age} ago: {failed.error.message}"
+    return f"{info.name}: its last start failed {age} ago: {output.on_one_line(failed.error.message)}"
 
 
 def _workers(info: FunctionInfo) -> str:

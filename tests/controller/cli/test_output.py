@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.output import data, printable, table
+from fleetstart.controller.cli.output import data, on_one_line, printable, table
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,7 @@ def test_a_table_has_no_control_characters_of_others(capsys: pytest.CaptureFixtu
     """The path of a rejected request in `fs audit`, or a function's error in `fs ls`: anybody can write these."""
     data(table(("DID", "TO WHAT"), [("read", "/api/v1/\x1b]0;title\x07"), ("read", "a\rb\nrow")]))
     assert capsys.readouterr().out == "DID   TO WHAT\nread  /api/v1/\\x1b]0;title\\x07\nread  a\\rb\\nrow\n"
+
+
+def test_an_error_of_others_begins_no_line_of_ours() -> None:
+    assert on_one_line("OSError: x\nhello  1  2 ready") == "OSError: x\\nhello  1  2 ready"
