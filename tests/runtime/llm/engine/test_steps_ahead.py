@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -16,59 +14,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fleetstart.runtime.contract.errors import HandlerFailed
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.engine.inference_engine import never
-from fleetstart.runtime.llm.engine.runner import Batch, Decoder, LocalRunner, StepOutput, rows_of
+from fleetstart.runtime.llm.engine.runner import LocalRunner, StepOutput, rows_of
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.engine.two_engines import TwoEngines
 from fleetstart.runtime.llm.server.engine_service import EngineService, _Close
+from tests.runtime.llm.engine.stand_in_device import Device
 from tests.runtime.llm.engine.test_engine import GREEDY, embedding, request
 from tests.runtime.llm.models import Checkpoint, engine, native, run, text_of, tiny, tokens_of
 from tests.servers import wait_until
-
-
-class Device:
-    """A decoder whose steps of decodes, or of at least `rows`, are asynchronous, and write their logits where those of
-    the last one were."""
-
-    def __init__(self, decoder: Decoder, fails_in: range = range(0), rows: int = 1 << 30) -> None:
-        self._decoder = decoder
-        self._fails_in = fails_in
-        self._rows = rows
-        self._logits = torch.empty(0)
-        self.begun: list[Batch] = []
-        self.asynchronous = False
-
-    def forward(self, batch: Batch) -> Tensor:
-        self.begun.append(batch)
-        if len(self.begun) in self._fails_in:
-            raise RuntimeError("the device is lost")
-        self.asynchronous = len(batch.tokens) == len(batch.tables) or len(batch.tokens) >= self._rows
-        self._logits.fill_(math.nan)
-        self._logits = self._decoder.forward(_with_known_tokens(batch)).clone()
-        return self._logits
-
-    def hidden(self, batch: Batch) -> Tensor:
-        self.asynchronous = False
-        return self._decoder.hidden(_with_known_tokens(batch))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._decoder.logits(hidden)
-
-    def normed(self, hidden: Tensor) -> Tensor:
-        return self._decoder.normed(hidden)
-
-
-def _with_known_tokens(batch: Batch) -> Batch:
-    if batch.device_tokens is None:
-        return batch
-    count = len(batch.device_tokens)
-    assert not any(batch.tokens[:count])
-    return replace(batch, tokens=batch.device_tokens.tolist() + batch.tokens[count:])
 
 
 def test_the_next_step_is_under_way_when_tokens_are_said(tiny_model: Checkpoint) -> None:
