@@ -45,6 +45,12 @@ class ResponseRecorder:
                 await self._on_end()
         await self._send(message)
 
+    @property
+    def worth_keeping(self) -> bool:
+        """Checks whether later calls should get this response: the handler gave it, and it is neither a failure (5xx)
+        nor a retryable rejection (402, 425, 429)."""
+        return self.ran and self.status < 500 and self.status not in (402, 408, 409, 425, 429)
+
     def answer(self) -> Answer:
         return Answer(
             claim=1,

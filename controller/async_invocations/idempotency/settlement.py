@@ -13,7 +13,7 @@ from fleetstart.runtime.contract.errors import FleetError, WorkerLost
 
 from ...state.redis_client import REDIS_ERRORS
 from .response_recorder import ResponseRecorder
-from .store import CallPlaces, IdempotencyKeys, KeyClaim, worth_keeping
+from .store import CallPlaces, IdempotencyKeys, KeyClaim
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class ClaimSettlement:
 
     async def _store(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
         """Errors: REDIS_ERRORS, StoreFailed."""
-        if not worth_keeping(recorder.status, ran=recorder.ran):
+        if not recorder.worth_keeping:
             if recorder.ran or recorder.status == WorkerLost.status:  # else it may run at a worker
                 await self._places.remove(digest)
             await self._claims.free(digest, raw)
@@ -54,15 +54,25 @@ class ClaimSettlement:
             await self._claims.settle(digest, raw, done, bytes(recorder.body))
 
     async def _settle_later(self, recorder: ResponseRecorder, digest: str, claim: KeyClaim, raw: bytes) -> None:
-        """Tries again until the response is stored, another call has the key, or `SETTLE_S` are over."""
+        """Tries again until the response is stored, another call has the key, or `SETTLE_S` are over. A call that goes
+        on with this one at its worker is answered from here: the worker may be lost before it is."""
         ends_s = time.monotonic() + SETTLE_S
         while time.monotonic() < ends_s:
             await asyncio.sleep(SETTLE_EVERY_S)
             try:
+                standing = claim, raw
                 if await self._claims.renew(digest, raw) is not None:
-                    return  # stored by an attempt that seemed to fail, or taken by another call
-                await self._store(recorder, digest, claim, raw)
+                    found = await self._claims.read(digest)
+                    if found is None or not _goes_on(found[0], claim) or not recorder.worth_keeping:
+                        return  # stored by an attempt that seemed to fail, or taken by another call
+                    standing = found
+                await self._store(recorder, digest, *standing)
                 return
             except (*REDIS_ERRORS, FleetError):
                 continue
         log.warning("an answer could not be kept", extra={"invocation": claim.invocation})
+
+
+def _goes_on(standing: KeyClaim, claim: KeyClaim) -> bool:
+    """Checks whether the claim that stands is that of a gateway that goes on with the call of the other one."""
+    return standing.state == "running" and standing.invocation == claim.invocation

@@ -276,9 +276,3 @@ def taken_over(ours: KeyClaim, standing: KeyClaim, place: CallPlace | None) -> K
 
 def answer_key(digest: str, owner: str) -> str:
     return f"{FOLDER}{digest}/{owner}"
-
-
-def worth_keeping(status: int, *, ran: bool) -> bool:
-    """Checks whether later calls should get this response: the handler gave it, and it is neither a failure (5xx) nor a
-    retryable rejection (402, 425, 429)."""
-    return ran and status < 500 and status not in (402, 408, 409, 425, 429)
