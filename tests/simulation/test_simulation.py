@@ -38,7 +38,7 @@ FOUND = {
     11284976138: "a start failed while a clock was a minute ahead, and no other was tried until that minute was over",
     11287095822: "a call that hung until its deadline left others 4 ms to wait, and they were refused",
     11295243029: "a gateway whose clock was an hour ahead expected a start in 500 s, and refused its call",
-    11303694936: "an answer that was to be stored later was not, as another gateway went on with the call at a lost worker",
+    11303694936: "an answer to be stored later was not, as another gateway went on with the call at a lost worker",
     11280529279: "a node that had come back since the last read was given up, and its worker ended under a call",
 }
 """Seeds that have failed, and what they found."""
