@@ -45,6 +45,7 @@ from ..gateway.websocket_session import CLOSE_S
 from ..gateway.websockets import HEARTBEAT_S
 from ..http.asgi import Receive, Scope, Send
 from ..http.headers import valid_request_id
+from ..http.json_api import now_unix_ms
 from ..http.request_body import header
 from ..http.scope import API_CALLER
 from ..http.websocket import reject_handshake
@@ -259,10 +260,10 @@ class ShellService:
             return f"function {order.spec.name} was removed"
         if view.worker_lost(order.worker, order.node, order.epoch, time.monotonic_ns()):
             return f"node {order.node} was lost"
-        if isinstance(caller, Caller) and caller.key is not None:
+        if isinstance(caller, Caller) and not caller.still_valid(view.access, now_unix_ms()):
             record = view.access.keys.get(caller.name)
-            if record is None or record.revoked_unix_ms:
-                return f"key {caller.name} was revoked"
+            revoked = record is None or record.revoked_unix_ms
+            return f"key {caller.name} {'was revoked' if revoked else 'has expired'}"
         return ""
 
     def _exit_reason(self, order: WorkerOrder) -> str | None:
