@@ -170,6 +170,8 @@ class CallGate:
         if not hmac.compare_digest(token, self._token):
             await respond_error(send, InvalidWorkerToken("this worker only accepts calls of its gateway"), request)
             return
+        # An app that shows its request's headers must not show this one.
+        scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != _TOKEN]}
         if scope["type"] == "websocket" and self._links is not None and (gateway := _header(scope, _LINK)):
             limit = _header(scope, _LINK_LIMIT)
             await self._links.serve(gateway, int(limit) if limit else None, receive, send)

@@ -165,7 +165,7 @@ def test_a_client_cannot_speak_for_the_gateway(system: System) -> None:
     response = system.http.get("/fn/mirror/a/../b%2Fc", headers=sent)
     got = dict(response.json()["headers"])
     assert got["x-kept"] == "yes"
-    assert got["fs-worker-token"] != "guess"
+    assert "fs-worker-token" not in got
     assert (got["x-forwarded-for"], got["x-forwarded-proto"]) == ("127.0.0.1", "http")
     assert int(got["fs-deadline-ms"]) <= 300_000
     assert response.headers["fs-version"] == "1"
