@@ -13,8 +13,8 @@ SLOW_S = (0.05, 1.2)
 """Latency of requests in a slow hour: around what leases can bear."""
 
 
-Served = Callable[[Process, Sequence[tuple[bytes, ...]], list[Any], bool], None]
-"""Is told what a process asked of Redis, the answers, and whether they are lost."""
+Served = Callable[[Process, Sequence[tuple[bytes, ...]], list[Any], bool, int], None]
+"""Is told what a process asked of Redis, the answers, whether they are lost, and when it asked, in nanoseconds."""
 
 
 class Fate(NamedTuple):

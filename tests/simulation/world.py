@@ -124,8 +124,10 @@ class World:
             if asked is process:
                 self.loop.call_later(0.0005, _settle, request, error, context=in_process(asker))
 
-    def _served(self, process: Process, commands: Sequence[Command], answers: list[Any], lost: bool) -> None:
-        self.monitor.served(process, commands, answers)
+    def _served(
+        self, process: Process, commands: Sequence[Command], answers: list[Any], lost: bool, asked_ns: int
+    ) -> None:
+        self.monitor.served(process, commands, answers, asked_ns)
         if self.trace is not None:
             for command, answer in zip(commands, answers, strict=True):
                 end = " (answer lost)" if lost else ""

@@ -59,7 +59,7 @@ class Client(Commands):
             reaches, back, error, count = self._network.request(self.process, len(commands))
             if reaches is not None:
                 done = commands if count is None else commands[:count]
-                loop.arrive(reaches, self._server.process, self._there, self._serve, done, answered, back)
+                loop.arrive(reaches, self._server.process, self._there, self._serve, done, answered, back, loop.now_ns)
             if error is not None:
                 lost = ConnectionError("Connection reset by peer")
                 loop.arrive(error, self.process, self._here, _fail, answered, lost)
@@ -85,10 +85,12 @@ class Client(Commands):
     def _late(self, answered: asyncio.Future[list[Any]], asked_ns: int) -> None:
         self._timer(answered, self._timeout_s - (self._loop.now_ns - asked_ns) / 1e9)
 
-    def _serve(self, commands: Sequence[Command], answered: asyncio.Future[list[Any]], back_s: float | None) -> None:
+    def _serve(
+        self, commands: Sequence[Command], answered: asyncio.Future[list[Any]], back_s: float | None, asked_ns: int
+    ) -> None:
         self._server.unanswered.pop(answered, None)
         answers = self._server.answer(commands)
-        self._network.on_served(self.process, commands, answers, back_s is None)
+        self._network.on_served(self.process, commands, answers, back_s is None, asked_ns)
         if back_s is not None:
             self._loop.arrive(back_s, self.process, self._here, _settle, answered, answers)
 
