@@ -245,11 +245,12 @@ def defused(system: System, name: str, bomb: str) -> str:
 
 def reaches_the_node(system: System, isolation: str) -> bool:
     """True if a function can connect to the node's loopback by the socket that its node listens with for it. It is one
-    of its own, as its worker may end of the attempt."""
+    of its own, as its worker may end of the attempt; otherwise it is busy with a socket that it cannot accept from."""
     name = f"reaches-{isolation}"
     system.deploy(HANDLER.replace("ISOLATION", isolation), name=name)
     with socket.create_server(("127.0.0.1", 0)) as service:
         system.call(name, {"service": service.getsockname()[1]}, timeout_s=60)
+        system.fs("rm", name, "--yes")
         service.settimeout(0.2)
         try:
             service.accept()[0].close()
