@@ -45,7 +45,7 @@ TAIL_MAX = 10_000
 INFOS_AT_ONCE = 200
 """Functions of a list that are made in one turn of the loop: about two milliseconds."""
 STOPPING_S = 1.0
-"""How soon a follower that gets no lines sees that the controller stops, or that its key is good no more."""
+"""Time in which a follower that gets no lines sees that the controller stops, or that its key is good no more."""
 
 LogEntries = list[Entry]
 

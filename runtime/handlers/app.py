@@ -152,7 +152,7 @@ async def _cancellable(work: Awaitable[None], call: CallState, reply: ResponseWr
 
 
 def _streamed(result: Any) -> Iterator[Any] | AsyncIterator[Any] | None:
-    """What a result is sent piece by piece from: a generator, or any iterator that is the body of a `Response`."""
+    """The source of a result that is sent piece by piece: a generator, or any iterator that is a `Response`'s body."""
     if isinstance(result, Response):
         return result.body if isinstance(result.body, Iterator | AsyncIterator) else None
     return result if inspect.isgenerator(result) or inspect.isasyncgen(result) else None

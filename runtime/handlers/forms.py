@@ -21,7 +21,7 @@ from ..worker_io.asgi import ClientDisconnected, Receive
 
 PARTS_MAX = 1000
 VALUES_MAX = 10_000
-"""Of a query string or a urlencoded body: each takes fifty times the four bytes that it may have."""
+"""Most values of a query string or a urlencoded body: each takes fifty times the four bytes that it may have."""
 HEADER_MAX_BYTES = 8 * 1024
 FORM_HINT = "send it as multipart/form-data, as `curl -F name=value -F file=@path` does"
 MULTIPART = b"multipart/form-data"

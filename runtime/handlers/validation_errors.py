@@ -68,7 +68,7 @@ def field_error(error: Exception, value: Any, kind: Any) -> FieldError:
 
 
 def _expected_instead(what: str, path: str, kind: Any) -> str:
-    """What was expected, where msgspec says only what is wrong with the value."""
+    """The expected kind of value, where msgspec says only what is wrong with the one that came."""
     if what.startswith("Invalid enum value") and (choices := _choices(_kind_at(kind, path))):
         return f"one of {choices}"
     if found := _INVALID.fullmatch(what):

@@ -387,7 +387,7 @@ def _installed(module: str) -> bool:
 
 
 def _output_of(module: str, *arguments: str) -> str:
-    """What a program of another part of fleetstart prints. Errors: OSError, ValueError, SubprocessError."""
+    """The output of a program of another part of fleetstart. Errors: OSError, ValueError, SubprocessError."""
     # -P: the folder that this is called in is no place to import from.
     command = [sys.executable, "-P", "-m", module, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=True).stdout

@@ -82,24 +82,14 @@ class TorchDecoder:
         self._ropes = [config.rope_of(layer) for layer in range(weights.first, ends)]
         self._embedding = None if weights.embedding is None else self._move(weights.embedding)
         self._layers = [self._move_layer(layer) for layer in weights.layers]
-        self._qkv, self._gate_up = (
-            [_qkv_of(layer) for layer in self._layers],
-            [_gate_up_of(layer) for layer in self._layers],
-        )
+        self._qkv = [_qkv_of(layer) for layer in self._layers]
+        self._gate_up = [_gate_up_of(layer) for layer in self._layers]
         self._final_norm = None if weights.final_norm is None else self._move_norm(weights.final_norm)
         if weights.head is None:
             self._head = None
         else:
             self._head = self._embedding if weights.head is weights.embedding else self._move(weights.head)
-        self._inputs = StepInputs(
-            device=device,
-            dtype=dtype,
-            block_tokens=block_tokens,
-            windows=set(self._windows),
-            frequencies={
-                rope: inverse_frequencies(rope, config.context_tokens).to(device) for rope in set(self._ropes)
-            },
-        )
+        self._inputs = self._step_inputs()
         self._attends = TorchAttention(
             repeats=config.head_count // config.kv_head_count,
             scale=config.attention_scale,
@@ -117,11 +107,21 @@ class TorchDecoder:
         self.asynchronous = False
         """True after a step on CUDA that was a graph, or of many rows (`Decoder`)."""
         self._ends: deque[torch.cuda.Event] = deque()
-        """Of the last steps that were no graphs."""
+        """Ends of the last steps that were no graphs."""
         self._compiling: Future[DecodeKernels | None] | None = None
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda":
             self._prepare_cuda()
+
+    def _step_inputs(self) -> StepInputs:
+        context, ropes = self.config.context_tokens, set(self._ropes)
+        return StepInputs(
+            device=self.device,
+            dtype=self.dtype,
+            block_tokens=self.block_tokens,
+            windows=set(self._windows),
+            frequencies={rope: inverse_frequencies(rope, context).to(self.device) for rope in ropes},
+        )
 
     def _prepare_cuda(self) -> None:
         # cuDNN's attention compiles a plan for each new length of a prompt: 0.6 s on an H200.

@@ -64,7 +64,7 @@ class VllmEngine:
         self._active: dict[int, Generation] = {}
         self._ids = itertools.count()
         self._prompt_tokens = self._cached_tokens = 0
-        """As of `EngineLoad`."""
+        """Counts of `EngineLoad`."""
         self._vllm: Any = build()
 
     @property

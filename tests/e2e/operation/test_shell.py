@@ -331,7 +331,7 @@ def test_an_order_that_a_killed_controller_left_is_taken_back(system: System, pe
 
 
 def why_closed(socket: ClientConnection) -> str:
-    """Why the server closed it, after all that the shell wrote."""
+    """The reason with which the server closed it, after all that the shell wrote."""
     try:
         while True:
             socket.recv(60)

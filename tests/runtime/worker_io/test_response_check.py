@@ -14,7 +14,7 @@ Sent = list[dict[str, Any]]
 
 
 def sent_of(*messages: dict[str, Any], method: str = "GET", heard: str = "http.request") -> tuple[Sent, str]:
-    """What the server gets of the app's messages, and the error that the app gets."""
+    """The messages of the app that reach the server, and the error that the app gets."""
     sent: Sent = []
 
     async def send(message: Any) -> None:

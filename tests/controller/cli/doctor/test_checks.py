@@ -126,7 +126,7 @@ V1 = Path("/sys/fs/cgroup/memory")
 
 @pytest.mark.skipif(os.getuid() != 0 or not os.access(V1, os.W_OK), reason="delegates a control group of version 1")
 def test_limits_are_enforced_in_a_group_that_was_delegated_and_polled_without_one() -> None:
-    """As a node finds it, which looks at its own group first."""
+    """A group is delegated as a node finds it, which looks at its own group first."""
     program = "from fleetstart.controller.cli.doctor.checks import check_limits; print(check_limits().verdict)"
     group = V1 / f"fs-test-{os.getpid()}"
     group.mkdir()

@@ -28,7 +28,7 @@ def engine() -> Iterator[VllmEngine]:
 
 
 def test_a_prompt_that_was_there_before_counts_as_cached_in_its_first_delta(engine: VllmEngine) -> None:
-    """In whole blocks of vLLM's. A request that goes on from tokens had its count where it began."""
+    """Cached tokens count in whole blocks of vLLM's. One that goes on from tokens had its count where it began."""
     before = engine.load
     one = request(200, 6)
     deltas = [alone(engine, one) for _ in range(2)]

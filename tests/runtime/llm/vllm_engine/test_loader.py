@@ -1,4 +1,4 @@
-"""What a start with vLLM says of models and settings that it does not run, and the context of those that it does."""
+"""A start with vLLM says why it does not run a model or setting, and has the context that it says where it does."""
 
 from __future__ import annotations
 
