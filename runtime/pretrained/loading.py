@@ -94,10 +94,17 @@ def load_model(
         )
     kind = found[0] if isinstance(found, tuple) else found
     model, info = kind.from_pretrained(
-        None, config=config, state_dict=dict(weights), dtype=dtype, output_loading_info=True
+        None,
+        config=config,
+        state_dict=dict(weights),
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused here, with their shapes: its own error has them in a table
     )
+    if others := sorted(info["mismatched_keys"]):
+        name, stored, required = others[0]
+        raise CheckpointInvalid(f"tensor {name} has shape {list(stored)}, config.json requires {list(required)}")
     missing = [name for name in info["missing_keys"] if not name.startswith(tuple(optional))]
-    missing += [str(one[0]) for one in info["mismatched_keys"]]
     if missing or (missing := lacking_tensors(model)):
         saved = ", ".join(config.architectures or ["unknown"])
         raise CheckpointInvalid(

@@ -159,6 +159,14 @@ def test_tensors_that_are_missing_are_named() -> None:
         engine_of(weights)
 
 
+def test_a_tensor_of_another_shape_is_named_with_both_shapes() -> None:
+    weights = checkpoint("gpt_neox")
+    name = "gpt_neox.layers.1.attention.dense.weight"
+    weights[name] = torch.zeros(48, 40)
+    with pytest.raises(CheckpointInvalid, match=rf"^tensor {name} has shape \[48, 40\], .* \[48, 48\]$"):
+        engine_of(weights)
+
+
 def test_memory_for_too_few_tokens_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="holds 1 blocks of 1048576 bytes"):
         engine_of(checkpoint("gemma2", head_dim=2048, num_attention_heads=2), kv_memory_bytes=1 << 20)
