@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.node.reports import NodeReport
 
 from ..state.records import FunctionRecord, VersionKey, VersionRecord
 from ..state.traffic import in_service
-from .copies import ANYWHERE, Copy, CopyNode, KeptCheckpoint
+from .copies import Copy, CopyNode, KeptCheckpoint
 from .holdings import Holding
 
 PART_HELD = 0.5
@@ -33,13 +33,13 @@ def kept_by(
     for number in in_service(function):
         record = versions.get(VersionKey(function.name, number))
         if record is not None and record.spec.keep == "host" and record.spec.weights is not None:
-            one = KeptCheckpoint(size_bytes=record.segment_bytes, regions=frozenset(record.spec.region))
+            one = KeptCheckpoint(size_bytes=record.segment_bytes, regions=frozenset({frozenset(record.spec.region)}))
             found[record.spec.weights] = _both(found.get(record.spec.weights), one)
     return found
 
 
 def all_kept(by_function: Iterable[Mapping[CheckpointId, KeptCheckpoint]]) -> dict[CheckpointId, KeptCheckpoint]:
-    """The checkpoints that any function keeps: each once, however many ask for it."""
+    """The checkpoints that any function keeps: each once for the same regions, however many ask for it."""
     found: dict[CheckpointId, KeptCheckpoint] = {}
     for kept in by_function:
         for checkpoint, one in kept.items():
@@ -50,11 +50,8 @@ def all_kept(by_function: Iterable[Mapping[CheckpointId, KeptCheckpoint]]) -> di
 def _both(known: KeptCheckpoint | None, other: KeptCheckpoint) -> KeptCheckpoint:
     if known is None:
         return other
-    anywhere = not known.regions or not other.regions
-    return KeptCheckpoint(
-        size_bytes=max(known.size_bytes, other.size_bytes),
-        regions=ANYWHERE if anywhere else known.regions | other.regions,
-    )
+    size_bytes = max(known.size_bytes, other.size_bytes)
+    return KeptCheckpoint(size_bytes=size_bytes, regions=known.regions | other.regions)
 
 
 def copy_node(
@@ -131,12 +128,13 @@ class CopyProgress:
         return frozenset(checkpoint for one, checkpoint in self._refused if one == node)
 
 
-def copy_of(order: CopyOrder, holding: Holding, *, living: bool, leaves: bool) -> Copy:
-    """An ordered copy as the decision sees it."""
+def copy_of(order: CopyOrder, holding: Holding, *, region: str | None, living: bool, leaves: bool) -> Copy:
+    """An ordered copy as the decision sees it. `region`: that of its node, if it is known."""
     return Copy(
         node=order.node,
         checkpoint=order.checkpoint,
         ordered_unix_ns=order.decided_unix_ns,
+        region=region,
         complete=living and holding.complete,
         living=living,
         stays=not leaves,

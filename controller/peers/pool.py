@@ -255,6 +255,7 @@ class ParameterPool:
             copy_of(
                 order,
                 self._held(order.node, order.checkpoint),
+                region=view.nodes[order.node].report.region if order.node in view.nodes else None,
                 living=not view.worker_lost(WorkerId(""), order.node, order.epoch, view.synced_ns),
                 leaves=order.node in view.draining or order.checkpoint in self._progress.refused(order.node),
             )

@@ -10,9 +10,12 @@ from typing import Literal
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
 
 from ..state.view import View
+from .copies import is_in
 from .kept import all_kept, kept_by
 
 CopyState = Literal["ready", "fetching"]
+KeptState = Literal["ready", "fetching", "missing"]
+_LEAST_LAST: tuple[KeptState, ...] = ("ready", "fetching", "missing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +50,21 @@ def reported_copies(view: View, now_ns: int) -> list[ReportedCopy]:
     return found
 
 
-def kept_states(view: View, now_ns: int) -> Mapping[CheckpointId, Literal["ready", "fetching", "missing"]]:
-    """State of each checkpoint of which a function asks for a copy: there, being fetched, or nowhere."""
-    states: dict[CheckpointId, Literal["ready", "fetching", "missing"]] = {}
+def kept_states(view: View, now_ns: int) -> Mapping[CheckpointId, KeptState]:
+    """State of each checkpoint of which a function asks for a copy: there, being fetched, or nowhere. One that is to
+    be in several regions has the state of that region where least of it is."""
+    copies: dict[CheckpointId, list[ReportedCopy]] = defaultdict(list)
     for copy in reported_copies(view, now_ns):
-        if states.get(copy.checkpoint) != "ready":
-            states[copy.checkpoint] = copy.state
+        copies[copy.checkpoint].append(copy)
     kept = all_kept(kept_by(function, view.versions) for function in view.functions.values())
-    return {checkpoint: states.get(checkpoint, "missing") for checkpoint in sorted(kept)}
+    states: dict[CheckpointId, KeptState] = {}
+    for checkpoint, asked in sorted(kept.items()):
+        found: list[KeptState] = []
+        for regions in asked.regions:
+            there = [one.state for one in copies[checkpoint] if is_in(view.nodes[one.node].report.region, regions)]
+            found.append("ready" if "ready" in there else "fetching" if there else "missing")
+        states[checkpoint] = max(found, key=_LEAST_LAST.index)
+    return states
 
 
 def nodes_with(view: View, now_ns: int) -> Mapping[CheckpointId, list[NodeId]]:

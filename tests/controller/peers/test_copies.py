@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetstart.controller.peers.copies import (
+    ANYWHERE,
     COPIES_MAX,
     Copy,
     CopyDecision,
@@ -68,8 +69,47 @@ def test_a_checkpoint_without_room_is_told() -> None:
     assert decide_copies(kept(m=8), [], [node("a", room=4)]) == CopyDecision(unplaced=[CheckpointId("m")])
 
 
+def asked_in(*regions: str) -> dict[CheckpointId, KeptCheckpoint]:
+    """A checkpoint that functions keep in these regions, each a space-separated list; an empty one is anywhere."""
+    asked = frozenset(frozenset(some.split()) for some in regions)
+    return {CheckpointId("m"): KeptCheckpoint(size_bytes=GIB, regions=asked)}
+
+
+def test_functions_in_regions_apart_have_a_copy_each() -> None:
+    nodes = [node("a", region="us"), node("b", region="eu"), node("c", region="eu")]
+    assert decide_copies(asked_in("eu", "us"), [], nodes).order == [("b", "m"), ("a", "m")]
+    copies = [copy("a", "m", 1, region="us", complete=True), copy("b", "m", 2, region="eu", complete=True)]
+    assert decide_copies(asked_in("eu", "us"), copies, nodes) == CopyDecision()
+    assert decide_copies(asked_in("eu", "us"), copies[:1], nodes).order == [("b", "m")]
+    assert decide_copies(asked_in("us"), copies, nodes).take_back == [("b", "m")]
+
+
+def test_a_copy_in_the_regions_of_several_functions_serves_them_all() -> None:
+    nodes = [node("a", region="us"), node("b", region="eu")]
+    for regions in (("", "eu"), ("eu us", "eu"), ("", "eu us", "eu")):
+        assert decide_copies(asked_in(*regions), [], nodes).order == [("b", "m")]
+        copies = [copy("a", "m", 2, region="us", complete=True), copy("b", "m", 1, region="eu", complete=True)]
+        assert decide_copies(asked_in(*regions), copies, nodes).take_back == [("a", "m")]
+
+
+def test_a_region_without_a_node_keeps_no_other_function_waiting() -> None:
+    decision = decide_copies(asked_in("", "eu"), [], [node("a", region="us")])
+    assert (decision.order, decision.unplaced) == ([("a", "m")], ["m"])
+
+
+def test_a_copy_of_a_node_that_drains_stays_until_there_is_another_one_in_its_region() -> None:
+    nodes = [node("a", region="us"), node("c", region="eu")]
+    copies = [
+        copy("a", "m", 1, region="us", complete=True),
+        copy("b", "m", 2, region="eu", complete=True, stays=False),
+    ]
+    assert decide_copies(asked_in("eu", "us"), copies, nodes) == CopyDecision(order=[(NodeId("c"), CheckpointId("m"))])
+    copies.append(copy("c", "m", 3, region="eu", complete=True))
+    assert decide_copies(asked_in("eu", "us"), copies, nodes).take_back == [("b", "m")]
+
+
 def test_a_copy_stays_in_its_functions_regions() -> None:
-    one = {CheckpointId("m"): KeptCheckpoint(size_bytes=GIB, regions=frozenset({"eu"}))}
+    one = asked_in("eu")
     nodes = [node("a", region="us"), node("b", region="eu")]
     assert decide_copies(one, [], nodes).order == [("b", "m")]
     assert decide_copies(one, [], nodes[:1]).unplaced == ["m"]
@@ -77,12 +117,12 @@ def test_a_copy_stays_in_its_functions_regions() -> None:
 
 def test_a_copy_moves_once_its_function_may_run_elsewhere_alone() -> None:
     """A function that was deployed again, with another region and the same weights."""
-    one = {CheckpointId("m"): KeptCheckpoint(size_bytes=GIB, regions=frozenset({"eu"}))}
+    one = asked_in("eu")
     nodes = [node("a", region="us"), node("b", region="eu")]
-    old = copy("a", "m", 1, complete=True)
+    old = copy("a", "m", 1, region="us", complete=True)
     assert decide_copies(one, [old], nodes) == CopyDecision(order=[(NodeId("b"), CheckpointId("m"))])
-    assert decide_copies(one, [old, copy("b", "m", 2)], nodes) == CopyDecision()
-    done = decide_copies(one, [old, copy("b", "m", 2, complete=True)], nodes)
+    assert decide_copies(one, [old, copy("b", "m", 2, region="eu")], nodes) == CopyDecision()
+    done = decide_copies(one, [old, copy("b", "m", 2, region="eu", complete=True)], nodes)
     assert done == CopyDecision(take_back=[(NodeId("a"), CheckpointId("m"))])
     assert decide_copies(one, [old], nodes[:1]).unplaced == [CheckpointId("m")]
 
@@ -117,6 +157,7 @@ class Fleet:
         nodes = [
             CopyNode(
                 node=name,
+                region=REGION[name],
                 room_bytes=room,
                 held={key[1]: 1.0 for key, one in self.copies.items() if key[0] == name and one.complete},
             )
@@ -133,18 +174,28 @@ class Fleet:
             del self.copies[key]
         for key in decision.order:
             self.clock += 1
-            self.copies[key] = Copy(node=key[0], checkpoint=key[1], ordered_unix_ns=self.clock)
+            assert key not in self.copies
+            self.copies[key] = Copy(node=key[0], checkpoint=key[1], ordered_unix_ns=self.clock, region=REGION[key[0]])
             self.orders += 1
         self.check(decision)
         return bool(decision.order or decision.take_back)
 
     def check(self, decision: CopyDecision) -> None:
         """The laws that hold after each decision."""
-        for checkpoint in self.kept:
-            there = [one for one in self.copies.values() if one.checkpoint == checkpoint]
-            assert len(there) <= COPIES_MAX
-            assert any(one.node in self.living for one in there) or checkpoint in decision.unplaced
+        for checkpoint, asked in self.kept.items():
+            assert len([one for one in self.copies.values() if one.checkpoint == checkpoint]) <= COPIES_MAX * len(
+                asked.regions
+            )
+            for regions in asked.regions:
+                assert checkpoint in decision.unplaced or any(
+                    one.node in self.living for one in self.there(checkpoint, regions)
+                )
         assert all(one.checkpoint in self.kept for one in self.copies.values())
+
+    def there(self, checkpoint: CheckpointId, regions: frozenset[str]) -> list[Copy]:
+        """The copies of a checkpoint that serve these regions."""
+        some = [one for one in self.copies.values() if one.checkpoint == checkpoint]
+        return [one for one in some if not regions or one.region in regions]
 
     def settle(self) -> None:
         """Fetches complete and decisions follow until nothing changes."""
@@ -157,6 +208,7 @@ class Fleet:
 
 
 NODES = [NodeId(name) for name in "abcde"]
+REGION = dict(zip(NODES, ("eu", "eu", "us", "us", ""), strict=True))
 sizes = st.dictionaries(st.sampled_from([CheckpointId(f"m{n}") for n in range(8)]), st.integers(1, 20), max_size=8)
 events = st.lists(
     st.one_of(
@@ -169,13 +221,25 @@ events = st.lists(
 )
 
 
+asked_regions = st.dictionaries(
+    st.sampled_from([CheckpointId(f"m{n}") for n in range(8)]),
+    st.frozensets(st.frozensets(st.sampled_from(["eu", "us"])), min_size=1, max_size=4),
+    max_size=4,
+)
+
+
 @settings(deadline=None)
-@given(sizes, events)
+@given(sizes, events, st.one_of(st.just({}), asked_regions))
 def test_every_kept_checkpoint_has_a_copy_or_an_order_and_copies_become_even(
-    first: dict[CheckpointId, int], happens: list[tuple[str, object]]
+    first: dict[CheckpointId, int],
+    happens: list[tuple[str, object]],
+    regions: dict[CheckpointId, frozenset[frozenset[str]]],
 ) -> None:
     def asked(some: dict[CheckpointId, int]) -> dict[CheckpointId, KeptCheckpoint]:
-        return {checkpoint: KeptCheckpoint(size_bytes=size) for checkpoint, size in some.items()}
+        return {
+            checkpoint: KeptCheckpoint(size_bytes=size, regions=regions.get(checkpoint, frozenset({ANYWHERE})))
+            for checkpoint, size in some.items()
+        }
 
     fleet = Fleet(rooms=dict.fromkeys(NODES, 1_000), kept=asked(first), living={NODES[0], NODES[1]})
     for what, of in happens:
@@ -199,13 +263,20 @@ def test_every_kept_checkpoint_has_a_copy_or_an_order_and_copies_become_even(
     usable = fleet.living - fleet.draining
     if not usable:
         return
-    assert sorted(key[1] for key in fleet.copies) == sorted(fleet.kept), "one copy each"
+    for checkpoint, wanted in fleet.kept.items():
+        copies = [key for key in fleet.copies if key[1] == checkpoint]
+        assert len(copies) <= max(1, len(wanted.regions - {ANYWHERE})), "one copy for the same regions"
+        for asked_for in wanted.regions:
+            has_node = not asked_for or any(REGION[name] in asked_for for name in usable)
+            assert fleet.there(checkpoint, asked_for) or not has_node
+    before = fleet.orders
+    fleet.settle()
+    assert fleet.orders == before, "nothing moves once all is settled"
+    if regions:
+        return
     held = dict.fromkeys(usable, 0)
     for name, checkpoint in fleet.copies:
         held[name] += fleet.kept[checkpoint].size_bytes
     if fleet.kept:
         largest = max(one.size_bytes for one in fleet.kept.values())
         assert max(held.values()) - min(held.values()) <= largest
-    before = fleet.orders
-    fleet.settle()
-    assert fleet.orders == before, "nothing moves once all is settled"

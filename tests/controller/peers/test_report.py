@@ -8,7 +8,8 @@ from fleetstart.controller.cli.commands.status import node_lines
 from fleetstart.controller.observability.cluster_metrics import families
 from fleetstart.controller.peers.report import kept_states, nodes_with, reported_copies
 from fleetstart.controller.schemas.nodes import CopyInfo
-from fleetstart.runtime.contract.ids import NodeId
+from fleetstart.controller.state.records import FunctionRecord, VersionKey
+from fleetstart.runtime.contract.ids import FunctionName, NodeId
 from tests.controller.peers.test_pool import CHECKPOINT, SIZE_BYTES, World
 
 
@@ -51,3 +52,19 @@ def test_fs_nodes_says_how_others_read_from_a_node() -> None:
     by_rdma = msgspec.structs.replace(report, peer_transports=("rdma", "tcp"))
     assert "others read from it over rdma or tcp" in node_lines(by_rdma)
     assert "read from it" not in node_lines(msgspec.structs.replace(report, peer_transports=()))
+
+
+def test_functions_in_two_regions_keep_a_copy_in_each_and_one_that_is_nowhere_is_told() -> None:
+    world = World(2, keep="host")
+    for name, node, region in (("eu-chat", "n0", "eu"), ("us-chat", "n1", "us")):
+        world.node(node, region=region)
+        spec = msgspec.structs.replace(world.spec, name=FunctionName(name), region=[region])
+        [known] = [one for key, one in world.view.versions.items() if key.name == world.spec.name]
+        world.view.versions[VersionKey(spec.name, known.version)] = msgspec.structs.replace(known, spec=spec)
+        world.view.functions[spec.name] = FunctionRecord(name=spec.name, live=known.version, deployed_unix_ms=0)
+    del world.view.functions[world.spec.name]
+    world.step()
+    assert world.copies() == ["n0", "n1"]
+    assert kept_states(world.view, world.now_ns) == {CHECKPOINT: "fetching"}
+    world.dies("n1")
+    assert kept_states(world.view, world.now_ns + 3 * 10**9) == {CHECKPOINT: "missing"}
