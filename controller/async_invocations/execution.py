@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import redis.asyncio as redis
 
@@ -171,12 +172,13 @@ class Execution:
 
     async def _settle(self, outcome: RunOutcome | None) -> None:
         """Writes the outcome, retrying while Redis does not answer: no other gateway can claim it meanwhile."""
+        billed = replace(outcome or RunOutcome(), row=self._stored.row)
 
         def after(progress: Progress, now_unix_ms: int) -> Progress:
             if (self._back and (outcome is None or outcome.answer is None)) and not progress.cancelling:
                 return lifecycle.handed_back(progress, now_unix_ms)
             last = lifecycle.renewed(progress, now_unix_ms, self._reported)
-            return lifecycle.ended(last, self._entry.envelope, outcome or RunOutcome(), now_unix_ms)
+            return lifecycle.ended(last, self._entry.envelope, billed, now_unix_ms)
 
         while True:
             try:

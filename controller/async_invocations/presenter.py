@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.ids import InvocationId
 
 from ..schemas.invocations import RESULT_INLINE_BYTES, InvocationInfo
-from ..state.invocation_records import run_id
+from ..state.invocation_records import Progress, run_id
 from .store import lifecycle
 from .store.invocations import StoredInvocation
 from .store.payloads import PayloadStore
@@ -30,6 +30,7 @@ class InvocationPresenter:
         envelope, progress = entry.envelope, entry.progress
         at = f"{self._url}/api/v1/invocations/{envelope.id}"
         answer = progress.answer
+        version, start, billed_ms, cost = _bill_of(progress)
         return InvocationInfo(
             id=envelope.id,
             function=envelope.function,
@@ -52,10 +53,10 @@ class InvocationPresenter:
             http_status=answer.http_status if answer is not None else 0,
             content_type=answer.content_type if answer is not None else "",
             result_bytes=answer.body_bytes if answer is not None else 0,
-            version=answer.version if answer is not None else 0,
-            start=answer.start if answer is not None else "",
-            billed_ms=answer.billed_ms if answer is not None else 0,
-            cost=answer.cost if answer is not None else "",
+            version=version,
+            start=start,
+            billed_ms=billed_ms,
+            cost=cost,
             webhook=envelope.webhook,
             delivery=progress.delivery,
             source=envelope.source,
@@ -75,7 +76,7 @@ class InvocationPresenter:
             trace = await self._trace(run_id(entry.envelope.id, entry.progress.runs))
         except FleetError:
             return info
-        if entry.progress.answer is None:  # cancelled, say: it has no answer's headers, and costs what its row has
+        if not info.cost:  # its gateway died, and another one wrote the row; or an earlier release ran it
             row = trace.row
             info = msgspec.structs.replace(
                 info, billed_ms=row.billed_ms, cost=dollars(row.cost_nusd), version=row.version, start=row.start
@@ -104,3 +105,11 @@ class InvocationPresenter:
             return msgspec.Raw(kept[1])
         except (FleetError, *UNDECODABLE):
             return None
+
+
+def _bill_of(progress: Progress) -> tuple[int, str, int, str]:
+    """Version, kind of start, billed time and cost; as its answer's headers have them if an earlier release ran it."""
+    bill, answer = progress.bill, progress.answer
+    if bill is not None:
+        return bill.version, bill.start, bill.billed_ms, dollars(bill.cost_nusd)
+    return (answer.version, answer.start, answer.billed_ms, answer.cost) if answer is not None else (0, "", 0, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 
 CALLER_IDENTITY = "fleetstart.caller"
@@ -63,6 +64,8 @@ class StoredCall:
     """It was sent to a worker, which may have run it."""
     handed_back: bool = False
     """Its client leaves because the controller shuts down: the call is run again elsewhere, and this run is free."""
+    row: InvocationRow | None = None
+    """Its row, once it has ended: an answer that was cut, or is large, does not say what it cost."""
 
 
 ORIGIN_ALLOWED = "fs.origin_allowed"

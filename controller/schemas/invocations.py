@@ -43,6 +43,7 @@ class InvocationInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     start: str = ""
     billed_ms: int = 0
+    """Of all its runs together, some of which are billed although they are repeated; so is its cost."""
     cost: str = ""
     webhook: str = ""
     delivery: Delivery | None = None

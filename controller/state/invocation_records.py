@@ -65,6 +65,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: str = ""
 
 
+class RunsBill(msgspec.Struct, frozen=True, kw_only=True):
+    """The bill of an invocation's runs together, as their rows have it; version and start are those of the last one."""
+
+    billed_ms: int
+    cost_nusd: int
+    version: int
+    start: str
+
+
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """State of an invocation's webhook delivery."""
 
@@ -111,6 +120,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_unix_ms: int = 0
     finished_unix_ms: int = 0
     answer: Answer | None = None
+    bill: RunsBill | None = None
+    """None: no run has ended, or those of an earlier release."""
     error: ErrorInfo | None = None
     dead: bool = False
     """True if it is a dead letter: the platform failed repeatedly."""

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import (
     DeadlineExceeded,
     ErrorInfo,
@@ -30,6 +31,7 @@ from ...state.invocation_records import (
     HistoryEvent,
     Progress,
     ReportedProgress,
+    RunsBill,
     Status,
 )
 
@@ -69,6 +71,8 @@ class RunOutcome:
     """Error of the platform or of the handler; None for a response whose meaning only the handler knows."""
     sent: bool = True
     """The call was sent to a worker, which may have run it."""
+    row: InvocationRow | None = None
+    """The run's row in the ledger; None if it has none, or its gateway died."""
 
 
 def accepted(envelope: Envelope) -> Progress:
@@ -169,6 +173,7 @@ def expired(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progres
 def ended(progress: Progress, envelope: Envelope, outcome: RunOutcome, now_unix_ms: int) -> Progress:
     """State after an execution: ended, or queued again for a retry."""
     error = outcome.error
+    progress = _billed(progress, outcome.row)
     if progress.cancelling and (outcome.answer is None or not outcome.sent):
         return _ended(progress, envelope, "cancelled", now_unix_ms)
     if error is not None and error.code in NO_ROOM and not progress.cancelling:
@@ -198,6 +203,7 @@ def redriven(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progre
         queue_until_unix_ms=now_unix_ms + envelope.queue_s * 1000,
         claims=progress.claims,
         runs=progress.runs + 1,
+        bill=progress.bill,
         moments=progress.moments,
     )
     return _noted(again, now_unix_ms, "redriven")
@@ -206,6 +212,20 @@ def redriven(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progre
 def backoff_ms(failures: int, *, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MAX_MS) -> int:
     """Exponential backoff before the next attempt."""
     return int(min(most_ms, base_ms * 2 ** min(max(failures, 1) - 1, 16)))
+
+
+def _billed(progress: Progress, row: InvocationRow | None) -> Progress:
+    """Adds a run's bill to that of the runs before it, some of which are billed although they are repeated."""
+    if row is None:
+        return progress
+    before = progress.bill
+    bill = RunsBill(
+        billed_ms=row.billed_ms + (before.billed_ms if before is not None else 0),
+        cost_nusd=row.cost_nusd + (before.cost_nusd if before is not None else 0),
+        version=row.version,
+        start=row.start,
+    )
+    return msgspec.structs.replace(progress, bill=bill)
 
 
 def _again(progress: Progress, error: ErrorInfo, now_unix_ms: int, *, failures: int) -> Progress:

@@ -123,12 +123,13 @@ def print_invocation(info: InvocationInfo, *, as_json: bool) -> None:
         )
     if info.error is not None:
         facts.append(f"  error: {info.error.message}")
+    ran = f"version {info.version}, {info.start} start, billed {info.billed_ms} ms"
+    ran += f", ${info.cost}" if info.cost else ""
     if info.http_status:
-        cost = f", ${info.cost}" if info.cost else ""
-        facts.append(
-            f"  HTTP {info.http_status}, {output.format_size(info.result_bytes)} {info.content_type}, version "
-            f"{info.version}, {info.start} start, billed {info.billed_ms} ms{cost}"
-        )
+        size = output.format_size(info.result_bytes)
+        facts.append(f"  HTTP {info.http_status}, {size} {info.content_type}, {ran}")
+    elif info.cost:  # cancelled, say: it ran, and has no answer
+        facts.append(f"  {ran}")
     if info.delivery is not None:
         said = info.delivery.error or (f"HTTP {info.delivery.http_status}" if info.delivery.http_status else "")
         tries = "1 try" if info.delivery.tries == 1 else f"{info.delivery.tries} tries"

@@ -260,7 +260,10 @@ class CallRecord:
             if not self._answered_ns:
                 waited_until_ns = self.attempt.started_ns if self.attempt is not None else now_ns
                 self.timeline.add("queue", self.call.accepted_ns, waited_until_ns)
-            self._recorder.ledger.ended(self.trace(now_ns), self.start_outcome())
+            trace = self.trace(now_ns)
+            if self.call.stored is not None:
+                self.call.stored.row = trace.row
+            self._recorder.ledger.ended(trace, self.start_outcome())
 
     def hand_over(self) -> None:
         """Leaves the call, which goes on at its worker, and its row to the gateway that goes on with it, or had it."""

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from fleetstart.controller.async_invocations.store import lifecycle
 from fleetstart.controller.async_invocations.store.lifecycle import LEASE_MS, LOSSES_MAX, RunOutcome
-from fleetstart.controller.state.invocation_records import MOMENTS_MAX, Answer, Envelope, Progress, run_id
+from fleetstart.controller.state.invocation_records import MOMENTS_MAX, Answer, Envelope, Progress, RunsBill, run_id
+from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 
 BEGUN = 1_000_000
 
@@ -47,6 +48,26 @@ OUTCOMES = st.one_of(
     st.just(RunOutcome()),
 )
 EVENTS = st.lists(st.one_of(OUTCOMES, st.sampled_from(["cancel", "die", "renew", "wait"])), max_size=60)
+
+
+def row(billed_ms: int, cost_nusd: int) -> InvocationRow:
+    return InvocationRow(
+        id=InvocationId("inv-1"), function=FunctionName("f"), version=Version(3), status=502, accepted_unix_ms=BEGUN,
+        queue_ms=0, billed_ms=billed_ms, memory_bytes=1, cost_nusd=cost_nusd,
+    )  # fmt: skip
+
+
+def test_its_bill_is_that_of_all_its_runs() -> None:
+    """Such as streams that their own worker ended, and that were then repeated."""
+    call = envelope()
+    lost = lifecycle.ended(running(call), call, RunOutcome(error=error("worker_lost"), row=row(300, 5)), BEGUN)
+    again = lifecycle.claimed(lost, "gw", BEGUN)
+    stopped = lifecycle.ended(again, call, RunOutcome(row=row(200, 3)), BEGUN)
+    assert (stopped.status, stopped.bill) == ("cancelled", RunsBill(billed_ms=500, cost_nusd=8, version=3, start="hot"))
+    redriven = lifecycle.claimed(lifecycle.redriven(stopped, call, BEGUN), "gw", BEGUN)
+    ended = lifecycle.ended(redriven, call, RunOutcome(answer=answer(), row=row(100, 2)), BEGUN)
+    assert ended.bill == RunsBill(billed_ms=600, cost_nusd=10, version=3, start="hot")
+    assert lifecycle.ended(running(call), call, RunOutcome(), BEGUN).bill is None, "no run has a row"
 
 
 @given(EVENTS, st.booleans())
