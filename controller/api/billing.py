@@ -16,7 +16,7 @@ from fleetstart.runtime.contract.billing.prices import PriceSheet, check_next, r
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName
 
-from ..auth.request_context import caller_of, query_function
+from ..auth.request_context import caller_of, query_function, set_audit_change
 from ..billing.archive_format import LedgerEntry
 from ..billing.budget_watch import BudgetWatch
 from ..billing.budgets import BudgetState, budget_of, period_at
@@ -113,6 +113,7 @@ class BillingApi:
         if not await self._client.hsetnx(keys.PRICES, str(sheet.version), msgspec.json.encode(sheet)):
             raise InvalidInput(f"price sheet {sheet.version} was added concurrently", hint="read the prices again")
         await self._watch.read()
+        set_audit_change(request, sheets[-1], sheet)
         return json_response(sheet, status=201)
 
     async def _sheets(self) -> list[PriceSheet]:
@@ -130,21 +131,26 @@ class BillingApi:
         if self._view.synced and name not in self._view.functions:
             raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
         budget = budget_of(name, await json_body(request, BudgetTerms))
+        before = await self._read(name)
         await self._client.hset(keys.BUDGETS, name, msgspec.json.encode(budget))
-        await self._watch.read()
-        known = {state.budget.function: state for state in self._watch.states}
-        state = known.get(name) or BudgetState(budget, period_at(budget.per, now_unix_ms()), 0)
+        set_audit_change(request, before.budget if before is not None else None, budget)
+        state = await self._read(name) or BudgetState(budget, period_at(budget.per, now_unix_ms()), 0)
         return json_response(state.info())
 
     async def remove_budget(self, request: Request) -> Response:
         name = FunctionName(request.path_params["function"])
-        await self._watch.read()
-        known = {state.budget.function: state for state in self._watch.states}
-        if name not in known:
+        known = await self._read(name)
+        if known is None:
             raise NotFound(f"function {name[:127]} has no budget", hint="`fs budget ls` lists those that have one")
         await self._client.hdel(keys.BUDGETS, name)
+        set_audit_change(request, known.budget, None)
         await self._watch.read()
-        return json_response(known[name].info())
+        return json_response(known.info())
+
+    async def _read(self, name: FunctionName) -> BudgetState | None:
+        """Reads all budgets from Redis; returns that of a function."""
+        await self._watch.read()
+        return next((state for state in self._watch.states if state.budget.function == name), None)
 
 
 def _span(request: Request) -> tuple[int, int]:

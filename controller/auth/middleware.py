@@ -182,8 +182,8 @@ class AuthMiddleware:
                 object=f"{action.kind} {action.name}".strip()[:OBJECT_MAX],
                 status=status,
                 code=code,
-                before=digest(before(action.kind, action.name)),
-                after=after,
+                before=action.before or digest(before(action.kind, action.name)),
+                after=action.after or after,
             )
 
         number = self._audit.begin(event(0, UNKNOWN))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import Request
 
 from fleetstart.runtime.contract.ids import FunctionName
 
 from ..http.scope import API_CALLER, AUDITED_ACTION
+from ..state.access_records import digest
 from .authorize import Caller, local_caller
 from .route_rules import Kind
 
@@ -20,6 +22,9 @@ class AuditedAction:
     verb: str
     kind: Kind
     name: str
+    before: str = ""
+    after: str = ""
+    """Digests of an object that the view does not have."""
 
 
 def caller_of(request: Request) -> Caller:
@@ -39,3 +44,10 @@ def set_audit_object(request: Request, name: str) -> None:
     action = request.scope.get(AUDITED_ACTION)
     if isinstance(action, AuditedAction):
         action.name = name
+
+
+def set_audit_change(request: Request, before: msgspec.Struct | None, after: msgspec.Struct | None) -> None:
+    """Gives the audit log an object as it was and as it is, if the view does not have it."""
+    action = request.scope.get(AUDITED_ACTION)
+    if isinstance(action, AuditedAction):
+        action.before, action.after = digest(before), digest(after)

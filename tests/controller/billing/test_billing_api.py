@@ -88,6 +88,21 @@ def test_budgets_that_make_no_sense(controller: ControllerProcess, body: dict[st
     assert controller.http.put("/api/v1/budgets/nobody", json={"limit_nusd": 5, "per": "day"}).status_code == 404
 
 
+def test_the_audit_log_shows_that_budgets_and_prices_changed(controller: ControllerProcess) -> None:
+    controller.deploy("hello")
+    for limit_nusd in (5, 6, 6):
+        assert controller.http.put("/api/v1/budgets/hello", json={"limit_nusd": limit_nusd, "per": "day"}).is_success
+    assert controller.http.delete("/api/v1/budgets/hello").is_success
+    rates = {"execute_nusd_per_gib_s": 1, "idle_nusd_per_gib_s": 1}
+    later = {"from_unix_ms": int(time.time() * 1000) + 600_000, **rates}
+    assert controller.http.post("/api/v1/prices", json=later).status_code == 201
+    _, *changes = reversed(controller.http.get("/api/v1/audit").json())
+    five, six, same, gone, price = [(one.get("before", ""), one.get("after", "")) for one in changes]
+    assert five[0] == gone[1] == "" != five[1] == six[0] != six[1]
+    assert same == (six[1], six[1]) == (gone[0], gone[0]), "set to what it was"
+    assert "" != price[0] != price[1] != ""
+
+
 @pytest.mark.parametrize("path", ["usage", "ledger"])
 def test_a_time_span_that_ends_before_it_begins_is_no_empty_bill(controller: ControllerProcess, path: str) -> None:
     refused = controller.http.get(f"/api/v1/{path}", params={"since_unix_ms": 2000, "until_unix_ms": 1000})
