@@ -81,14 +81,12 @@ def token(home: Path, *, expires: str, url: str | None, as_json: bool) -> None:
 @click.argument("server_url", metavar="[URL]", required=False)
 @click.option("--token", "shown", default="", metavar="TOKEN", envvar="FS_KEY", help="Join token; default FS_KEY.")
 @click.option("--name", envvar="FS_NODE", default="", help="The node's name; default: the host name.")
+@click.option("--address", envvar="FS_NODE_ADDRESS", help="Where others reach this node; default: as seen from URL.")
 @click.option(
-    "--address", envvar="FS_NODE_ADDRESS", default="", help="Where others reach this node; default: as seen from URL."
-)
-@click.option(
-    "--node-memory", envvar="FS_NODE_MEMORY", default="", metavar="SIZE",
+    "--node-memory", envvar="FS_NODE_MEMORY", metavar="SIZE",
     help="Memory for workers and weights, such as 8GiB.",
 )  # fmt: skip
-@click.option("--region", envvar="FS_REGION", default="", help="Region of this machine, such as eu.")
+@click.option("--region", envvar="FS_REGION", help="Region of this machine, such as eu.")
 @click.option(
     "--foreground", is_flag=True,
     help="Stay in this terminal, as service managers need it; ctrl-C stops the node. If it was drained, it stays so.",
@@ -101,9 +99,9 @@ def join(
     server_url: str | None,
     shown: str,
     name: str,
-    address: str,
-    node_memory: str,
-    region: str,
+    address: str | None,
+    node_memory: str | None,
+    region: str | None,
     foreground: bool,
     as_json: bool,
 ) -> None:
@@ -111,7 +109,8 @@ def join(
 
     The token (`fs node token`, on the first machine) is good once. It yields a certificate for a key that is made here,
     Redis and the store, which are stored in FS_HOME with address, region and memory: without URL, the node of this
-    FS_HOME is started again, and has workers again if it was drained. `fs down` stops it.
+    FS_HOME is started again, and has workers again if it was drained. An empty option, such as --region "", takes away
+    what is stored. `fs down` stops it.
 
     \b
     FS_KEY=fs_... fs node join https://fleet.example.com:7443 --name vm2
@@ -125,7 +124,7 @@ def join(
         parse_size(node_memory)
     if region:
         check_region(region)
-    told = _told(layout, server_url, shown, name, address) if server_url else _known(layout)
+    told = _told(layout, server_url, shown, name, address or "") if server_url else _known(layout)
     write_join(layout, record := told.again(address=address, region=region, node_memory=node_memory))
     record = msgspec.structs.replace(record, node=name or record.node)
     check_store(record.store)
@@ -133,8 +132,8 @@ def join(
     if not foreground:  # a service manager starts it again after a crash or a boot, and nobody has decided on workers
         end_drain(record)
     layout.create()
-    environment = {
-        **{key: value for key, value in os.environ.items() if key != "FS_KEY"},
+    environment = {  # its memory is an option of the supervisor's
+        **{key: value for key, value in os.environ.items() if key not in ("FS_KEY", "FS_NODE_MEMORY")},
         "FS_NODE": record.node,
         "FS_NODE_ADDRESS": record.address,
         "FS_REGION": record.region,

@@ -40,13 +40,15 @@ class JoinRecord(msgspec.Struct, frozen=True, kw_only=True):
     node_memory: str = ""
     """Memory for workers and weights, such as "8GiB"; empty: the node's default."""
 
-    def again(self, *, address: str = "", region: str = "", node_memory: str = "") -> JoinRecord:
-        """The record of the next start: what is given, else what is known."""
+    def again(
+        self, *, address: str | None = None, region: str | None = None, node_memory: str | None = None
+    ) -> JoinRecord:
+        """The record of the next start: what is given, else what is known. What is given as empty is taken away."""
         return msgspec.structs.replace(
             self,
-            address=address or self.address,
-            region=region or self.region,
-            node_memory=node_memory or self.node_memory,
+            address=self.address if address is None else address or own_address(self.url),
+            region=self.region if region is None else region,
+            node_memory=self.node_memory if node_memory is None else node_memory,
         )
 
 

@@ -71,6 +71,10 @@ def test_region_and_memory_are_remembered_and_what_is_given_goes_before(tmp_path
         known, region="us", address="10.0.0.9"
     )
     assert known.again(node_memory="4GiB").node_memory == "4GiB"
+    local = msgspec.structs.replace(known, url="http://127.0.0.1:7433")
+    cleared = local.again(region="", node_memory="", address="")
+    assert (cleared.region, cleared.node_memory) == ("", ""), "what is given as empty is taken away"
+    assert cleared.address == "127.0.0.1", "as seen from the controller that it joined by"
 
 
 def test_a_record_of_an_earlier_release_is_read(tmp_path: Path) -> None:
