@@ -15,6 +15,7 @@ import uvicorn
 from .config import Config
 from .http.connection_limits import ConnectionTable, LimitedHttpProtocol, connections_max
 from .http.tls import RenewedCertificate
+from .http.websocket import WebSocketProtocol
 from .observability.request_id_middleware import RequestIdMiddleware
 
 KEEP_ALIVE_S = 75
@@ -75,7 +76,7 @@ def server_of(config: Config, app: RequestIdMiddleware, listeners: Sequence[List
         uvicorn.Config(
             app,
             http="httptools",
-            ws="websockets-sansio",
+            ws=WebSocketProtocol,
             ws_max_size=config.max_body_bytes,
             ws_per_message_deflate=False,
             lifespan="off",

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from fleetstart.runtime.contract.errors import DeadlineExceeded, WorkerLost
+from fleetstart.runtime.contract.errors import DeadlineExceeded, TooLarge, WorkerLost
 from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 
 from ..http.asgi import Receive, Scope, Send
+from ..http.websocket import BROKEN
 from .dispatch.call_record import CallRecord
 from .dispatch.version_backend import Attempt
 
@@ -32,6 +33,7 @@ class SocketClose(NamedTuple):
     code: int
     reason: str = ""
     by_client: bool = False
+    """The client has closed it, or has been told already why it is closed."""
     error: str = ""
     """Error code of the row; empty if client or app closed."""
 
@@ -99,7 +101,9 @@ class WebSocketSession:
             except (aiohttp.ClientError, ConnectionError):
                 await asyncio.Event().wait()  # `_down` returns how it ended
             message = await self.receive()
-        return SocketClose(int(message.get("code") or GOING_AWAY), message.get("reason") or "", by_client=True)
+        code = int(message.get("code") or GOING_AWAY)
+        error = TooLarge.code if code == TOO_BIG and message.get(BROKEN) else ""
+        return SocketClose(code, message.get("reason") or "", by_client=True, error=error)
 
     async def _down(self, upstream: aiohttp.ClientWebSocketResponse) -> SocketClose:
         while True:
@@ -123,7 +127,7 @@ class WebSocketSession:
         return SocketClose(POLICY, f"open for the {allowed_s:g} s that it may be", error=DeadlineExceeded.code)
 
     def _too_big(self) -> SocketClose:
-        return SocketClose(TOO_BIG, f"a message has more than {self.max_message_bytes} bytes", error="too_large")
+        return SocketClose(TOO_BIG, f"a message has more than {self.max_message_bytes} bytes", error=TooLarge.code)
 
 
 def end_at_deadline(close: SocketClose, left_s: float, late: SocketClose) -> SocketClose:

@@ -202,7 +202,7 @@ class WebSocketProxy:
             url,
             headers=headers,
             protocols=session.scope.get("subprotocols") or (),
-            max_msg_size=session.max_message_bytes,
+            max_msg_size=session.max_message_bytes + 1,  # aiohttp takes less than this
             heartbeat=HEARTBEAT_S,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
             autoclose=False,

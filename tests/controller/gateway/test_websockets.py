@@ -1,4 +1,4 @@
-"""WebSockets that neither side closes, at a real controller with an idle timeout of a second."""
+"""WebSockets that the gateway ends, at a real controller with an idle timeout of a second and small messages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import AppServer, wait_until
 
+MESSAGE_MAX_BYTES = 100_000
 PROGRAM = """
 import runpy
 from fleetstart.controller.gateway import websocket_session
@@ -31,7 +32,7 @@ class Impatient(ControllerProcess):
 
 @pytest.fixture
 def impatient(redis_url: str, tmp_path: Path) -> Iterator[ControllerProcess]:
-    process = Impatient(tmp_path / "home", redis_url)
+    process = Impatient(tmp_path / "home", redis_url, FS_MAX_BODY=str(MESSAGE_MAX_BYTES))
     try:
         yield process.start()
     finally:
@@ -39,7 +40,8 @@ def impatient(redis_url: str, tmp_path: Path) -> Iterator[ControllerProcess]:
 
 
 class Echo:
-    """A worker that gives back what it hears, until it is told to say that the time is up."""
+    """A worker that gives back what it hears, or as many bytes as it is asked for, until it is told to say that the
+    time is up."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
@@ -51,7 +53,8 @@ class Echo:
             if message["text"] == "late":
                 await send({"type": "websocket.close", "code": SOCKET_LATE[0], "reason": SOCKET_LATE[1]})
                 return
-            await send({"type": "websocket.send", "text": message["text"]})
+            text = message["text"]
+            await send({"type": "websocket.send", "text": "x" * int(text) if text.isdecimal() else text})
         self.heard.append(message)
 
 
@@ -72,8 +75,9 @@ def echo(impatient: ControllerProcess, node: HandNode) -> Echo:
     return app
 
 
-def ended_by(controller: ControllerProcess, *texts: str) -> tuple[int, str]:
-    """The end of a WebSocket on which these texts are sent. Pings are no messages: they do not end its idle time."""
+def ended_by(controller: ControllerProcess, *texts: str | list[str]) -> tuple[int, str]:
+    """The end of a WebSocket on which these texts are sent, each list in fragments. Pings are no messages: they do not
+    end its idle time."""
     url = controller.url.replace("http://", "ws://") + "/fn/echo"
     with connect(url, proxy=None, ping_interval=0.1, additional_headers={"fs-timeout-s": "30"}) as socket:
         for text in texts:
@@ -97,3 +101,22 @@ def test_a_deadline_is_told_alike_whoever_comes_to_it_first(impatient: Controlle
     assert ended_by(impatient, "late") == (1008, "open for the 30 s that it may be")
     (row,) = wait_until(lambda: impatient.rows("echo"), what="its row") or [{}]
     assert (row["status"], row["error"]) == (101, "deadline_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("x" * 5_000_000, "frame with 5000000 bytes exceeds limit of 100000 bytes"),
+        (["x" * 60_000] * 20, "frame with 60000 bytes after reading 60000 bytes exceeds limit of 100000 bytes"),
+        ("100001", "a message has more than 100000 bytes"),
+    ],
+)
+def test_a_message_that_is_too_large_in_either_direction_ends_with_a_code_and_a_reason(
+    impatient: ControllerProcess, echo: Echo, message: str | list[str], reason: str
+) -> None:
+    """Its sender is still writing then, and reads it all the same."""
+    assert ended_by(impatient, "100000", message) == (1009, reason)
+    wait_until(lambda: echo.heard, what="word to the worker")
+    assert echo.heard[0]["code"] == 1009
+    (row,) = wait_until(lambda: impatient.rows("echo"), what="its row") or [{}]
+    assert (row["status"], row["error"]) == (101, "too_large")
