@@ -215,6 +215,10 @@ class CallGate:
                 entered = (_ENTERED, b"%d" % self._meter.begun)
                 message = {**message, "headers": [entered, *message.get("headers", ())]}
             await send(message)
+            if message.get("more_body"):
+                # Sending alone need not wait. An app that does nothing else would keep the loop from other calls, from
+                # the end of its own time, and from learning that its client has left.
+                await asyncio.sleep(0)
 
         failure: FleetError
         limit = asyncio.timeout(timeout_s)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from uvicorn.protocols.utils import ClientDisconnected
+
 from ..contract.errors import InvalidInput
 from ..contract.worker_headers import SOCKET_LATE
 from ..worker_io import user_errors
@@ -36,14 +38,21 @@ async def serve(app: App, scope: Scope, receive: Receive, send: Send, timeout_s:
 
     async def sending(message: Message) -> None:
         nonlocal state
-        await send(message)
+        try:
+            await send(message)
+        except ClientDisconnected:
+            state = "closed"
+            raise
         state = {"websocket.accept": "open", "websocket.send": "open"}.get(message["type"], "closed")
+        await asyncio.sleep(0)  # sending alone need not wait, and an app may do nothing else (`call_gate`)
 
     close: dict[str, Any] = {"type": "websocket.close", "code": 1000}
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
             await app(scope, receive, sending)
+    except ClientDisconnected:
+        pass  # of a send: to leave then is no failure of the app
     except Exception as error:
         if not limit.expired():
             user_errors.log(error, f"socket {request or '-'} failed:")

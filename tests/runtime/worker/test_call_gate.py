@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.worker.call_gate import CallGate, Meter, redact_errors
-from fleetstart.runtime.worker_io.asgi import Receive, Scope, Send, respond, respond_error
+from fleetstart.runtime.worker_io.asgi import Receive, ResponseAborted, Scope, Send, respond, respond_error
 
 
 def test_slots_are_taken_and_given_back() -> None:
@@ -72,6 +73,21 @@ def test_a_call_is_recorded_before_the_app_sees_it_and_its_response_says_how_man
     assert b"fs-entered" not in dict(headers_of(b"guessed"))
     without_token = [(b"x-request-id", b"inv-1")]
     assert seen == [(1, "inv-1"), without_token, (2, "inv-1"), without_token]
+
+
+def test_an_app_that_only_sends_leaves_the_loop_to_others_and_is_ended_in_its_time() -> None:
+    async def floods(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"more", "more_body": True})
+
+    async def send(message: Any) -> None:
+        """As a server whose client takes all, or has left."""
+
+    gate = CallGate(floods, token="t", meter=Meter(1), bundle_dir="/", changed=lambda: None)
+    scope = {"type": "http", "headers": [(b"fs-worker-token", b"t"), (b"fs-deadline-ms", b"20")]}
+    with pytest.raises(ResponseAborted):
+        asyncio.run(gate(scope, None, send))  # type: ignore[arg-type]
 
 
 intervals = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200)), max_size=30)

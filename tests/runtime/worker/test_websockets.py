@@ -1,4 +1,4 @@
-"""WebSockets of a user's app at their deadline: always closed with the code that says so."""
+"""WebSockets of a user's app at their deadline, which the close code says, and of one that does nothing but send."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from uvicorn.protocols.utils import ClientDisconnected
 
 from fleetstart.runtime.contract.worker_headers import SOCKET_LATE
 from fleetstart.runtime.worker.websockets import serve
@@ -46,3 +47,33 @@ def test_whatever_an_app_does_at_its_deadline_the_close_code_says_so(app: App) -
     asyncio.run(serve(app, {"type": "websocket"}, receive, send, 0.01, "r1"))
     code, reason = SOCKET_LATE
     assert sent == [{"type": "websocket.accept"}, {"type": "websocket.close", "code": code, "reason": reason}]
+
+
+def test_an_app_that_only_sends_leaves_the_loop_to_others_until_its_client_leaves(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A connection that is lost takes what is sent without a wait: that it is lost, the loop has to be told."""
+    lost = False
+
+    async def send(message: Message) -> None:
+        if lost:
+            raise ClientDisconnected
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def floods(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.accept"})
+        while True:
+            await send({"type": "websocket.send", "text": "more"})
+
+    async def run() -> None:
+        nonlocal lost
+        serving = asyncio.create_task(serve(floods, {"type": "websocket"}, receive, send, None, "r1"))
+        await asyncio.sleep(0)
+        lost = True
+        await serving
+
+    asyncio.run(run())
+    told = capsys.readouterr()
+    assert (caplog.text, told.out, told.err) == ("", "", ""), "that its client left is no failure of the app"
