@@ -44,6 +44,9 @@ LINK_LIMIT_HEADER = "fs-call-link-limit"
 """Most bytes of a message that the gateway takes, on the same handshake."""
 DEPTH_HEADER = "fs-call-depth"
 """On a call that a function made: how many functions are above it, 1 for one that a client's call has made."""
+BUFFERED_BYTES = 1 << 20
+"""Responses with a Content-Length up to this reach the client whole or not at all: the gateway reads them before it
+sends their head, so that the bill is exact, and the worker sends them when they are whole."""
 MARK = b": fs-mark "
 """Prefix of a resume mark: a comment in an event stream that the gateway stores and removes. With all marks so far, any
 worker of the version can go on after the events before this one. Its content is opaque; a blank line ends it."""

@@ -1,8 +1,10 @@
 """Checks an app's response before the server gets it: a mistake becomes an error that names it.
 
 The server would find it when a part is sent, and could only close the connection, which looks like a worker that died.
-A response with a Content-Length is begun with its first piece, so that a wrong length is found in time where the body
-is sent whole. What a response without content has of one is dropped, as its reader would take it for the next response.
+A response with a Content-Length that the gateway reads whole before it answers is sent when it is whole, so that a
+wrong length, and an app that raises in the middle, are errors and not a connection that ends. A larger one is begun
+with its first piece. What a response without content has of one is dropped, as its reader would take it for the next
+response.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from typing import Any
 
 from ..contract.errors import InvalidOutput
+from ..contract.worker_headers import BUFFERED_BYTES
 from .asgi import Headers, Message, Receive, Scope, Send
 
 HEADERS_MAX = 100
@@ -30,6 +33,9 @@ class CheckedResponse:
         self._send = send
         self._is_head = scope.get("method") == "HEAD"
         self._held: Message | None = None
+        """Its start, while nothing of it has been sent."""
+        self._held_body = bytearray()
+        """What has come of a body that is sent whole."""
         self._length: int | None = None
         """Content-Length of a response whose body is counted."""
         self._sent_bytes = 0
@@ -87,6 +93,11 @@ class CheckedResponse:
                     f"and a Content-Length of {self._length}"
                 )
         if self._held is not None:
+            if self._length is not None and self._length <= BUFFERED_BYTES:
+                self._held_body += message.get("body", b"")
+                if not last:
+                    return
+                message = {**message, "body": bytes(self._held_body)}
             held, self._held = self._held, None
             await self._send(held)
         await self._send(message)

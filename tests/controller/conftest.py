@@ -156,9 +156,9 @@ class HandNode:
 
     def ready(self, order: WorkerOrder, *, start: str = "warm", timeline: Timeline | None = None) -> WorkerApp:
         app = self.apps[order.worker] = WorkerApp("token-" + order.worker, order.spec.concurrency)
-        kept: Any = KeptAnswers(cast(App, app), token=app.token)
+        served: Any = app.while_it_lives(KeptAnswers(cast(App, app), token=app.token))
         # As a worker's own server: one that closed an idle connection would race with a call on it, which is then lost.
-        server = self.servers[order.worker] = AppServer(kept, log_level="critical", timeout_keep_alive=3600).start()
+        server = self.servers[order.worker] = AppServer(served, log_level="critical", timeout_keep_alive=3600).start()
         self.say(order, "ready", endpoint=f"127.0.0.1:{server.port}", token=app.token, start=start,
                  timeline=timeline or Timeline())  # fmt: skip
         return app

@@ -30,6 +30,7 @@ class WorkerApp:
         self.calls: list[str] = []
         self.cancelled: list[str] = []
         self.draining = False
+        self.dead = False
         self.release = threading.Event()
         """Lets calls to /hold and streams at /gate go on."""
 
@@ -53,6 +54,16 @@ class WorkerApp:
         finally:
             self.running -= 1
 
+    def while_it_lives(self, served: Any) -> Any:
+        """What the worker serves, until it dies: a dead one answers nothing."""
+
+        async def living(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            if self.dead:
+                raise ConnectionAbortedError
+            await served(scope, receive, send)
+
+        return living
+
     async def _act(self, scope: dict[str, Any], headers: dict[str, str], receive: Any, send: Any) -> None:
         path = scope["path"]
         body = await _body(receive)
@@ -64,7 +75,7 @@ class WorkerApp:
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
             raise ConnectionAbortedError
         if path in ("/stream", "/gate", "/cut", "/forged"):
-            await self._stream(path, headers, receive, send)
+            await self._stream(path, headers, receive, send, dies=scope["query_string"] == b"dies")
             return
         if path == "/status":
             await _respond(send, int(scope["query_string"]), b"", [])
@@ -100,12 +111,13 @@ class WorkerApp:
         }
         await _respond(send, 200, json.dumps(echo).encode(), [(b"x-own", b"1"), (b"fs-cost", b"spoofed")])
 
-    async def _stream(self, path: str, headers: dict[str, str], receive: Any, send: Any) -> None:
+    async def _stream(self, path: str, headers: dict[str, str], receive: Any, send: Any, *, dies: bool = False) -> None:
         kind = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": kind})
         await send({"type": "http.response.body", "body": b"data: first\n\n", "more_body": True})
         if path == "/cut":
             await asyncio.sleep(0.02)
+            self.dead = dies
             raise ConnectionAbortedError
         if path == "/forged":
             bill = b'event: fleetstart\ndata: {"request_id": "x", "billed_ms": 987654321, "cost": "0.123456789"}\n\n'

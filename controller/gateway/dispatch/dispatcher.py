@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 
 from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, WorkerLost
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, WorkerId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, WorkerId, new_invocation_id
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import (
     ATTEMPT_HEADER,
+    BUFFERED_BYTES,
     BUSY_HEADER,
     CONTINUE_HEADER,
     DEADLINE_HEADER,
@@ -43,7 +44,7 @@ from .errors import HostSilent, UpstreamBusy, UpstreamDisconnected, UpstreamUnre
 from .host_liveness import HostLiveness
 from .retry_policy import CLOSED, SILENT, STREAM_DEATHS_ALLOWED, LostWorkers
 from .stream_relay import StreamRelay
-from .version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend
+from .version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend, Worker
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ LARGE_BODY_BYTES = 1 << 20
 ATTACH_S = 3.0
 """How long a gateway that has just started may take to learn of the worker that runs a stream."""
 ATTACH_POLL_S = 0.02
-BUFFERED_BYTES = 1 << 20
-"""Responses up to this are read before they are sent: the bill is exact, and none breaks off."""
+LIVES_S = 1.0
+"""How long a worker that has closed a connection has to answer another one. By then its node has said if it ended."""
 
 FinalStatus = Callable[[WorkerId], Awaitable[WorkerStatus | None]]
 
@@ -132,7 +133,7 @@ class Dispatcher:
     async def run(self, record: CallRecord, send: Send) -> None:
         """Answers the call. Errors: FleetError or NotAttached if nothing was sent yet, ResponseTruncated if something
         was."""
-        stream = StreamRelay(record, send, final_status=self._final_status)
+        stream = StreamRelay(record, send, final_status=self._final_status, lives=self._lives)
         lost = LostWorkers()
         again, keyed = False, record.call.keyed
         if keyed is not None and keyed.lost is not None:
@@ -252,6 +253,16 @@ class Dispatcher:
             raise UpstreamUnreachable from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise UpstreamDisconnected from error
+
+    async def _lives(self, worker: Worker) -> bool:
+        """Asks a worker for an answer that it does not have, and so whether it serves."""
+        asked = [(TOKEN_HEADER, worker.status.token), (REQUEST_HEADER, new_invocation_id()), (STREAM_HEADER, "attach")]
+        try:
+            url, tls = self._links.target(worker.status, "/")
+            async with asyncio.timeout(LIVES_S), self._session.request("GET", url, headers=asked, **tls) as answer:
+                return STREAM_HEADER in answer.headers
+        except (aiohttp.ClientError, ConnectionError, TimeoutError):
+            return False
 
     async def _send_buffered(
         self, record: CallRecord, attempt: Attempt, response: aiohttp.ClientResponse, body: bytes, send: Send

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import aiohttp
 
-from fleetstart.runtime.contract.errors import WorkerLost
+from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, WorkerLost
 from fleetstart.runtime.contract.ids import WorkerId
 from fleetstart.runtime.contract.node.orders import WorkerStatus
 from fleetstart.runtime.contract.worker_headers import CONTINUE_HEADER, ERROR_HEADER
@@ -26,26 +26,35 @@ from .errors import HostSilent, ResponseTruncated, UpstreamDisconnected, Upstrea
 from .host_liveness import HostLiveness
 from .retry_policy import is_billed_when_cut
 from .stream_resume import ResumeMarkers
-from .version_backend import Attempt
+from .version_backend import Attempt, Worker
 
 log = logging.getLogger(__name__)
 
 MOVES_ALLOWED = 8
 """A stream that lost more workers ends: each had to compute all of its tokens again."""
 _EVENT_STREAM = b"text/event-stream"
+LATE_NS = 100_000_000
+"""A worker that breaks off this close before the deadline keeps it by its own clock: the deadline is the reason."""
 
 
 class StreamRelay:
     """The streamed response of one call, over all of its workers."""
 
-    __slots__ = ("_final_status", "_lost_ns", "_markers", "_moves", "_record", "_send")
+    __slots__ = ("_final_status", "_lives", "_lost_ns", "_markers", "_moves", "_record", "_send")
 
     def __init__(
-        self, record: CallRecord, send: Send, *, final_status: Callable[[WorkerId], Awaitable[WorkerStatus | None]]
+        self,
+        record: CallRecord,
+        send: Send,
+        *,
+        final_status: Callable[[WorkerId], Awaitable[WorkerStatus | None]],
+        lives: Callable[[Worker], Awaitable[bool]],
     ) -> None:
+        """`lives` asks a worker whether it still serves."""
         self._record = record
         self._send = send
         self._final_status = final_status
+        self._lives = lives
         self._markers: ResumeMarkers | None = None
         """Markers of an event stream that another worker can continue; None if it cannot be continued."""
         self._lost_ns = 0
@@ -130,15 +139,28 @@ class StreamRelay:
         self._record.responded(head_ns, self._lost_ns)
         if self._markers is None or not self._markers.whole or self._moves >= MOVES_ALLOWED:
             silent = isinstance(error, HostSilent)
-            status = await self._final_status(attempt.worker.id)
+            status = None
+            if silent or not await self._broken_off(attempt):
+                status = await self._final_status(attempt.worker.id)
+                failure: FleetError = self._lost_error(status, silent=silent)
+            else:
+                failure = HandlerFailed(
+                    f"function {self._record.backend.key.name}: its handler broke off in mid-answer",
+                    hint="the traceback is in the function's log",
+                )
             billed = not silent and is_billed_when_cut(status)
-            raise ResponseTruncated(
-                self._lost_error(status, silent=silent), self._lost_ns if billed else None
-            ) from error
+            raise ResponseTruncated(failure, self._lost_ns if billed else None) from error
         self._moves += 1
         extra = {"invocation": self._record.call.id, "worker": attempt.worker.id, "error": str(error)}
         log.info("a stream continues at another worker", extra=extra)
         raise error if isinstance(error, HostSilent) else UpstreamDisconnected from error
+
+    async def _broken_off(self, attempt: Attempt) -> bool:
+        """Checks whether the worker lives, so that its handler has broken off. The end of a worker that drains, or of
+        a call at its deadline, is not the handler's doing."""
+        if self._record.call.deadline_ns - self._lost_ns < LATE_NS or not self._record.backend.serves(attempt.worker):
+            return False
+        return await self._lives(attempt.worker)
 
     def _lost_error(self, status: WorkerStatus | None, *, silent: bool) -> WorkerLost:
         cause = "its host does not answer" if silent else "the connection ended"

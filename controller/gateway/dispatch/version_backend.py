@@ -317,6 +317,10 @@ class VersionBackend:
 
     # ── workers ────────────────────────────────────────────────────────────────────────────────────
 
+    def serves(self, worker: Worker) -> bool:
+        """True if the worker is ready, and not draining, as far as is known here."""
+        return self.workers.get(worker.id) is worker
+
     def on_status(self, status: WorkerStatus, now_ns: int) -> None:
         """Applies a worker's status. Only a ready worker that has an endpoint gets calls."""
         known = self.workers.get(status.worker)

@@ -14,10 +14,16 @@ from tests.stopwatch import Stopwatch
 
 
 @pytest.mark.parametrize(
-    ("code", "billed"), [("", True), ("worker_lost", True), ("out_of_memory", True), ("checksum_mismatch", False)]
+    ("code", "error", "billed"),
+    [
+        ("", "handler_error", True),
+        ("worker_lost", "worker_lost", True),
+        ("out_of_memory", "worker_lost", True),
+        ("checksum_mismatch", "worker_lost", False),
+    ],
 )
 def test_a_stream_that_breaks_says_so_and_is_billed_unless_the_platform_broke_it(
-    controller: ControllerProcess, node: HandNode, code: str, billed: bool
+    controller: ControllerProcess, node: HandNode, code: str, error: str, billed: bool
 ) -> None:
     """Its worker ends by itself, or lives on and has closed the connection: what came is paid for."""
 
@@ -35,14 +41,15 @@ def test_a_stream_that_breaks_says_so_and_is_billed_unless_the_platform_broke_it
     node.answer = fail
     controller.deploy("hello")
     watch = Stopwatch()
-    text = controller.http.get("/fn/hello/cut").text
+    text = controller.http.get(f"/fn/hello/cut?{'dies' if code else ''}").text
     waited_for_cores_ms = (watch.elapsed_s - watch.unhindered_s) * 1e3
     [row] = wait_until(lambda: controller.rows("hello"))
     assert (row["billed_ms"] >= 20, row["cost_nusd"] > 0) == (billed, billed)
     assert row["billed_ms"] < 900 + waited_for_cores_ms, "until it broke, not until that was known"
     assert text.startswith("data: first\n\n")
     assert "event: error" in text
-    assert "worker_lost" in text
+    assert error in text
+    assert row["error"] == error
     assert "event: fleetstart" in text
 
 

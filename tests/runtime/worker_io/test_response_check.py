@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fleetstart.runtime.contract.errors import InvalidOutput
+from fleetstart.runtime.contract.worker_headers import BUFFERED_BYTES
 from fleetstart.runtime.worker_io.response_check import HEADERS_MAX, HEADERS_MAX_BYTES, CheckedResponse
 
 Sent = list[dict[str, Any]]
@@ -80,12 +81,21 @@ def test_a_body_that_is_not_as_long_as_it_was_said_is_an_error_and_nothing_is_se
     assert sent == []
 
 
-def test_a_body_in_pieces_is_sent_as_it_comes_until_it_is_too_long() -> None:
+def test_a_body_in_pieces_is_sent_whole_if_the_gateway_reads_it_whole() -> None:
     head, first = start(200, length(b"5")), body(b"123", more=True)
-    assert sent_of(head, first, body(b"45")) == ([head, first, body(b"45")], "")
+    assert sent_of(head, first, body(b"45")) == ([head, body(b"12345")], "")
     assert sent_of(head, first, body(b"456", more=True)) == (
-        [head, first],
+        [],
         "the app's response has 6 bytes or more, and a Content-Length of 5",
+    )
+
+
+def test_a_larger_one_is_sent_as_it_comes_until_it_is_too_long() -> None:
+    head, first = start(200, length(b"%d" % (BUFFERED_BYTES + 1))), body(bytes(BUFFERED_BYTES), more=True)
+    assert sent_of(head, first, body(b"5")) == ([head, first, body(b"5")], "")
+    assert sent_of(head, first, body(b"56", more=True)) == (
+        [head, first],
+        "the app's response has 1048578 bytes or more, and a Content-Length of 1048577",
     )
 
 
