@@ -1,5 +1,5 @@
 """Entry point of `python -m fleetstart.controller.cli`, which is `fs`."""
 
-from .root import main
+from . import main
 
 main()

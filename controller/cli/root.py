@@ -6,6 +6,7 @@ Loading verbs late keeps `fs --help` fast: it must not pay for HTTP clients and 
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from fleetstart.runtime.contract.errors import FleetError, NotFound
 from fleetstart.runtime.contract.process.program import run_program
 from fleetstart.runtime.contract.process.unused_modules import leave_out_unused_modules
 
+from . import end_at_once
 from .output import EXIT_CODES, FAILED, INTERRUPTED, OK, USAGE, exit_code, show_error, show_what_the_terminal_cannot
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -99,6 +101,8 @@ class RootGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         command: click.Command = import_module(f"fleetstart.controller.cli.commands.{cmd_name}").command
+        if signal.getsignal(signal.SIGINT) is end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.controller.cli.output import EXIT_CODES, NOT_FOUND, OK, UNREACHABLE, USAGE
+from fleetstart.controller.cli.output import EXIT_CODES, INTERRUPTED, NOT_FOUND, OK, UNREACHABLE, USAGE
 from fleetstart.controller.cli.root import VERBS, run
 
 FS = Path(sys.executable).with_name("fs")
@@ -49,6 +49,27 @@ def test_a_verb_that_reads_records_loads_no_planner() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {name.rpartition(".")[2] for name in result.stdout.split()} == {"error_margins", "estimates"}
+
+
+INTERRUPTED_WHILE_IT_IMPORTS = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[-1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from fleetstart.controller.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "fleetstart.controller.cli.commands.dev"])
+def test_ctrl_c_ends_a_verb_that_is_being_imported_without_a_traceback(module: str) -> None:
+    program = [sys.executable, "-c", INTERRUPTED_WHILE_IT_IMPORTS, "dev", module]
+    result = subprocess.run(program, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (INTERRUPTED, "", "")
 
 
 @pytest.mark.parametrize(
