@@ -77,13 +77,14 @@ def next_unix_s(schedule: str, timezone: str, after_unix_s: int) -> int:
 
     zone = _zone(timezone)
     try:
-        moment = next(CronSim(schedule, datetime.fromtimestamp(after_unix_s, zone)))
+        moments = CronSim(schedule, datetime.fromtimestamp(after_unix_s, zone))
+        # In an hour that a clock shows twice, cronsim begins with the first of the two, which is over.
+        return next(unix_s for moment in moments if (unix_s := int(moment.timestamp())) > after_unix_s)
     except (CronSimError, StopIteration) as error:
         raise InvalidSpec(
             f"schedule {schedule[:80]!r} is not a cron expression: {error or 'it is never due'}",
             hint='minute hour day month weekday: "*/5 * * * *" is every five minutes, "0 9 * * 1-5" weekdays at nine',
         ) from error
-    return int(moment.timestamp())
 
 
 def _zone(timezone: str) -> tzinfo:

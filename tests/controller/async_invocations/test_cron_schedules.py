@@ -54,6 +54,21 @@ def test_the_next_moment_is_told_in_the_schedules_timezone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("schedule", "after", "due"),
+    [
+        ("30 2 * * *", "2026-10-25T00:10:00", "2026-10-25T00:30:00"),
+        ("30 2 * * *", "2026-10-25T01:10:00", "2026-10-26T01:30:00"),
+        ("0 * * * *", "2026-10-25T00:00:00", "2026-10-25T01:00:00"),
+        ("30 2 * * *", "2026-03-29T00:10:00", "2026-03-29T01:00:00"),
+    ],
+    ids=["first of two hours", "second of two hours", "each of two hours", "an hour that is none"],
+)
+def test_a_moment_is_never_before_that_after_which_it_is_asked_for(schedule: str, after: str, due: str) -> None:
+    """Berlin's clock shows 2 to 3 o'clock twice on 25 October, and not at all on 29 March."""
+    assert next_unix_s(schedule, "Europe/Berlin", at(after)) == at(due)
+
+
+@pytest.mark.parametrize(
     ("schedule", "timezone"), [("61 * * * *", ""), ("0 9 31 2 *", ""), ("a b c d e", ""), ("0 9 * * *", "Mars/Base"),
                                ("", "Europe/Berlin"), ("0 9 * * *", "../../etc/passwd")],
 )  # fmt: skip
