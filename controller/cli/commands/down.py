@@ -74,8 +74,10 @@ def stop_supervisor(layout: HomeLayout, *, now: bool = False) -> bool:
     explained = time.monotonic() + SILENT_S, ""
     for number, wait_s in ((signal.SIGTERM, DEADLINE_S), (signal.SIGKILL, KILLED_S)):
         waited = ""
+        # One that stops already takes another SIGTERM as the end of its calls' time; another `fs down` waits for it.
         # The pid may be another process's by now, if the supervisor died.
-        if start_ticks(record.pid) == record.start_ticks:
+        stops = number == signal.SIGTERM and _stopping(layout) is not None
+        if not stops and start_ticks(record.pid) == record.start_ticks:
             with suppress(ProcessLookupError):
                 os.kill(record.pid, number)
         ends = time.monotonic() + wait_s

@@ -63,7 +63,9 @@ class Supervisor:
         self.running = {service.name: RunningService(service, layout.log(service.name)) for service in services}
         self.redis_socket = redis_socket
         self.selector = selectors.DefaultSelector()
-        self.signals_seen = 0
+        self.signalled = False
+        self.stopping = False
+        """From the moment on at which others can read that it stops: `fs down` twice at once is no second signal."""
 
     def run(self) -> None:
         """Runs the services until SIGTERM or SIGINT."""
@@ -73,7 +75,7 @@ class Supervisor:
             if self.redis_socket is None or item.service.name == REDIS:
                 item.start_at_s = now_s
         try:
-            while not self.signals_seen:
+            while not self.signalled:
                 self._restore_run_files()
                 self._start_due()
                 self._wait()
@@ -108,9 +110,9 @@ class Supervisor:
             signal.signal(number, self._signalled)
 
     def _signalled(self, *_: object) -> None:
-        self.signals_seen += 1
-        if self.signals_seen > 1:
-            # A second signal ends the grace period of the process that is being stopped.
+        self.signalled = True
+        if self.stopping:
+            # Another signal ends the grace period of the process that is being stopped.
             for item in self.running.values():
                 if item.process is not None:
                     item.process.kill()
@@ -155,6 +157,7 @@ class Supervisor:
         for name in stop_order(list(self.running)):
             log.info("stopping %s", name)
             self._write_services(stopping=name)
+            self.stopping = True
             self.running[name].stop(self.running[name].service.grace_s)
 
     def _write_services(self, *, stopping: str = "") -> None:

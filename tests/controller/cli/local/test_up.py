@@ -153,9 +153,13 @@ def test_down_says_what_it_waits_for_and_need_not_wait(system: System, tmp_path:
         assert waiting.stderr is not None
         told = waiting.stderr.readline().decode()
         assert "waiting for the controller, at most 35 s: it lets the calls in progress end" in told
+        another = spawn([str(FS), "down", "--json"], env={**os.environ, "FS_HOME": str(system.home)}, stderr=PIPE)
+        assert another.stderr is not None
+        assert "waiting for the controller" in another.stderr.readline().decode(), "it cuts no call either"
         system.fs("down", "--now")
-        assert "down" in waiting.communicate(timeout=20)[1].decode()
-        assert waiting.returncode == 0
+        for down in (waiting, another):
+            assert "down" in down.communicate(timeout=20)[1].decode()
+            assert down.returncode == 0
     finally:
         end(call)
     system.assert_gone()
