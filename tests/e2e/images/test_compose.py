@@ -35,6 +35,20 @@ FROM fleetstart-base:test
 USER 0
 COPY weed valkey-server valkey-cli /usr/local/bin/
 """
+REACHES = """
+import urllib.error
+import urllib.request
+
+from fleetstart.runtime import function
+
+
+@function(network=["controller:7433", "10.0.0.0/8:7433", "172.16.0.0/12:7433", "192.168.0.0/16:7433"])
+def reaches(url: str) -> str:
+    try:
+        return f"{urllib.request.urlopen(url, timeout=10).status}"
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+"""
 CLI = """#!/usr/local/bin/python3
 import socket, sys
 with socket.create_connection(("127.0.0.1", 6379), 2) as link:
@@ -139,6 +153,13 @@ def test_functions_are_isolated_by_a_node_without_rights(composed: Composed, ima
     inside = images.engine.docker("exec", "fleet_node1_1", "cat", "/proc/1/status")
     assert re.search(r"^CapEff:\t0+$", inside, re.MULTILINE)
     assert re.search(r"^NoNewPrivs:\t1$", inside, re.MULTILINE)
+
+
+def test_a_function_that_lists_the_controller_does_not_reach_it(composed: Composed, tmp_path: Path) -> None:
+    (tmp_path / "handler.py").write_text(REACHES)
+    composed.fs("deploy", str(tmp_path / "handler.py"))
+    asked = json.dumps({"url": "http://controller:7433/healthz"})
+    assert "a controller" in json.loads(composed.fs("invoke", "reaches", asked))
 
 
 def test_down_leaves_nothing(composed: Composed, images: ImageTests) -> None:
