@@ -18,6 +18,7 @@ import msgspec
 from ..contract.function.signature import (
     LIMITS,
     constrained,
+    has_unreadable_union,
     is_pydantic_model,
     is_struct_like,
     is_unchecked,
@@ -99,6 +100,11 @@ def _fields_of(kind: type) -> list[tuple[str, Any]]:
         if type(one.default).__module__.partition(".")[0] == "pydantic":
             fields.append((one.name, Annotated[Any, one.default]))
     return fields
+
+
+def is_unreadable(kind: Any) -> bool:
+    """Checks whether msgspec would end the process when it reads the type."""
+    return has_unreadable_union(kind, lambda one: object_fields(one).values() if _is_read_by_msgspec(one) else ())
 
 
 def _is_read_by_msgspec(kind: type) -> bool:

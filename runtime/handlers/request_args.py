@@ -24,6 +24,8 @@ from ..contract.function.signature import (
     JSON_HINT,
     STREAM_HINT,
     UNCHECKED,
+    UNREADABLE,
+    UNREADABLE_HINT,
     BodyMode,
     Parameter,
     body_mode,
@@ -33,7 +35,15 @@ from ..contract.function.signature import (
     one_of_batch,
 )
 from ..sdk.files import File
-from .annotations import decode_hook, msgspec_type, object_fields, resolve_hints, unchecked_field, unfillable_type
+from .annotations import (
+    decode_hook,
+    is_unreadable,
+    msgspec_type,
+    object_fields,
+    resolve_hints,
+    unchecked_field,
+    unfillable_type,
+)
 from .forms import URLENCODED, Form, form_values, query_values
 from .validation_errors import field_error, type_name
 
@@ -201,8 +211,11 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
                 "or take the whole body as one"
             )
         required = parameter.default is parameter.empty
+        stated = hints.get(parameter.name, Any)
+        if is_unreadable(stated):
+            raise TypeError(f"parameter {parameter.name!r} has {UNREADABLE}: {UNREADABLE_HINT}")
         try:
-            kind = msgspec_type(hints.get(parameter.name, Any))
+            kind = msgspec_type(stated)
         except TypeError as error:
             raise TypeError(f"parameter {parameter.name!r}: {error}; {JSON_HINT}") from None
         found.append(

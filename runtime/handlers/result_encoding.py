@@ -15,7 +15,15 @@ import msgspec
 from ..contract.errors import InvalidOutput
 from ..contract.function.signature import answer_of
 from ..sdk.responses import Response
-from .annotations import decode_hook, encode_hook, json_type_name, msgspec_type, resolve_hints, unfillable_type
+from .annotations import (
+    decode_hook,
+    encode_hook,
+    is_unreadable,
+    json_type_name,
+    msgspec_type,
+    resolve_hints,
+    unfillable_type,
+)
 from .validation_errors import field_error, type_name
 
 Buffer = bytes | bytearray | memoryview
@@ -80,7 +88,7 @@ def result_encoding_of(handler: Callable[..., Any], *, batched: bool = False) ->
 
 
 def _value_encoder(kind: Any) -> ValueEncoder:
-    if kind is Any:
+    if kind is Any or is_unreadable(kind):
         return UNCHECKED
     if kind is bytes:
         return ValueEncoder(kind=bytes)

@@ -16,6 +16,7 @@ from collections.abc import (
     AsyncIterable,
     AsyncIterator,
     Awaitable,
+    Callable,
     Coroutine,
     Generator,
     Iterable,
@@ -34,9 +35,13 @@ BUFFERS = (bytes, bytearray, memoryview)
 
 LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 """Constraints on a value; pydantic, annotated_types and `msgspec.Meta` give them the same names."""
+_SIZES = tuple(name for name in LIMITS if name != "pattern")
 UNCHECKED = "a constraint of pydantic or annotated_types, which is checked in signatures and in pydantic models only"
 CHECKED_HINT = "write Annotated[..., msgspec.Meta(...)] there, or make its class a pydantic model"
 STREAM_HINT = "write list[...]: a request has all its items"
+UNREADABLE = "a union of a tuple of fixed length and a type with a limit, which cannot be read"
+UNREADABLE_HINT = "write tuple[T, ...], or make the tuple a class; or leave the limit out, and check it in the handler"
+PRIVATE = "a name that Python keeps to a class, as it begins with two underscores"
 JSON_HINT = "take bytes, a File, or what JSON can say"
 _FOREIGN = ("pydantic", "annotated_types")
 
@@ -91,11 +96,18 @@ def body_mode(parameters: Sequence[Parameter], *, file: type) -> BodyMode:
 def fields_struct(parameters: Sequence[Parameter]) -> type[msgspec.Struct]:
     """The JSON object of the mode "fields". A parameter with a default is UNSET if the request lacks it, so that the
     function's own default object is what it gets. Errors: TypeError."""
+    for name in private_names(parameters):
+        raise TypeError(f"parameter {name!r} has {PRIVATE}: write another one")
     specs: list[Any] = [
         (one.name, one.type) if one.required else (one.name, Union[one.type, msgspec.UnsetType], msgspec.UNSET)  # noqa: UP007
         for one in parameters
     ]
     return msgspec.defstruct("_Input", specs, kw_only=True, forbid_unknown_fields=True)
+
+
+def private_names(parameters: Sequence[Parameter]) -> list[str]:
+    """Names of parameters that cannot be fields of a JSON object: a class changes or refuses them."""
+    return [one.name for one in parameters if one.name.startswith("__") and one.name.strip("_")]
 
 
 def one_of_batch(parameter: Parameter) -> Parameter:
@@ -216,3 +228,45 @@ def constrained(kind: Any, metas: Sequence[msgspec.Meta]) -> Any:
     if len(others) == 1:
         return Union[Annotated[(others[0], *metas)], None]  # noqa: UP007
     return Annotated[(kind, *metas)]
+
+
+def has_unreadable_union(kind: Any, fields_of: Callable[[type], Iterable[Any]]) -> bool:
+    """Checks whether the type has inside it, or in the fields of its classes, a union of a tuple of fixed length and a
+    type with a limit. msgspec 0.22 ends the process with a segmentation fault when it reads one.
+
+    `fields_of`: types of the fields of a class, none for those that msgspec does not read.
+    """
+    seen: set[type] = set()
+    waiting = [kind]
+    while waiting:
+        options = _options(waiting.pop())
+        if len(options) > 1 and any(limited for _, limited in options) and any(_is_fixed(one) for one, _ in options):
+            return True
+        for one, _ in options:
+            waiting += get_args(one) if get_origin(one) is not Literal else ()
+            made = get_origin(one) or one
+            if isinstance(made, type) and made not in seen:
+                seen.add(made)
+                waiting += fields_of(made)
+    return False
+
+
+def _options(kind: Any, *, limited: bool = False) -> list[tuple[Any, bool]]:
+    """What a type may be: its union's options, or itself; each with whether a limit stands on it."""
+    if get_origin(kind) is Annotated:
+        base, *said = get_args(kind)
+        return _options(base, limited=limited or any(map(_limits, said)))
+    if hasattr(kind, "__supertype__"):
+        return _options(kind.__supertype__, limited=limited)
+    if is_union(kind):
+        return [option for one in get_args(kind) for option in _options(one, limited=limited)]
+    return [(kind, limited)]
+
+
+def _limits(said: Any) -> bool:
+    parts = (said, *(getattr(said, "metadata", None) or ()))  # a Field of pydantic says its limits there
+    return any(getattr(part, name, None) is not None for part in parts for name in _SIZES)
+
+
+def _is_fixed(kind: Any) -> bool:
+    return get_origin(kind) is tuple and Ellipsis not in get_args(kind)

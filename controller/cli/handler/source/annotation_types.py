@@ -163,7 +163,8 @@ class AnnotationTypes:
             self._classes[id(node)] = UNKNOWN
             try:
                 self._make(node, module, place.model)
-            except (TypeError, ValueError, AttributeError):  # a class that cannot be: the worker will say so
+            except (TypeError, ValueError, AttributeError, RuntimeError):
+                # A class that cannot be, as the worker will say, or one whose private fields have other names there.
                 self._classes[id(node)] = UNKNOWN
         return self._classes[id(node)]
 

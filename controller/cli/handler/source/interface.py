@@ -7,6 +7,7 @@ schemas here. Only the types differ: they are made from the syntax tree (`annota
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -17,17 +18,22 @@ from fleetstart.runtime.contract.errors import InvalidSpec
 from fleetstart.runtime.contract.function.interface import INTERFACE_MAX_BYTES, Interface, Schema
 from fleetstart.runtime.contract.function.signature import (
     CHECKED_HINT,
+    PRIVATE,
     STREAM_HINT,
     UNCHECKED,
+    UNREADABLE,
+    UNREADABLE_HINT,
     BodyMode,
     Parameter,
     answer_of,
     body_mode,
     fields_struct,
     has_stream,
+    has_unreadable_union,
     holds,
     is_union,
     one_of_batch,
+    private_names,
 )
 from fleetstart.runtime.contract.function.tasks import check_task
 
@@ -133,6 +139,8 @@ class _Reader:
             raise InvalidSpec(f"{where}: {UNCHECKED}", hint=CHECKED_HINT)
         for one in parameters:
             refused = f"{self._module.path}:{function.lineno}: parameter {one.name!r}"
+            if has_unreadable_union(one.type, _read_fields):
+                raise InvalidSpec(f"{refused} has {UNREADABLE}", hint=UNREADABLE_HINT)
             if has_stream(one.type):
                 raise InvalidSpec(f"{refused} is to be iterated over, which JSON is not", hint=STREAM_HINT)
             if reason := _mixed_union(one.type):
@@ -142,10 +150,16 @@ class _Reader:
         batched = _batched(function, self._module) is not None
         if batched:
             parameters = [one_of_batch(parameter) for parameter in parameters]
-        answer = answer_of(
-            self._types.type_of(answering.returns), response=Response, batched=batched, yields=_yields(answering)
-        )
+        returns = self._types.type_of(answering.returns)
+        if has_unreadable_union(returns, _read_fields):
+            where = f"{self._module.path}:{answering.lineno}"
+            raise InvalidSpec(f"{where}: the answer has {UNREADABLE}", hint=UNREADABLE_HINT)
+        answer = answer_of(returns, response=Response, batched=batched, yields=_yields(answering))
         mode = body_mode(parameters, file=File)
+        for hidden in private_names(parameters) if mode == "fields" else ():
+            raise InvalidSpec(
+                f"{self._module.path}:{function.lineno}: parameter {hidden!r} has {PRIVATE}", hint="write another name"
+            )
         parameters = [replace(parameter, type=_describable(parameter.type)) for parameter in parameters]
         taken: Any = fields_struct(parameters) if mode == "fields" else parameters[0].type
         given = _describable({"events": answer.item, "json": answer.value}.get(answer.form, UNKNOWN))
@@ -224,11 +238,23 @@ def _plain(default: ast.expr | None) -> Any:
 
 def _describable(kind: Any) -> Any:
     """The type if msgspec takes it; otherwise anything, as the worker does with answers."""
+    if has_unreadable_union(kind, _all_fields):
+        return UNKNOWN
     try:
         msgspec.json.schema(kind, schema_hook=_file_schema)
     except (TypeError, ValueError, NameError):
         return UNKNOWN
     return kind
+
+
+def _all_fields(kind: type) -> Iterable[Any]:
+    """Types of the fields of a class that represents one of the handler's."""
+    return getattr(kind, "__annotations__", {}).values()
+
+
+def _read_fields(kind: type) -> Iterable[Any]:
+    """The same of a class that the worker reads by msgspec; pydantic reads its own."""
+    return () if issubclass(kind, msgspec.Struct) and stands_for(kind) == "model" else _all_fields(kind)
 
 
 def _mixed_union(kind: Any) -> str:

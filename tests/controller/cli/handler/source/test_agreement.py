@@ -97,12 +97,23 @@ class Loose:
 class Row(msgspec.Struct, array_like=True):
     x: int = 0
 
+@dataclass
+class Sized:
+    size: tuple[int, int] | Share = 1
+
+@dataclass
+class Secretive:
+    __x: int = 1
+
+class SizedModel(BaseModel):
+    size: tuple[int, int] | Annotated[int, Field(ge=0)] = 1
+
 class Model(BaseModel):
     limited: Limited | None = None
     either: Point | Solid | None = None
 """
 NAMES = ("Size", "Point", "Solid", "Options", "Strict", "Pair", "Base", "Cat", "Dog", "Share", "Count")
-OTHERS = ("Limited", "Defaulting", "Held", "Loose", "Row", "Model")
+OTHERS = ("Limited", "Defaulting", "Held", "Loose", "Row", "Model", "Sized", "SizedModel", "Secretive")
 HEAD = f"""
 from typing import Annotated, Any, Literal, Optional, Union
 import typing as t
@@ -293,6 +304,9 @@ def test_what_no_worker_starts_with_a_deploy_refuses(folder: Path, kind: str) ->
         ("datetime | str", r"handler.py:\d+: parameter 'a': .*union", False),
         ("list[int] | list[str]", r"handler.py:\d+: parameter 'a': .*union", False),
         ("Model | int", r"handler.py:\d+: parameter 'a': .*union", False),
+        ("tuple[int, int] | Annotated[int, Meta(ge=0)]", r"parameter 'a' has a union of a tuple", False),
+        ("Optional[tuple[str] | Annotated[str, Field(min_length=1)]]", r"parameter 'a' has a union of a tuple", False),
+        ("dict[str, list[Sized]]", r"parameter 'a' has a union of a tuple", False),
     ],
 )
 def test_a_deploy_refuses_what_a_worker_cannot_start_with_or_warns_of(
@@ -307,10 +321,32 @@ def test_a_deploy_refuses_what_a_worker_cannot_start_with_or_warns_of(
 
 
 @pytest.mark.parametrize(
-    "kind", ["Model", "Model | None", "list[Point]", "Loose", "Point | Row", "Union[Point, Annotated[Point, 'too']]"]
-)
+    "kind",
+    [
+        "Model", "Model | None", "list[Point]", "Loose", "Point | Row", "Union[Point, Annotated[Point, 'too']]",
+        "SizedModel", "Secretive", "tuple[int, ...] | Share", "tuple[int, Share] | str",
+    ],
+)  # fmt: skip
 def test_a_deploy_takes_what_a_worker_starts_with(folder: Path, kind: str) -> None:
     """A pydantic model checks what is in it by its own rules; a limit that is computed is not known to a deploy."""
     text = f"def handler(a: {kind}, n: int = 0): ..."
     assert deployed(folder, text).takes == "fields"
     assert started(text) is not None
+
+
+def test_an_answer_that_would_end_the_process_that_reads_its_type_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidSpec, match="the answer has a union of a tuple"):
+        deployed(folder, "def handler(n: int) -> list[tuple[int, int] | Share]: ...")
+
+
+@pytest.mark.parametrize("name", ["__x", "__dict__"])
+def test_a_name_that_python_keeps_to_a_class_is_refused_where_it_would_be_a_field(folder: Path, name: str) -> None:
+    with pytest.raises(
+        InvalidSpec, match=f"handler.py:\\d+: parameter '{name}' has a name that Python keeps"
+    ) as caught:
+        deployed(folder, f"def handler({name}: int): ...")
+    assert caught.value.hint
+    assert started(f"def handler({name}: int): ...") is None
+    whole = f"def handler({name}: dict[str, int]): ..."
+    assert deployed(folder, whole).takes == "whole"
+    assert started(whole) is not None
