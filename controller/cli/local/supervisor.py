@@ -66,6 +66,8 @@ class Supervisor:
         self.signalled = False
         self.stopping = False
         """From the moment on at which others can read that it stops: `fs down` twice at once is no second signal."""
+        self.unwritten = False
+        """What runs is not in its file: the disk is full, say. It is written again in each round."""
 
     def run(self) -> None:
         """Runs the services until SIGTERM or SIGINT."""
@@ -75,12 +77,16 @@ class Supervisor:
             if self.redis_socket is None or item.service.name == REDIS:
                 item.start_at_s = now_s
         try:
+            self._restore_run_files()
             while not self.signalled:
-                self._restore_run_files()
                 self._start_due()
                 self._wait()
                 for item in self.running.values():
                     item.trim_log()
+                try:
+                    self._restore_run_files()
+                except OSError as error:  # a full disk is no reason to end what runs
+                    log.warning("run files cannot be written: %s", error)
         finally:
             self._stop_all()
 
@@ -89,7 +95,7 @@ class Supervisor:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_atomically(path, data)
-        if self.run_files and not self.layout.services.exists():
+        if self.unwritten or (self.run_files and not self.layout.services.exists()):
             self._write_services()
         redis = self.running.get(REDIS)
         if self.redis_socket is None and self.own_socket is not None and not self.own_socket.exists():
@@ -169,8 +175,13 @@ class Supervisor:
             )
             for name, item in self.running.items()
         }
-        with suppress(FileNotFoundError):  # the folder was removed: written again in the next round
+        try:
             write_atomically(self.layout.services, msgspec.json.encode(records))
+            self.unwritten = False
+        except OSError as error:  # the folder was removed, or the disk is full
+            if not self.unwritten:
+                log.warning("%s cannot be written: %s", self.layout.services, error)
+            self.unwritten = True
 
 
 def stop_order(names: Sequence[str]) -> list[str]:

@@ -55,6 +55,21 @@ def test_what_dies_again_and_again_is_started_later_and_later_and_the_rest_lives
     assert process.returncode == 0
 
 
+def test_services_are_started_again_though_their_file_cannot_be_written(layout: HomeLayout) -> None:
+    process = spawn(supervised(layout, one="echo $$; exec sleep 60"))
+    try:
+        first = wait_until(lambda: "one" in read_services(layout) and read_services(layout)["one"].pid, what="start")
+        in_the_way = layout.services.with_name(f".{layout.services.name}.{process.pid}")
+        in_the_way.mkdir()  # as a full disk would be
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len(layout.log("one").read_text().split()) == 2, what="another start")
+        assert (process.poll(), read_services(layout)["one"].pid) == (None, first)
+        in_the_way.rmdir()
+        wait_until(lambda: _deaths(layout, "one") == 1, what="the file")
+    finally:
+        end(process)
+
+
 def test_a_binary_that_is_missing_is_tried_again(layout: HomeLayout) -> None:
     late = layout.home / "late"
     process = spawn(supervised(layout, late=f"exec {late}"))
