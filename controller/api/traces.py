@@ -203,7 +203,7 @@ def invocation_plan(
     """Sets the plan of a worker's start beside what was observed of the call that waited for it. Pure. `engine`: that
     of a language model; empty for another function. `image`: that of its version's spec."""
     row = trace.row
-    first_s = _first_byte_s(trace.timeline)
+    first_s = _first_byte_s(trace.timeline) if row.first_byte_ms is not None else None  # it may have run for nobody
     decided_s = (plan.decided_unix_ms - row.accepted_unix_ms) / 1000
     outcome = ObservedStart()
     if row.start in ("warm", "cold") and first_s is not None and plan.decided_unix_ms:

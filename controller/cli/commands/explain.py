@@ -58,6 +58,8 @@ def _met(plan: InvocationPlan) -> str:
         return f"its worker was woken from standby for it, {waited}; this is how that worker was started, {ago}"
     if plan.decided_s < 0:
         return f"{waited}; its worker had been ordered {-plan.decided_s:.3f} s before it arrived"
+    if plan.ttft_s is None:
+        return f"{waited}; its worker was ordered {plan.decided_s:.3f} s after it arrived"
     return f"{waited}, {plan.decided_s:.3f} s of it before its worker was ordered"
 
 

@@ -51,11 +51,12 @@ def told(
     row = InvocationRow(
         id=InvocationId("inv-1"), function=FunctionName("chat"), version=Version(3), worker=WorkerId("w-1"),
         status=200, start=start, accepted_unix_ms=ACCEPTED_MS, queue_ms=0, billed_ms=0, memory_bytes=1, cost_nusd=0,
+        first_byte_ms=2600 if answered else None,
     )  # fmt: skip
     timeline = Timeline()
     timeline.add("queue", 5 * MS, 2405 * MS)
+    timeline.add("execute", 2405 * MS, 2605 * MS)  # also of a call whose client left, or whose time was up
     if answered:
-        timeline.add("execute", 2405 * MS, 2605 * MS)
         timeline.add("respond", 2605 * MS, 6605 * MS)
     trace = InvocationTrace(row=row, timeline=timeline, events=43, relayed=relayed, second_engine=second)
     values: dict[str, Any] = {"engine": "native", "image": "", "prediction": None, **rest}
@@ -139,7 +140,7 @@ def test_what_was_not_observed_is_not_made_up() -> None:
     unanswered = told(answered=False)
     assert unanswered.ttft_s is None
     assert unanswered.explanation.compared[0].observed is None
-    assert "it had no answer" in render_plan(unanswered)
+    assert "it had no answer; its worker was ordered 0.100 s after it arrived" in render_plan(unanswered)
     assert told(engine="").explanation.compared[1].observed is None, "its events are no tokens"
 
 
