@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -68,14 +69,23 @@ def check_next(sheets: Sequence[PriceSheet], sheet: PriceSheet, now_unix_ms: int
     earliest_unix_ms = max(now_unix_ms + LEAD_MS, *(known.from_unix_ms + 1 for known in sheets), 0)
     if sheet.from_unix_ms < earliest_unix_ms:
         raise InvalidInput(
-            f"price sheet {sheet.version} would apply from {sheet.from_unix_ms} ms, {earliest_unix_ms} is the earliest",
+            f"price sheet {sheet.version} would apply too early: {_utc(earliest_unix_ms)} is the earliest",
             hint=f"rates change for what is to come: at least {LEAD_MS // 1000} s ahead, and after the last change",
         )
     if sheet.from_unix_ms > now_unix_ms + AHEAD_MAX_MS:
         raise InvalidInput(
-            f"price sheet {sheet.version} would apply from {sheet.from_unix_ms} ms, more than a year ahead",
+            f"price sheet {sheet.version} would apply more than a year ahead",
             hint="a sheet cannot be withdrawn, and rates cannot change before it applies: set it when it is nearer",
         )
+
+
+def _utc(unix_ms: int) -> str:
+    """The next full second: a sheet from then on is not too early."""
+    return datetime.fromtimestamp(min(-(-unix_ms // 1000), _LAST_S), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+_LAST_S = 253_402_300_799
+"""The last second that has a date, of the year 9999: earlier releases took sheets from any time on."""
 
 
 def read_sheets(raw: Sequence[bytes]) -> list[PriceSheet]:

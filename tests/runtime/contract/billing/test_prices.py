@@ -46,7 +46,7 @@ def test_nothing_is_priced_again(from_unix_ms: int, allowed: bool) -> None:
     if allowed:
         check_next(sheets, sheet(3, from_unix_ms), 50_000)
         return
-    with pytest.raises(InvalidInput, match="earliest"):
+    with pytest.raises(InvalidInput, match="too early: 1970-01-01 00:02:11 UTC is the earliest"):
         check_next(sheets, sheet(3, from_unix_ms), 50_000)
 
 
