@@ -231,7 +231,7 @@ def _follow(address: Address, name: str, as_json: bool) -> None:
             if as_json:
                 output.json_line(line)
             else:
-                output.data(format_line(line))
+                output.data(format_line(line, time.time(), zone=None))
 
 
 @contextmanager

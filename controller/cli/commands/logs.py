@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from urllib.parse import quote
 
@@ -56,9 +56,9 @@ def command(
 ) -> None:
     """Show the log lines of a function's workers, oldest first.
 
-    Lines of workers that never became ready are included, with the reason. With a filter, --tail counts matching lines
-    of the last 10,000. Lines printed by Python code name their invocation; of other lines (native libraries), --request
-    shows those that its worker printed while the invocation ran.
+    Lines of workers that never became ready are included, with the reason. Times are UTC. With a filter, --tail counts
+    matching lines of the last 10,000. Lines printed by Python code name their invocation; of other lines (native
+    libraries), --request shows those that its worker printed while the invocation ran.
 
     \b
     fs logs hello -f
@@ -82,7 +82,7 @@ def command(
                 if as_json:
                     output.json_line(line)
                 else:
-                    output.data(format_line(line))
+                    output.data(format_line(line, time.time()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,10 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
         ) from error
 
 
-def format_line(line: LogLine) -> str:
-    clock = datetime.fromtimestamp(line.unix_ms / 1000).strftime("%H:%M:%S.%f")[:-3]
+def format_line(line: LogLine, now_s: float, zone: tzinfo | None = UTC) -> str:
+    """The line with its time of the day, and its date if that is another than today's. `zone` None: local time."""
+    at, today = (datetime.fromtimestamp(unix_s, zone) for unix_s in (line.unix_ms / 1000, now_s))
+    clock = at.strftime("%H:%M:%S.%f" if at.date() == today.date() else "%Y-%m-%d %H:%M:%S.%f")[:-3]
     mark = {"stdout": " ", "stderr": "!", "system": "·"}[line.stream]
     return f"{clock} {line.worker}@{line.version} {mark} {output.printable(line.text)}"
 

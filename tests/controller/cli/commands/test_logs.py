@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleetstart.controller.cli.api_client import ApiClient
-from fleetstart.controller.cli.commands.logs import PIPE_MS, SEARCHED, LogFilter, _compiled, searched
+from fleetstart.controller.cli.commands.logs import PIPE_MS, SEARCHED, LogFilter, _compiled, format_line, searched
 from fleetstart.controller.cli.output import OK, USAGE
 from fleetstart.controller.cli.root import run
 from fleetstart.runtime.contract.billing.ledger import InvocationRow, InvocationTrace, LogLine
@@ -81,6 +81,13 @@ def test_a_followed_search_begins_with_the_last_matches_of_all_lines_and_neither
 def test_a_search_that_does_not_follow_ends() -> None:
     with Log([line(1, "match"), line(2)]) as log:
         assert list(searched(log, "f", LogFilter(pattern=_compiled("match")), 100, follow=False)) == [line(1, "match")]
+
+
+def test_a_line_has_its_time_in_utc_and_its_date_if_that_is_not_today() -> None:
+    """So that it can be given to --since."""
+    shown = format_line(line(1_795_824_000_000), now_s=1_795_910_399.0)  # the first second of a day, and the last one
+    assert shown == "00:00:00.000 w-1@1   hello"
+    assert format_line(line(1_795_823_999_999), now_s=1_795_824_000.0) == "2026-11-27 23:59:59.999 w-1@1   hello"
 
 
 @pytest.mark.parametrize(
