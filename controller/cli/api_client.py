@@ -50,6 +50,8 @@ Answer = TypeVar("Answer")
 RETRY_S = 10.0
 """How long a request is retried: a restarted controller is back within 5 s."""
 PAUSE_S = 0.1
+NAMED_MAX = 20
+"""Names of functions in a hint: all of some thousand would hide the error above them."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -357,4 +359,13 @@ def nearest_function(server: ApiClient, name: str) -> str:
     near = get_close_matches(name, names, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return "deployed are " + ", ".join(sorted(names)) if names else "no function is deployed yet: fs deploy handler.py"
+    if not names:
+        return "no function is deployed yet: fs deploy handler.py"
+    more = len(names) - NAMED_MAX
+    return "deployed are " + ", ".join(sorted(names)[:NAMED_MAX]) + (f" and {more:,} more: fs ls" if more > 0 else "")
+
+
+def require_function(server: ApiClient, name: str) -> None:
+    """Errors: NotFound with the nearest existing function in its hint."""
+    with suggest_function(server, name):
+        server.get(function_path(name), FunctionInfo)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from urllib.parse import quote
 
 import click
 
 from ...schemas.invocations import InvocationInfo
 from .. import output
-from ..api_client import ApiClient, find_server, suggest_function
+from ..api_client import ApiClient, find_server, require_function
 from ..command_group import CommandGroup
 from ..invocation.async_invoke import describe_state, get_invocation, invocation_path, print_invocation, print_result
 from ..root import verb
@@ -55,6 +54,8 @@ def ls(
         query |= {"function": function} if function else {}
         query |= {"status": status} if status else {}
         found = server.get("/api/v1/async", list[InvocationInfo], **query)
+        if function and not found:
+            require_function(server, function)
     if as_json:
         output.json_data(found)
     elif found:
@@ -119,8 +120,7 @@ def redrive(home: Path, *, invocation: str | None, dead: str | None, url: str | 
     with ApiClient(find_server(url, home)) as server:
         names = [invocation] if invocation is not None else []
         if dead is not None:
-            with suggest_function(server, dead):
-                server.get(f"/api/v1/functions/{quote(dead, safe='')}", dict)
+            require_function(server, dead)
             query: dict[str, str | int] = {"function": dead, "dead": 1, "limit": 1000}
             names = [info.id for info in server.get("/api/v1/async", list[InvocationInfo], **query)]
         redriven = [

@@ -11,7 +11,7 @@ from fleetstart.runtime.contract.billing.ledger import dollars
 
 from ...schemas.functions import Invoice, InvoiceLine
 from .. import output
-from ..api_client import ApiClient, find_server, object_path
+from ..api_client import ApiClient, find_server, object_path, require_function
 from ..root import verb
 
 
@@ -31,6 +31,8 @@ def command(home: Path, *, month: str | None, name: str | None, as_csv: bool, ur
     query: dict[str, str | int] = {"function": name} if name else {}
     with ApiClient(find_server(url, home), timeout_s=300.0) as server:
         invoice = server.get(object_path("invoices", month), Invoice, **query)
+        if name and not invoice.lines:
+            require_function(server, name)
     if as_json:
         output.json_data(invoice)
     elif as_csv:
@@ -73,7 +75,8 @@ def render_invoice(invoice: Invoice) -> str:
     numbers = {1, 3, 4, 5, 6, *({8, 9, 10} if devices else {7})}
     text = f"{title}\n\n" + output.table((*headings, *of_devices, "COST"), [*rows, total], right=frozenset(numbers))
     if invoice.segments:
-        text += f"\n\nledger: {invoice.segments} segments so far, checksum of the last {invoice.checksum[:16]}…"
+        segments = "segment" if invoice.segments == 1 else "segments"
+        text += f"\n\nledger: {invoice.segments} {segments} so far, checksum of the last {invoice.checksum[:16]}…"
     return text
 
 

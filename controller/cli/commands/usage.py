@@ -10,9 +10,9 @@ import click
 
 from fleetstart.runtime.contract.billing.ledger import dollars
 
-from ...schemas.functions import FunctionInfo, Usage, UsageLine
+from ...schemas.functions import Usage, UsageLine
 from .. import output
-from ..api_client import ApiClient, find_server, function_path, suggest_function
+from ..api_client import ApiClient, find_server, require_function
 from ..completions import function_names
 from ..root import verb
 from ..units import parse_unix_ms
@@ -73,9 +73,7 @@ def command(
     with ApiClient(find_server(url, home), timeout_s=120.0) as server:
         usage = server.get("/api/v1/usage", Usage, **query)
         if name and not usage.lines:
-            # No rows: either it was not called, or there is no such function.
-            with suggest_function(server, name):
-                server.get(function_path(name), FunctionInfo)
+            require_function(server, name)  # no rows: either it was not called, or there is no such function
     if as_json:
         output.json_data(usage)
     elif as_csv:

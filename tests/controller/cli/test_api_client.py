@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from fleetstart.controller.cli.api_client import ApiClient
+from fleetstart.controller.cli.api_client import ApiClient, nearest_function
 from fleetstart.controller.schemas.functions import FunctionInfo, VersionRef
 from fleetstart.runtime.contract.errors import FleetError
+from fleetstart.runtime.contract.function.spec import FunctionSpec
+from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version
 from tests.servers import serving
 
 
@@ -33,3 +36,24 @@ def test_an_answer_of_another_server_says_so() -> None:
         with pytest.raises(FleetError, match="sent an answer that this `fs` cannot read") as caught:
             client.get("/api/v1/any", FunctionInfo)
         assert "is it a fleetstart server" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("count", "hint"),
+    [
+        (0, "no function is deployed yet: fs deploy handler.py"),
+        (2, "deployed are f-0000, f-0001"),
+        (1022, f"deployed are {', '.join(f'f-{number:04}' for number in range(20))} and 1,002 more: fs ls"),
+    ],
+)
+def test_an_unknown_name_has_a_hint_of_a_readable_length(count: int, hint: str) -> None:
+    spec = FunctionSpec(name=FunctionName("f"), bundle=BundleId("b"), entry="a:b")
+    found = [
+        FunctionInfo(
+            name=FunctionName(f"f-{number:04}"), version=Version(1), url="", spec=spec, deployed_unix_ms=0, workers=[],
+            queued=0, running=0,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    with serving(answering(msgspec.json.encode(found))) as server, ApiClient(server.url) as client:
+        assert nearest_function(client, "zzz") == hint

@@ -87,7 +87,10 @@ def test_a_handler_that_raises_fails_the_command(system: System) -> None:
 
 
 def test_an_unknown_function_is_suggested(system: System) -> None:
-    for command in (("invoke", "eco", "{}"), ("logs", "eco"), ("rm", "eco", "--yes"), ("trace", "eco")):
+    for command in (
+        ("invoke", "eco", "{}"), ("logs", "eco"), ("rm", "eco", "--yes"), ("trace", "eco"), ("usage", "eco"),
+        ("invoice", "--function", "eco"), ("invocations", "ls", "--function", "eco"),
+    ):  # fmt: skip
         assert "did you mean" in system.fs(*command, code=3).stderr, command
 
 
