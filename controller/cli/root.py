@@ -5,6 +5,7 @@ Loading verbs late keeps `fs --help` fast: it must not pay for HTTP clients and 
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
 import sys
@@ -27,6 +28,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 KEY_META = "fleetstart.key"
 """Key of FS_KEY in the command's context."""
+DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+"""Errors of a write, which do not name the file."""
 VERBS = {
     "up": "Start everything on this machine: Redis, controller, node.",
     "down": "Stop everything that `fs up` started.",
@@ -200,10 +203,11 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except OSError as error:
-        if error.filename is None:
+        where = error.filename or ("a file, or stdout" if error.errno in DISK_ERRORS else None)
+        if where is None:
             raise
         kind = NotFound if isinstance(error, FileNotFoundError) else FleetError
-        told = kind(f"{error.filename}: {error.strerror}", hint="look at the path, its permissions and its disk's room")
+        told = kind(f"{where}: {error.strerror}", hint="look at the path, its permissions and its disk's room")
         show_error(told, as_json="--json" in arguments)
         return exit_code(told)
 

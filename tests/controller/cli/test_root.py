@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetstart.controller.cli.output import EXIT_CODES, INTERRUPTED, NOT_FOUND, OK, UNREACHABLE, USAGE
+from fleetstart.controller.cli.output import EXIT_CODES, FAILED, INTERRUPTED, NOT_FOUND, OK, UNREACHABLE, USAGE
 from fleetstart.controller.cli.root import VERBS, run
 
 FS = Path(sys.executable).with_name("fs")
@@ -146,6 +146,14 @@ def test_a_reader_that_has_closed_stdout_is_no_error() -> None:
     finally:
         os.close(writer)
     assert (result.returncode, result.stderr) == (OK, "")
+
+
+def test_a_full_disk_under_stdout_is_told_without_a_traceback() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([FS, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == FAILED
+    assert result.stderr.startswith("error: a file, or stdout: No space left on device\n")
+    assert "Traceback" not in result.stderr
 
 
 def test_a_locale_without_an_arrow_gets_its_escape(tmp_path: Path) -> None:
