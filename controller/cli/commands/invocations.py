@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
+
+from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 
 from ...schemas.invocations import InvocationInfo
 from .. import output
@@ -123,15 +126,33 @@ def redrive(home: Path, *, invocation: str | None, dead: str | None, url: str | 
             require_function(server, dead)
             query: dict[str, str | int] = {"function": dead, "dead": 1, "limit": 1000}
             names = [info.id for info in server.get("/api/v1/async", list[InvocationInfo], **query)]
-        redriven = [
-            server.send_once("POST", f"{invocation_path(name)}/redrive", None, InvocationInfo) for name in names
-        ]
+
+        def queue_again(name: str) -> InvocationInfo:
+            return server.send_once("POST", f"{invocation_path(name)}/redrive", None, InvocationInfo)
+
+        redriven, refusals = ([queue_again(names[0])], []) if dead is None else redriven_of(names, queue_again)
+    for refusal in refusals:
+        output.message(f"passed over: {refusal}")
     if as_json:
         output.json_data(redriven)
     elif redriven:
         output.data("\n".join(info.id for info in redriven))
-    else:
+    elif not refusals:
         output.message(f"{dead} has no dead letters")
+
+
+def redriven_of(
+    names: list[str], queue_again: Callable[[str], InvocationInfo]
+) -> tuple[list[InvocationInfo], list[str]]:
+    """Queues dead letters again; returns those, and why others could not be: another redrive of all may have been
+    sooner, or they are kept no longer."""
+    redriven, refusals = list[InvocationInfo](), list[str]()
+    for name in names:
+        try:
+            redriven.append(queue_again(name))
+        except (InvalidInput, NotFound) as error:
+            refusals.append(error.message)
+    return redriven, refusals
 
 
 def table(found: list[InvocationInfo], *, now_s: float) -> str:
