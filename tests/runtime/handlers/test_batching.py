@@ -154,7 +154,7 @@ def test_a_batch_does_not_wait_for_calls_that_cannot_come(functions: Functions) 
 
 
 def test_a_class_with_several_lists(functions: Functions) -> None:
-    worker = functions.ready(HANDLERS, "Lengths", concurrency=4)
+    worker = functions.ready(HANDLERS, "Lengths", concurrency=5)
     answers = together(worker, [{"texts": "a" * n, "times": 2} for n in range(4)] + [{"texts": 3, "times": 1}])
     assert answers[:4] == [(200, 2 * n) for n in range(4)]
     assert answers[4][0] == 400, "what does not fit comes to no batch"
