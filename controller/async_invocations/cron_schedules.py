@@ -25,6 +25,7 @@ from fleetstart.runtime.contract.errors import FleetError, InvalidSpec, StoreFai
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.record_decoder import RecordDecoder, UnreadableRecord
+from fleetstart.runtime.contract.worker_headers import SCHEDULED_HEADER
 
 from ..state.invocation_records import Envelope
 from ..state.redis_client import REDIS_ERRORS
@@ -39,7 +40,6 @@ LATE_S = 60
 """Delay up to which a missed time is still fired: a new leader takes seconds, a sleeping machine hours."""
 LOOKED_BACK = 1_000
 """Missed times that are counted, at most, for the log line."""
-AT_HEADER = "fs-scheduled-at"
 
 
 class ScheduleMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -209,7 +209,7 @@ class CronScheduler:
             function=spec.name,
             method="POST",
             target=target,
-            headers=[(AT_HEADER, at)],
+            headers=[(SCHEDULED_HEADER, at)],
             body_bytes=0,
             fingerprint=fingerprint("", "POST", target, [], at.encode()),
             accepted_unix_ms=time.time_ns() // 1_000_000,

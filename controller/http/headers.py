@@ -55,6 +55,7 @@ OWN_REQUEST = frozenset(
 """Replaced or consumed by the gateway on the way in."""
 OWN_RESPONSE = frozenset(
     ("x-request-id", "fs-version", "fs-start", "fs-attempts", "fs-billed-ms", "fs-cost", "date", "server",
+     "fs-error-message", "fs-error-hint", "idempotent-replayed", "idempotent-retaken",
      TOKEN_HEADER, BUSY_HEADER, DRAINING_HEADER, CONTINUE_HEADER, STREAM_HEADER, ENTERED_HEADER)
 )  # fmt: skip
 """Written by the platform alone: a handler's are dropped."""

@@ -4,8 +4,9 @@ A call's id is always the platform's: the ledger bills by it, and one id for man
 `X-Request-Id` goes beside it into the row and the log lines. Other requests keep the id that they came with.
 
 Both stand in the request's headers for the layers below and for the worker, and in its context for log lines and
-spans. Error responses to calls that reached no worker are counted here by their code, wherever they come from: keys,
-budgets, queues, sizes, functions that do not exist.
+spans. What a client says of a schedule is dropped: the platform alone says it, behind this middleware. Error responses
+to calls that reached no worker are counted here by their code, wherever they come from: keys, budgets, queues, sizes,
+functions that do not exist.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from secrets import token_hex
 from fleetstart.runtime.contract.worker_headers import (
     ERROR_HEADER,
     REQUEST_HEADER,
+    SCHEDULED_HEADER,
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
 )
@@ -35,7 +37,7 @@ _ERROR = ERROR_HEADER.encode()
 CALL_PREFIX = "inv-"
 """That of `new_invocation_id`."""
 REQUEST_PREFIX = "req-"
-_OURS = frozenset((_REQUEST, _PARENT, _STATE))
+_OURS = frozenset((_REQUEST, _PARENT, _STATE, SCHEDULED_HEADER.encode()))
 
 
 class RequestIdMiddleware:
@@ -77,8 +79,10 @@ class RequestIdMiddleware:
                 headers.append(pair)
             elif name == _REQUEST:
                 given = pair[1] if given is None else given
-            else:
-                (parents if name == _PARENT else states).append(pair[1])
+            elif name == _PARENT:
+                parents.append(pair[1])
+            elif name == _STATE:
+                states.append(pair[1])
         chance = token_hex(34)  # once: reading random bytes is most of the work here
         own_id = valid_request_id(given)
         if calls:

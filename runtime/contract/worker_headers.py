@@ -47,6 +47,11 @@ DEPTH_HEADER = "fs-call-depth"
 BUFFERED_BYTES = 1 << 20
 """Responses with a Content-Length up to this reach the client whole or not at all: the gateway reads them before it
 sends their head, so that the bill is exact, and the worker sends them when they are whole."""
+SCHEDULED_HEADER = "fs-scheduled-at"
+"""On a call that a schedule made: when it was due."""
+RESERVED = b"fs-"
+"""Prefix of the platform's own headers. A worker drops a handler's: with these it could say that it ran nothing, or
+that the platform has failed."""
 MARK = b": fs-mark "
 """Prefix of a resume mark: a comment in an event stream that the gateway stores and removes. With all marks so far, any
 worker of the version can go on after the events before this one. Its content is opaque; a blank line ends it."""

@@ -6,6 +6,8 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
+from ..contract.worker_headers import RESERVED
+
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]{0,8192}")
 _OURS = frozenset(("content-length", "content-type", "connection", "transfer-encoding"))
@@ -33,7 +35,8 @@ class Response:
         Args:
             body: Bytes, text, a value with a JSON form, or an iterator of bytes, which is sent piece by piece.
             content_type: Default: `application/octet-stream` for bytes, UTF-8 text for str, else JSON.
-            headers: Further headers; not content-type, content-length, connection and transfer-encoding.
+            headers: Further headers; not content-type, content-length, connection and transfer-encoding. Those that
+                begin with `fs-` are the platform's, and are left out.
             status: HTTP status, 200 to 599.
 
         Raises:
@@ -56,7 +59,8 @@ class Response:
 
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
         """Headers as ASGI has them: lower-case names, bytes."""
-        return [(name.lower().encode(), value.encode("latin-1")) for name, value in self.headers.items()]
+        named = [(name.lower().encode(), value.encode("latin-1")) for name, value in self.headers.items()]
+        return [pair for pair in named if not pair[0].startswith(RESERVED)]
 
     def __repr__(self) -> str:
         return f"Response({type(self.body).__name__}, {self.content_type!r}, status={self.status})"

@@ -19,11 +19,13 @@ from tests.servers import wait_until
 
 def test_a_cold_call_orders_a_worker_and_is_answered(controller: ControllerProcess, node: HandNode) -> None:
     controller.deploy("hello")
-    answer = controller.http.post("/fn/hello/a%20b/c?x=1&y=%2F", content=b"body", headers={"x-request-id": "req-1"})
+    sent = {"x-request-id": "req-1", "fs-scheduled-at": "forged"}
+    answer = controller.http.post("/fn/hello/a%20b/c?x=1&y=%2F", content=b"body", headers=sent)
     assert answer.status_code == 200, answer.text
     echo = answer.json()
     assert (echo["raw_path"], echo["query"], echo["method"], echo["body"]) == ("/a%20b/c", "x=1&y=%2F", "POST", "body")
     assert echo["headers"]["x-request-id"] == answer.headers["x-request-id"]
+    assert "fs-scheduled-at" not in echo["headers"]
     assert answer.headers["x-request-id"].startswith("inv-")
     assert answer.headers["fs-version"] == "1"
     assert answer.headers["fs-start"] == "warm"

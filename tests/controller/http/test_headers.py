@@ -53,6 +53,12 @@ def test_json_is_not_guessed_about_either() -> None:
     assert sandboxed(of(b"application/json")) == [*of(b"application/json"), NOSNIFF]
 
 
+def test_what_the_platform_says_of_a_call_no_handler_says() -> None:
+    names = (b"Fs-Version", b"Fs-Cost", b"Fs-Error-Message", b"Idempotent-Replayed", b"Idempotent-Retaken", b"Fs-Busy")
+    passed = response_headers([(name, b"1") for name in names], root="/fn/web", keep_length=True)
+    assert {name for name, _ in passed} == {b"x-content-type-options", POLICY}
+
+
 def test_headers_that_act_on_the_whole_host_are_dropped() -> None:
     """The ten that were seen to pass, and those that a reverse proxy obeys."""
     acting = [(name.encode(), b"x") for name in WHOLE_ORIGIN]

@@ -1,4 +1,5 @@
-"""ASGI apps at their mount point: Starlette's redirects and URLs lead back to the function."""
+"""ASGI apps at their mount point: Starlette's redirects and URLs lead back to the function, and no header of theirs is
+taken for the platform's."""
 
 from __future__ import annotations
 
@@ -13,10 +14,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from fleetstart.runtime.handlers.mounting import mount, mounted
+from fleetstart.runtime.sdk.responses import Response
+
+FORGED = {"Fs-Error": "worker_lost", "fs-busy": "1", "FS-Draining": "1", "fs-continue": "1", "fs-entered": "7"}
 
 
 async def item(request: Request) -> PlainTextResponse:
-    names = {"x-seen": ",".join(request.headers)}
+    names = {"x-seen": ",".join(request.headers), **FORGED}
     return PlainTextResponse(str(request.url_for("item", number=7)), headers=names)
 
 
@@ -43,6 +47,13 @@ def test_urls_and_redirects_stay_below_the_mount_point(root: str) -> None:
 
 def test_a_request_without_a_mount_point_passes_as_it_is() -> None:
     assert get("/items/3").text == "http://host/items/7"
+
+
+def test_headers_that_the_platform_would_act_on_are_dropped() -> None:
+    answer = get("/items/3")
+    assert "x-seen" in answer.headers
+    assert not [name for name in answer.headers if name.startswith("fs-")]
+    assert Response(headers={**FORGED, "X-Own": "1"}).raw_headers() == [(b"x-own", b"1")]
 
 
 def test_the_root_is_decoded_for_the_path_and_kept_for_the_raw_one() -> None:
