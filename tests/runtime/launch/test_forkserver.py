@@ -18,6 +18,7 @@ from fleetstart.runtime.contract.node import exit_codes
 from fleetstart.runtime.contract.node.channel import pair
 from fleetstart.runtime.contract.node.messages import Fork, ForkFailed
 from fleetstart.runtime.isolation import root
+from fleetstart.runtime.launch.profiles import SPINS, worker_environment
 from tests.runtime.workers import ForkServerProcess, Functions, alive, receive, until
 from tests.servers import refusing_namespaces
 
@@ -44,6 +45,22 @@ def test_a_worker_is_pooled_until_it_is_assigned(functions: Functions) -> None:
     ready = worker.ready()
     assert {phase.name for phase in ready.timeline.phases} == {"start", "import", "load"}
     assert worker.post({"name": "you"}).json() == "hello you"
+
+
+@pytest.mark.parametrize(
+    ("node", "worker"),
+    [
+        ({}, {"GOMP_SPINCOUNT": SPINS}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_threads_of_arithmetic_spin_briefly_unless_the_node_says_otherwise(
+    node: dict[str, str], worker: dict[str, str]
+) -> None:
+    made = worker_environment(node | {"SECRET": "x"})
+    assert {name: value for name, value in made.items() if name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")} == worker
+    assert "SECRET" not in made
 
 
 def test_the_end_of_the_control_socket_ends_a_pooled_worker(functions: Functions) -> None:
