@@ -128,12 +128,14 @@ class ObservabilityApi:
                 await asyncio.sleep(0)
 
     async def _spent_today(self, now_unix_ms: int) -> dict[FunctionName, int]:
-        names = sorted(self._view.functions)[:SPENT_FIELDS_AT_ONCE]
-        if not names:
-            return {}
-        day = now_unix_ms // (DAY_S * 1000)
-        asked = cast(Awaitable[Any], self._client.hmget(keys.LEDGER_SPENT, [f"{day}:{name}" for name in names]))
-        return {name: int(cost or 0) for name, cost in zip(names, await asked, strict=True)}
+        """What functions have cost today; those that cost nothing are left out."""
+        day, names = now_unix_ms // (DAY_S * 1000), list(self._view.functions)
+        found: dict[FunctionName, int] = {}
+        for begin in range(0, len(names), SPENT_FIELDS_AT_ONCE):
+            part = names[begin : begin + SPENT_FIELDS_AT_ONCE]
+            asked = cast(Awaitable[Any], self._client.hmget(keys.LEDGER_SPENT, [f"{day}:{name}" for name in part]))
+            found |= {name: int(cost) for name, cost in zip(part, await asked, strict=True) if cost}
+        return found
 
 
 def _dashboard() -> dict[str, tuple[str, bytes]]:

@@ -28,7 +28,8 @@ EVENTS_MAX = 1_000
 EVENTS_DAYS = 32
 """How far back events are read, as far as counts are kept: the audit log has no end."""
 FUNCTIONS_MAX = 500
-"""Functions that are added up for a limited key; an unlimited one reads one sum of all."""
+"""Functions that are added up over a range for a limited key, each with up to 31 hashes; an unlimited one reads one sum
+of all. Of a single bar all are read."""
 TIME_MAX_MS = 1 << 53
 
 
@@ -52,10 +53,10 @@ class HistoryApi:
         return json_response(found)
 
     def _seen(self, caller: Caller) -> Sequence[str]:
-        return self._functions(caller) if caller.limited else [ALL]
+        return self._functions(caller)[:FUNCTIONS_MAX] if caller.limited else [ALL]
 
     def _functions(self, caller: Caller) -> list[FunctionName]:
-        return sorted(filter(caller.sees, self._view.functions))[:FUNCTIONS_MAX]
+        return sorted(filter(caller.sees, self._view.functions))
 
     async def functions(self, request: Request) -> Response:
         """The calls of a span by function, those with the most failures first. Functions without calls are left out."""

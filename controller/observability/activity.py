@@ -93,8 +93,10 @@ class ActivityWindow:
     def _function(self, name: FunctionName, numbers: range, today_nusd: int) -> FunctionActivity:
         empty = _Bucket()
         buckets = [self._buckets.get(number, {}).get(name, empty) for number in numbers]
-        total = sum((bucket.total for bucket in buckets), Counter[int]())
-        first = sum((bucket.first for bucket in buckets), Counter[int]())
+        total, first = Counter[int](), Counter[int]()
+        for bucket in buckets:
+            total.update(bucket.total)
+            first.update(bucket.first)
         calls = sum(bucket.calls for bucket in buckets)
         return FunctionActivity(
             function=name,

@@ -1,31 +1,52 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import time
+from typing import Any, cast
 
 import msgspec
+from starlette.requests import Request
 
 from fleetstart.controller.api.functions import INFOS_AT_ONCE, FunctionsApi
+from fleetstart.controller.api.metrics import ObservabilityApi
+from fleetstart.controller.billing.budgets import DAY_S
+from fleetstart.controller.billing.ledger_reader import LedgerReader
+from fleetstart.controller.history.call_counts import CallCounts
+from fleetstart.controller.history.service import HistoryApi
+from fleetstart.controller.history.store import Cell, HistoryStore
+from fleetstart.controller.observability.activity import Activity
 from fleetstart.controller.registry.registry import Registry
 from fleetstart.controller.schemas.functions import FunctionInfo
+from fleetstart.controller.schemas.history import FunctionTotal
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.redis_server.stream_followers import StreamFollowers
 from fleetstart.controller.state.view import View
+from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version
 
 
+def view_of(number: int) -> View:
+    view, first = View(), Version(1)
+    for index in range(number):
+        name = FunctionName(f"f{index}")
+        spec = FunctionSpec(name=name, bundle=BundleId("0" * 64), entry="handler:run", memory_bytes=1 << 26)
+        view.functions[name] = FunctionRecord(name=name, live=first, deployed_unix_ms=1, started=first)
+        view.versions[VersionKey(name, first)] = VersionRecord(
+            version=first, digest=spec_digest(spec), spec=spec, segment_bytes=0, created_unix_ms=1
+        )
+    return view
+
+
+def request() -> Request:
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""})
+
+
 def test_a_long_list_gives_the_loop_its_turns() -> None:
     async def scenario() -> None:
-        view, number, first = View(), 10 * INFOS_AT_ONCE, Version(1)
-        for index in range(number):
-            name = FunctionName(f"f{index}")
-            spec = FunctionSpec(name=name, bundle=BundleId("0" * 64), entry="handler:run", memory_bytes=1 << 26)
-            view.functions[name] = FunctionRecord(name=name, live=first, deployed_unix_ms=1, started=first)
-            view.versions[VersionKey(name, first)] = VersionRecord(
-                version=first, digest=spec_digest(spec), spec=spec, segment_bytes=0, created_unix_ms=1
-            )
+        number = 10 * INFOS_AT_ONCE
+        view = view_of(number)
         client = connect("redis://127.0.0.1:1")
         api = FunctionsApi(
             url="http://x", view=view, registry=cast(Registry, None), client=client,
@@ -39,5 +60,29 @@ def test_a_long_list_gives_the_loop_its_turns() -> None:
         assert turns >= 10
         listed = msgspec.json.decode(msgspec.json.encode(await making), type=list[FunctionInfo])
         assert [info.name for info in listed] == [f"f{index}" for index in range(number) if index != 7]
+
+    asyncio.run(scenario())
+
+
+def test_what_each_of_many_functions_costs_and_does_is_shown(redis_url: str) -> None:
+    """The first page's costs of today, and the functions of a bar of the history."""
+
+    async def scenario() -> None:
+        last = FunctionName("f999")
+        async with connect(redis_url) as client:
+            view, never = view_of(1000), cast(Any, None)
+            day = time.time_ns() // 1_000_000 // (DAY_S * 1000)
+            spent = {f"{one}:{name}": 7 for name in (last, "f0") for one in (day, day + 1)}  # midnight may pass now
+            await client.hset(keys.LEDGER_SPENT, mapping=spent)
+            reader = LedgerReader(client, never)
+            shown = ObservabilityApi(client, reader, view, calls=never, lag=never, process=never, budgets=never)
+            activity = msgspec.json.decode((await shown.activity(request())).body, type=Activity)
+            assert {one.function: one.cost_today_nusd for one in activity.functions} == {last: 7, "f0": 7}
+
+            minute = time.time_ns() // 60_000_000_000 - 1
+            await HistoryStore(client).write("gw", {Cell(last, "minutes", minute): CallCounts(calls=3)}, expire=())
+            told = (await HistoryApi(client, never, view).functions(request())).body
+            (found,) = msgspec.json.decode(told, type=list[FunctionTotal])
+            assert (found.function, found.total.calls) == (last, 3)
 
     asyncio.run(scenario())
