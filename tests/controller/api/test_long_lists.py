@@ -72,7 +72,9 @@ def test_what_each_of_many_functions_costs_and_does_is_shown(redis_url: str) -> 
         async with connect(redis_url) as client:
             view, never = view_of(1000), cast(Any, None)
             day = time.time_ns() // 1_000_000 // (DAY_S * 1000)
-            spent = {f"{one}:{name}": 7 for name in (last, "f0") for one in (day, day + 1)}  # midnight may pass now
+            spent: dict[Any, Any] = {
+                f"{one}:{name}": 7 for name in (last, "f0") for one in (day, day + 1)
+            }  # midnight may pass now
             await client.hset(keys.LEDGER_SPENT, mapping=spent)
             reader = LedgerReader(client, never)
             shown = ObservabilityApi(client, reader, view, calls=never, lag=never, process=never, budgets=never)
