@@ -118,12 +118,13 @@ def masked(logits: Tensor, rows: list[int], matchers: list[TokenMatcher]) -> Ten
 
     Shapes:  logits [batch, vocab]; rows: one for each matcher. A row whose grammar fails stays as it is.
     """
-    allowed = [matcher.allowed() for matcher in matchers]
-    sound = [place for place, matcher in enumerate(matchers) if not matcher.failure]
-    if sound:
-        kept = torch.from_numpy(np.stack([allowed[place] for place in sound])).to(logits.device, torch.bool)
-        at = torch.tensor([rows[place] for place in sound], device=logits.device)
-        logits[at] = logits[at].masked_fill(~kept, float("-inf"))
+    for row, matcher in zip(rows, matchers, strict=True):
+        forbidden = torch.from_numpy(matcher.allowed() == 0)
+        if matcher.failure:
+            continue
+        if logits.is_cuda:  # out of other memory the host would copy it after all that the device has to do
+            forbidden = forbidden.pin_memory().to(logits.device, non_blocking=True)
+        logits[row].masked_fill_(forbidden, float("-inf"))
     return logits
 
 

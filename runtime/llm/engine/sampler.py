@@ -238,7 +238,7 @@ def _sample_row(logits: Tensor, state: SamplerState) -> int:
     uniform = state.generator.random()
     values, tokens, whole = _candidates(row, params)
     if state.matcher is not None:  # no rounding of the draw may reach a forbidden token
-        allowed = values > float("-inf")
+        allowed = (values > float("-inf")).nonzero()[:, 0]
         values, tokens = values[allowed], tokens[allowed]
     # Scaled before the exponent and shifted by the largest: tiny temperatures stay finite.
     weights = torch.exp((values.double() - values.max().double()) / params.temperature)
