@@ -198,10 +198,10 @@ class FunctionsApi:
         return record
 
     async def infos(self, sees: Callable[[FunctionName], bool]) -> list[msgspec.Raw]:
-        """Those functions that `sees` admits, encoded, some in a turn of the loop: ten thousand take a tenth of a
-        second. One whose live version this release cannot read is in the status only."""
+        """Those functions that `sees` admits, by name, encoded, some in a turn of the loop: ten thousand take a tenth
+        of a second. One whose live version this release cannot read is in the status only."""
         view, found = self._view, list[msgspec.Raw]()
-        records = [record for record in view.functions.values() if sees(record.name)]
+        records = sorted((one for one in view.functions.values() if sees(one.name)), key=lambda one: one.name)
         for begin in range(0, len(records), INFOS_AT_ONCE):
             for record in records[begin : begin + INFOS_AT_ONCE]:
                 if VersionKey(record.name, record.live) in view.versions:

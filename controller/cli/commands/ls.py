@@ -19,7 +19,7 @@ from ..root import verb
 @verb()
 @click.pass_obj
 def command(home: Path, *, url: str | None, as_json: bool) -> None:
-    """List functions: name, live version, workers, calls, URL."""
+    """List functions by name: live version, workers, calls, URL."""
     with ApiClient(find_server(url, home)) as server:
         functions = server.get("/api/v1/functions", list[FunctionInfo])
     if as_json:
@@ -38,7 +38,7 @@ def functions_table(functions: Sequence[FunctionInfo], *, now_s: float) -> str:
             _workers(info),
             str(info.running),
             str(info.queued),
-            output.format_age(now_s - info.deployed_unix_ms / 1000),
+            output.format_age(max(0.0, now_s - info.deployed_unix_ms / 1000)),
             info.url,
         )
         for info in functions

@@ -59,7 +59,7 @@ def test_a_long_list_gives_the_loop_its_turns() -> None:
             await asyncio.sleep(0)
         assert turns >= 10
         listed = msgspec.json.decode(msgspec.json.encode(await making), type=list[FunctionInfo])
-        assert [info.name for info in listed] == [f"f{index}" for index in range(number) if index != 7]
+        assert [info.name for info in listed] == sorted(f"f{index}" for index in range(number) if index != 7)
 
     asyncio.run(scenario())
 
