@@ -32,10 +32,10 @@ def test_weights_keys_and_values_fit_the_share_and_the_device(share: int, used: 
 
 
 def _weights(dtype: str = "F16", said: str = "float16") -> Weights:
-    """64 MiB, of which no byte has arrived; the configuration is there."""
+    """4 MiB, of which no byte has arrived; the configuration is there."""
     config = b'{"dtype": "%s"}' % said.encode() if said else b"{}"
-    shape = (32 << 10, 512 if dtype == "F32" else 1024)
-    segment = Segment({"a": (dtype, shape)}, {"config.json": config}, chunk_bytes=16 * MIB)
+    shape = (2 << 10, 512 if dtype == "F32" else 1024)
+    segment = Segment({"a": (dtype, shape)}, {"config.json": config}, chunk_bytes=MIB)
     segment.fill(segment.chunks[-1])
     return segment.attach(timeout_s=0.01)
 
@@ -52,12 +52,12 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, whole: int, fractio
 @pytest.mark.parametrize(
     ("dtype", "stored", "said", "taken_mib"),
     [
-        ("auto", "F16", "float16", 64),
-        ("fp16", "F16", "float16", 64),
-        ("bf16", "F16", "float16", 64 + 64),
-        ("fp32", "F16", "float16", 64 + 128),
-        ("fp32", "F32", "float32", 64),
-        ("auto", "F16", "", 64 + 128),  # fp32, since the configuration does not say
+        ("auto", "F16", "float16", 4),
+        ("fp16", "F16", "float16", 4),
+        ("bf16", "F16", "float16", 4 + 4),
+        ("fp32", "F16", "float16", 4 + 8),
+        ("fp32", "F32", "float32", 4),
+        ("auto", "F16", "", 4 + 8),  # fp32, since the configuration does not say
     ],
 )
 def test_it_is_what_the_weights_leave_of_the_workers_share(
@@ -71,16 +71,16 @@ def test_it_is_what_the_weights_leave_of_the_workers_share(
 
 def test_each_engine_that_holds_the_weights_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     _on_a_gpu(monkeypatch, free=7 * GIB, whole=8 * GIB, fraction=0.25)
-    assert with_kv_memory(OPEN, _weights(), engines=3).kv_memory_bytes == (2048 - 512 - 3 * 64) * MIB
+    assert with_kv_memory(OPEN, _weights(), engines=3).kv_memory_bytes == (2048 - 512 - 3 * 4) * MIB
     two = LLMSettings(kv_memory_bytes=0, dtype="auto", engine="vllm", first="native")
-    assert with_kv_memory(two, _weights(), engines=2).kv_memory_bytes == (2048 - 512 - 2 * 64) * MIB // 2
+    assert with_kv_memory(two, _weights(), engines=2).kv_memory_bytes == (2048 - 512 - 2 * 4) * MIB // 2
     told = LLMSettings(kv_memory_bytes=5 * MIB)
     assert with_kv_memory(told, _weights(), engines=1) is told
 
 
 def test_weights_that_leave_nothing_ask_for_a_larger_share(monkeypatch: pytest.MonkeyPatch) -> None:
     _on_a_gpu(monkeypatch, free=7 * GIB, whole=8 * GIB, fraction=1 / 16)
-    with pytest.raises(DeviceOutOfMemory, match=r"weights of 64 MiB leave no memory .* in a share of 512 MiB"):
+    with pytest.raises(DeviceOutOfMemory, match=r"weights of 4 MiB leave no memory .* in a share of 512 MiB"):
         with_kv_memory(OPEN, _weights(), engines=1)
 
 
