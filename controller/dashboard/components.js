@@ -1,7 +1,7 @@
 // Components that several pages share: links, state tags, the table of invocations, log lines, errors.
 
 import { h, table, tag } from "./dom.js";
-import { about, age, at, clock, dollars, ms } from "./format.js";
+import { about, age, at, clock, dollars, moment, ms } from "./format.js";
 import { name } from "./client.js";
 
 const LIVE = ["ready", "starting", "standby", "draining"];
@@ -47,8 +47,8 @@ export function invocations(rows, nowMs, { withFunction = false, past = false } 
     { name: "total", num: true }, { name: "billed", num: true }, { name: "cost", num: true }, { name: "error", wide: true },
   ];
   return table(headings, rows.map((row) => [
-    past ? h("span", { title: `${at(row.accepted_unix_ms)} ${clock(row.accepted_unix_ms)}` }, clock(row.accepted_unix_ms).slice(0, 8))
-      : h("span", { title: clock(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
+    past ? h("span", { title: moment(row.accepted_unix_ms) }, clock(row.accepted_unix_ms).slice(0, 8))
+      : h("span", { title: moment(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
     statusTag(row.status), ...(withFunction ? [functionLink(row.function)] : []),
     invocationLink(row.id, row.id.length > 26 ? `${row.id.slice(0, 25)}…` : row.id), row.worker ? startTag(row.start) : tag("none"), ms(row.queue_ms), ms(row.first_byte_ms),
     row.total_ms || row.error !== "gateway_lost" ? ms(row.total_ms) : "–", ms(row.billed_ms), money(row.cost_nusd),
@@ -68,10 +68,15 @@ export function more(rows, query, name, page) {
 
 export function logLines(lines) {
   return h("div", { class: "lines", tabindex: 0 }, lines.map((line) =>
-    h("div", { class: line.stream }, h("span", { class: "dim" }, clock(line.unix_ms)),
+    h("div", { class: line.stream }, h("span", { class: "dim", title: moment(line.unix_ms) }, old(line) ? at(line.unix_ms) : clock(line.unix_ms)),
       h("span", { class: "from dim" }, line.invocation
         ? h("a", { href: `#/i/${name(line.invocation)}`, title: line.invocation }, line.worker) : line.worker),
       h("span", { class: "text" }, line.text))));
+}
+
+// Of another day: its date is more than its second.
+function old(line) {
+  return moment(line.unix_ms) !== clock(line.unix_ms);
 }
 
 // A rounded amount, with the exact one as its title.

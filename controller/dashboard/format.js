@@ -54,9 +54,16 @@ export function clock(unixMs) {
 
 // Local day and minute: "23 Nov 03:00"; the day alone is left out for today.
 export function at(unixMs) {
-  const when = new Date(unixMs);
-  const time = clock(unixMs).slice(0, 5);
-  return when.toDateString() === new Date().toDateString() ? time : `${day(unixMs)} ${time}`;
+  return dated(unixMs, clock(unixMs).slice(0, 5));
+}
+
+// Local day and time to the millisecond: "23 Nov 03:00:00.123"; the day alone is left out for today.
+export function moment(unixMs) {
+  return dated(unixMs, clock(unixMs));
+}
+
+function dated(unixMs, time) {
+  return new Date(unixMs).toDateString() === new Date().toDateString() ? time : `${day(unixMs)} ${time}`;
 }
 
 export function day(unixMs) {

@@ -2,7 +2,7 @@
 
 import { find, get, lines, name } from "./client.js";
 import { card, empty, facts, figure, h, table, tag } from "./dom.js";
-import { bytes, clock, dollars, ms, percent } from "./format.js";
+import { bytes, dollars, moment, ms, percent } from "./format.js";
 import { waterfall } from "./chart.js";
 import { functionLink, invocationLink, logLines, money, startTag, statusTag, trouble } from "./components.js";
 
@@ -32,7 +32,7 @@ export function view({ trace, plan, tokens, log }) {
   const rows = phases(timeline.phases);
   return [
     h("div", { class: "title" }, h("h1", { class: "mono" }, row.id), statusTag(row.status), row.worker ? startTag(row.start) : null,
-      h("span", { class: "sub" }, functionLink(row.function), ` version ${row.version}, ${clock(row.accepted_unix_ms)}`)),
+      h("span", { class: "sub" }, functionLink(row.function), ` version ${row.version}, ${moment(row.accepted_unix_ms)}`)),
     row.error ? h("p", { class: "trouble" }, row.error) : null,
     h("div", { class: "figures" },
       figure(ms(row.total_ms), "total"), figure(ms(row.first_byte_ms), "first byte"),
@@ -52,7 +52,7 @@ function pending(info) {
     h("div", { class: "title" }, h("h1", { class: "mono" }, info.id), tag(info.status, info.error ? "bad" : "busy"),
       h("span", { class: "sub" }, functionLink(info.function))),
     info.error ? trouble(info.error) : null,
-    card("Not run yet", facts([["accepted", clock(info.accepted_unix_ms)], ["origin", info.origin],
+    card("Not run yet", facts([["accepted", moment(info.accepted_unix_ms)], ["origin", info.origin],
       ["runs", info.runs], ["target", `${info.method} ${info.target}`]])),
   ];
 }

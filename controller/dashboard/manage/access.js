@@ -2,7 +2,7 @@
 
 import { get, name, Refused, send, useKey } from "../client.js";
 import { card, empty, h, table, tag } from "../dom.js";
-import { age, bytes, clock } from "../format.js";
+import { age, bytes, moment } from "../format.js";
 import { functionLink, more } from "../components.js";
 import { button, choice, field, form, offer, sure } from "./actions.js";
 
@@ -92,7 +92,7 @@ function schedulesTable(schedules) {
 
 function auditTable(audit, nowMs) {
   return table([{ name: "when", tight: true }, { name: "by" }, { name: "from" }, { name: "action" }, { name: "object" }, { name: "status", num: true }, { name: "code" }, { name: "times", num: true }],
-    audit.map((one) => [h("span", { title: clock(one.unix_ms) }, `${age(one.unix_ms, nowMs)} ago`), one.by || h("span", { class: "dim" }, "nobody"), one.address ?? "", one.verb,
+    audit.map((one) => [h("span", { title: moment(one.unix_ms) }, `${age(one.unix_ms, nowMs)} ago`), one.by || h("span", { class: "dim" }, "nobody"), one.address ?? "", one.verb,
       one.object ?? "", h("span", { class: one.status >= 400 ? "bad" : null }, one.status), one.code ?? "", one.times ?? 1]));
 }
 

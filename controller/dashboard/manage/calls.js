@@ -2,7 +2,7 @@
 
 import { get, name, send } from "../client.js";
 import { card, choices, empty, h, table, tag } from "../dom.js";
-import { age, at, clock, several } from "../format.js";
+import { age, at, moment, several } from "../format.js";
 import { functionLink, invocationLink, invocations } from "../components.js";
 import { button, field, form, offer } from "./actions.js";
 
@@ -46,7 +46,7 @@ function stored(rows, nowMs) {
     [{ name: "when", tight: true }, { name: "state", tight: true }, { name: "function" }, { name: "invocation", tight: true }, { name: "origin" },
       { name: "runs", num: true }, { name: "status", num: true }, { name: "", tight: true }, { name: "error", wide: true }],
     rows.map((row) => [
-      h("span", { title: clock(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
+      h("span", { title: moment(row.accepted_unix_ms) }, `${age(row.accepted_unix_ms, nowMs)} ago`),
       [tag(row.cancelling ? "cancelling" : row.status, STATES[row.status]), row.dead_letter ? tag("dead letter", "bad") : null],
       functionLink(row.function), invocationLink(row.id),
       row.origin, row.runs, row.http_status || "–", todo(row), row.error && h("span", { class: "clamp", title: row.error.message }, row.error.message)]));

@@ -156,6 +156,13 @@ def test_a_link_that_was_cut_within_a_name_says_what_is_missing(page: Page) -> N
     go(page, "f/%E0%A4", "function %E0%A4 does not exist")
 
 
+def test_a_time_of_another_day_has_its_date(page: Page) -> None:
+    shown = "[Date.now(), Date.UTC(2025, 0, 5, 12)].map((unixMs) => it.moment(unixMs))"
+    today, then = page.run(f"import('./format.js').then((it) => {shown})")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", today)
+    assert re.fullmatch(r"[56] Jan \d\d:\d\d:00\.000", then)
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_every_page_fits_its_window(page: Page, width: int) -> None:
     page.command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
