@@ -20,12 +20,14 @@ from typing import TypeVar
 import msgspec
 
 from fleetstart.runtime.contract.decoding import UNDECODABLE
+from fleetstart.runtime.contract.errors import Refused
 
 HomeRecord = TypeVar("HomeRecord", bound=msgspec.Struct)
 
 SOCKET_PATH_MAX_BYTES = 107
 """sun_path has 108 bytes, and the last is its end."""
 SOCKET_DIR_PREFIX = "fleetstart-"
+NO_TEXT_HINT = "set FS_HOME to a folder whose name is UTF-8"
 
 
 class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +127,9 @@ class HomeLayout:
         return self.logs / f"{service}.log"
 
     def create(self) -> None:
+        """Creates its folders. Errors: Refused for a home whose name cannot stand in the records of the system."""
+        if not is_text(self.home):
+            raise Refused(f"{self.home} cannot be a home: its name is not UTF-8", hint=NO_TEXT_HINT)
         for folder in (self.home, self.run, self.logs, self.redis_data, self.store):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -140,6 +145,15 @@ class HomeLayout:
         if record and record.socket_dir:
             _remove_socket_dir(Path(record.socket_dir))
         shutil.rmtree(self.run, ignore_errors=True)
+
+
+def is_text(path: Path) -> bool:
+    """Checks whether a path is UTF-8; the file system takes any bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _remove_socket_dir(folder: Path) -> None:

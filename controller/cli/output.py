@@ -94,16 +94,32 @@ def data(text: str) -> None:
 
 
 def json_data(value: Any) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    click.echo(msgspec.json.format(_json(value), indent=2).decode())
 
 
 def json_line(value: Any) -> None:
-    click.echo(msgspec.json.encode(value).decode())
+    click.echo(_json(value).decode())
+
+
+def _json(value: Any) -> bytes:
+    """The value as JSON. A name of a file that is no text has its bytes as escapes, as in messages."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_as_text(msgspec.to_builtins(value)))
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(item) for key, item in value.items()}
+    return [_as_text(item) for item in value] if isinstance(value, list) else value
 
 
 def show_error(error: FleetError, *, as_json: bool) -> None:
     if as_json:
-        click.echo(msgspec.json.encode(ErrorBody(error=error.info())).decode(), err=True)
+        click.echo(_json(ErrorBody(error=error.info())).decode(), err=True)
         return
     message(click.style("error: ", fg="red", bold=True) + error.message)
     if error.hint:

@@ -23,7 +23,7 @@ from fleetstart.runtime.contract.process.redis_url import with_ca
 from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.contract.store_url import is_s3
 
-from ..home import HomeLayout, is_locked, read_supervisor
+from ..home import NO_TEXT_HINT, HomeLayout, is_locked, is_text, read_supervisor
 from ..local.backends import redis_problem, redis_warnings, store_problem
 from ..local.join import join_file
 from ..local.services import find_redis, physical_bytes
@@ -271,6 +271,8 @@ def check_memory(groups: Path = Path("/sys/fs/cgroup")) -> Finding:
 
 def check_home(home: Path) -> Finding:
     elsewhere = "set FS_HOME elsewhere"
+    if not is_text(home):
+        return Finding(check="home", verdict="bad", found=f"{home}: its name is not UTF-8", advice=NO_TEXT_HINT)
     try:
         folder = next(path for path in (home, *home.parents) if path.exists())
     except PermissionError as error:

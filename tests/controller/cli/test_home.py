@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from fleetstart.controller.cli.doctor.checks import check_home
 from fleetstart.controller.cli.home import (
     HomeLayout,
     SupervisorRecord,
@@ -18,6 +20,7 @@ from fleetstart.controller.cli.home import (
     try_lock,
     write_atomically,
 )
+from fleetstart.runtime.contract.errors import Refused
 from tests.servers import end, spawn, wait_until
 
 
@@ -99,3 +102,11 @@ def test_the_tail_of_a_log(tmp_path: Path) -> None:
     assert tail(log, 3) == []
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(20_000)) + b"\xff end")
     assert tail(log, 2) == ["line 19999", "� end"]
+
+
+def test_a_home_whose_name_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    home = tmp_path / "h\udce9me"
+    with pytest.raises(Refused, match="its name is not UTF-8"):
+        HomeLayout(home).create()
+    assert not home.exists()
+    assert check_home(home).verdict == "bad"

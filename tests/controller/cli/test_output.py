@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetstart.controller.cli.output import data, on_one_line, printable, table
+from fleetstart.controller.cli.output import data, json_line, on_one_line, printable, show_error, table
+from fleetstart.runtime.contract.errors import FleetError
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,11 @@ def test_a_table_has_no_control_characters_of_others(capsys: pytest.CaptureFixtu
 
 def test_an_error_of_others_begins_no_line_of_ours() -> None:
     assert on_one_line("OSError: x\nhello  1  2 ready") == "OSError: x\\nhello  1  2 ready"
+
+
+def test_a_name_that_is_no_text_is_json_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    json_line({"found": ["/home/h\udce9me"], "size": 1})
+    show_error(FleetError("no h\udce9me"), as_json=True)
+    told = capsys.readouterr()
+    assert told.out == '{"found":["/home/h\\\\udce9me"],"size":1}\n'
+    assert '"message":"no h\\\\udce9me"' in told.err
