@@ -90,6 +90,10 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
         return not self.revoked_unix_ms and not self.credentials[0].expired(now_unix_ms)
 
 
+QUOTA_MAX = 10**15
+"""Largest quota: a number that JSON readers keep to the last digit, and more than any project has of anything."""
+
+
 class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Quotas of a project; None is no limit."""
 
@@ -107,8 +111,8 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1e15:
-                raise InvalidInput(f"quota {name} must be 0 or more, got {value}")
+            if value is not None and not 0 <= value <= QUOTA_MAX:
+                raise InvalidInput(f"quota {name} must be 0 to {QUOTA_MAX:,}, got {value}", hint="`none` is no limit")
 
 
 Network = Literal["listed", "any"]

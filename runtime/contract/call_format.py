@@ -127,8 +127,14 @@ def decode_value(name: str, content_type: str, body: bytes, returns: Any) -> Any
         return msgspec.convert(value, returns)
     except UNDECODABLE as error:
         raise InvalidOutput(
-            f"function {name} answered {len(body):,} bytes of {kind or 'no type'} that are no {returns}: {error}"
+            f"the answer of function {name}, {len(body):,} bytes of {kind or 'no type'}, does not fit "
+            f"`returns={_named(returns)}`: {error}"
         ) from error
+
+
+def _named(kind: Any) -> str:
+    """The type as it is written in code."""
+    return kind.__name__ if type(kind) is type else str(kind)
 
 
 class EventReader:
@@ -176,6 +182,8 @@ class EventReader:
         try:
             return decoder_of(self._returns).decode(data)
         except msgspec.ValidationError as error:
-            raise InvalidOutput(f"an item of function {self._name} is no {self._returns}: {error}") from error
+            raise InvalidOutput(
+                f"an item of function {self._name} does not fit `returns={_named(self._returns)}`: {error}"
+            ) from error
         except UNDECODABLE:
             return data  # an app's own stream, whose events are text

@@ -70,10 +70,15 @@ def test_answers_are_decoded_by_their_type(kind: str, body: bytes, returns: Any,
 
 
 def test_an_answer_of_another_type_names_the_function_and_the_place() -> None:
-    with pytest.raises(InvalidOutput, match=r"function f .*`\$\.x`"):
+    with pytest.raises(InvalidOutput, match=r"function f, .*`\$\.x`"):
         decode_value("f", JSON, b'{"x": "one"}', Point)
     with pytest.raises(InvalidOutput):
         decode_value("f", JSON, b"{", Any)
+    with pytest.raises(InvalidOutput) as told:
+        decode_value("f", JSON, b"5", str)
+    assert told.value.message == (
+        "the answer of function f, 1 bytes of application/json, does not fit `returns=str`: Expected `str`, got `int`"
+    )
 
 
 def test_a_result_has_bill_version_and_phases() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
@@ -45,6 +46,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Show how a function scales, or change it at once, until another version is live."""
+    for option, value in (("--keep-alive", keep_alive_s), ("--rate", rate)):
+        if value is not None and not math.isfinite(value):  # JSON has none, and it would be sent as nothing
+            raise click.BadParameter(f"{value} is no number of anything", param_hint=option)
     change = ScaleOverride(
         min=min_workers,
         max=max_workers,

@@ -91,6 +91,8 @@ def test_ctrl_c_ends_a_verb_that_is_being_imported_without_a_traceback(module: s
         (["invoke", "f", "@nowhere"], NOT_FOUND, "no file nowhere"),
         (["invoke", "f", "{}", "-H", "nocolon"], USAGE, "NAME: VALUE"),
         (["usage", "--since", "yesterday"], USAGE, "neither an age"),
+        (["scale", "f", "--rate", "inf"], USAGE, "inf is no number of anything"),
+        (["scale", "f", "--keep-alive", "nan"], USAGE, "nan is no number of anything"),
     ],
 )
 def test_what_cannot_be_done_is_said_with_its_exit_code(
