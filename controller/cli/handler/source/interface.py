@@ -117,7 +117,8 @@ class _Reader:
         if function is None:
             # What is declared by assignment and is no function of the file is an app of some framework.
             return Interface(takes="asgi", gives="response") if name in self._module.values else _UNKNOWN
-        arguments = _arguments(function)[int(name not in self._module.functions) :]
+        is_method = all(function is not one for one in self._module.functions.values())
+        arguments = _arguments(function)[int(is_method) :]
         if [one.arg for one in arguments[:3]] == ["scope", "receive", "send"]:
             return Interface(takes="asgi", gives="response")
         if function.args.vararg or function.args.kwarg:

@@ -149,6 +149,10 @@ class Derived(Base):
 @function
 async def asgi(scope, receive, send): ...
 application = function(memory="64MiB")(lambda scope, receive, send: None)
+async def scoped(scope, receive, send): ...
+mounted = function(scoped)
+def plain(a: int, b: str = ""): ...
+assigned = function(memory="64MiB")(plain)
 @function
 def variable(*args): ...
 @function
@@ -211,7 +215,7 @@ def test_schemas_are_those_of_the_types_themselves(interfaces: dict[str, Interfa
 
 FORMS = [
     *("everything", "fields", "nothing", "untyped", "optional", "raw", "file", "files", "batch", "batch_whole"),
-    "Derived",
+    *("Derived", "assigned"),
 ]
 
 
@@ -245,7 +249,7 @@ def test_parameters_and_answers(interfaces: dict[str, Interface]) -> None:
     assert interfaces["batch_whole"].input == point
     assert interfaces["Derived"].description == "Of the base."
     assert interfaces["asgi"].takes == "asgi"
-    assert interfaces["application"].takes == "asgi"
+    assert interfaces["application"].takes == interfaces["mounted"].takes == "asgi"
     assert interfaces["variable"].takes == "unknown"
     assert interfaces["computed"].input["properties"] == {"x": {}}
 
