@@ -1,8 +1,9 @@
-"""Fair turns of functions whose async calls are due: which one of them begins its next call. Pure."""
+"""Fair turns of functions whose async calls or webhooks are due: which one of them begins its next one. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 from fleetstart.runtime.contract.ids import FunctionName
 
@@ -34,3 +35,23 @@ def next_function(
     return min(
         filter(may_begin, waiting), key=lambda name: (running.get(name, 0), last_begun.get(name, 0), name), default=None
     )
+
+
+DELIVERIES_MAX = 256
+"""Concurrent deliveries of webhooks of one gateway: each has a connection, and so a descriptor."""
+DELIVERIES_OF_ONE = 32
+"""Those of one function: eight functions whose receivers do not answer must be there before another one's wait."""
+SLOW_S = 1.0
+"""Age from which a delivery is slow: where all of a function's are, its further ones make way for those of others."""
+
+
+def delivery_turn(
+    function: FunctionName, under_way: Collection[tuple[FunctionName, float]], now_s: float
+) -> Literal["begin", "wait", "later"]:
+    """Decides about a function's due delivery: it begins, waits for the end of another one, or is to be looked at
+    later, as its receiver is slow. `under_way`: functions of deliveries, and when they began."""
+    own = [since_s for name, since_s in under_way if name == function]
+    if len(own) < DELIVERIES_OF_ONE and len(under_way) < DELIVERIES_MAX:
+        return "begin"
+    slow = sum(1 for since_s in own if now_s - since_s >= SLOW_S)
+    return "later" if slow >= DELIVERIES_OF_ONE else "wait"

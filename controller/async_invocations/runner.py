@@ -25,7 +25,7 @@ from ..state.invocation_records import run_id
 from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from .execution import Execution
-from .fair_turns import TOGETHER_MAX, next_function
+from .fair_turns import TOGETHER_MAX, delivery_turn, next_function
 from .store import lifecycle
 from .store.invocations import InvocationStore, StoredInvocation
 from .store.payloads import PayloadStore
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Polling interval for due invocations: a published event may be lost, and leases of dead gateways expire."""
-TIMERS_MAX = 16
-"""Concurrent webhook deliveries of one gateway, separate from executions: slow receivers delay nothing else."""
+LATER_MS = 5_000
+"""Pause of due webhooks of a function whose receiver is slow: others' are found behind them meanwhile."""
 PER_FUNCTION_MAX = 32
 """Concurrent executions of one function in one gateway, for fairness."""
 RETRY_S = 0.25
@@ -74,6 +74,8 @@ class InvocationRunner:
         self._wake = asyncio.Event()
         self._tasks: dict[InvocationId, asyncio.Task[None]] = {}
         self._functions: dict[InvocationId, FunctionName | None] = {}
+        self._deliveries: dict[InvocationId, tuple[FunctionName, float]] = {}
+        """Webhooks under way, separate from executions: of which function, and when they began."""
         self._executions: dict[InvocationId, Execution] = {}
         self._last_begun: dict[FunctionName, int] = {}
         """Of functions whose calls were due when it was looked last: the number of their last call that began here."""
@@ -142,7 +144,7 @@ class InvocationRunner:
             now_unix_ms = self._clock.now_unix_ms()
             due = await self._invocations.due(now_unix_ms, TOGETHER_MAX + len(self._tasks))
             await self._begin_runs(due.runs)
-            await self._begin_timers(due.timers)
+            await self._begin_timers(due.timers, now_unix_ms)
         except REDIS_ERRORS as error:
             log.debug("invocations wait for redis", extra={"error": str(error)})
             return LOOK_S
@@ -159,39 +161,56 @@ class InvocationRunner:
             function = next_function(names, running, limits, self._last_begun)
             if function is None:
                 return
-            if await self._begin(function, waiting[function].popleft()):
+            entry = await self._due_entry(function, waiting[function].popleft())
+            if entry is not None:
+                self._begin(function, entry)
                 self._begun += 1
                 self._last_begun[function] = self._begun
 
-    async def _begin_timers(self, invocations: list[InvocationId]) -> None:
+    async def _begin_timers(self, invocations: list[InvocationId], now_unix_ms: int) -> None:
+        """Begins what is due regardless of capacity. A receiver that does not answer delays no other function's."""
         for invocation in invocations:
-            under_way = sum(1 for function in self._functions.values() if function is None)
-            if under_way >= TIMERS_MAX:
-                return
-            if invocation not in self._tasks:
-                await self._begin(None, invocation)
+            entry = await self._due_entry(None, invocation) if invocation not in self._tasks else None
+            if entry is None:
+                continue
+            if lifecycle.next_step(entry.progress, now_unix_ms) == "deliver":
+                function, now_s = entry.envelope.function, time.monotonic()
+                turn = delivery_turn(function, self._deliveries.values(), now_s)
+                if turn == "wait":
+                    return
+                if turn == "later":
+                    await self._invocations.look_later(invocation, now_unix_ms + LATER_MS)
+                    self._wake.set()  # others may be behind it
+                    continue
+                self._deliveries[invocation] = (function, now_s)
+            self._begin(None, entry)
 
-    async def _begin(self, function: FunctionName | None, invocation: InvocationId) -> bool:
-        """Begins the due step of an invocation, a run of its function or a timer; False if it has none here."""
+    async def _due_entry(self, function: FunctionName | None, invocation: InvocationId) -> StoredInvocation | None:
+        """A due invocation, for a run of its function or a timer; None if it has no step that is due here."""
         try:
             entry = await self._invocations.get(invocation)
         except FleetError as error:  # of another release, whose gateways run it
             self._view.unreadable.note("async invocation", invocation, error.message)
-            return False
+            return None
         if entry is None:
             await self._invocations.forget(function, invocation)
-            return False
+            return None
         if entry.progress.status == "running" and not self._seems_abandoned(entry):
-            return False
+            return None
+        return entry
+
+    def _begin(self, function: FunctionName | None, entry: StoredInvocation) -> None:
+        """Begins the due step of an invocation."""
+        invocation = entry.envelope.id
         task = asyncio.get_running_loop().create_task(self._step(entry))
         self._tasks[invocation] = task
         self._functions[invocation] = function
         task.add_done_callback(lambda _: self._done(invocation))
-        return True
 
     def _done(self, invocation: InvocationId) -> None:
         self._tasks.pop(invocation, None)
         self._functions.pop(invocation, None)
+        self._deliveries.pop(invocation, None)
         self._wake.set()
 
     def _limit(self, function: FunctionName) -> int:

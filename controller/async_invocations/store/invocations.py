@@ -195,6 +195,10 @@ class InvocationStore:
             pipe.zrem(keys.INVOCATIONS_INDEX, invocation)
             await pipe.execute()
 
+    async def look_later(self, invocation: InvocationId, unix_ms: int) -> None:
+        """Puts off the time at which its timer is looked at, never to before the one that its state has."""
+        await self._client.zadd(keys.INVOCATIONS_TIMERS, {invocation: unix_ms}, xx=True, gt=True)
+
     async def _run(
         self, envelope: Envelope, before: bytes, after: Progress | None, *, call: bytes = b"", publish: str = ""
     ) -> int:

@@ -90,7 +90,8 @@ class WebhookClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=64, resolver=self._resolver, use_dns_cache=False, force_close=True)
+            # Who delivers bounds the connections: one that waited here for another would be taken for a slow receiver.
+            connector = aiohttp.TCPConnector(limit=0, resolver=self._resolver, use_dns_cache=False, force_close=True)
             self._session = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
             )

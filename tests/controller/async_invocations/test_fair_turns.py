@@ -11,9 +11,18 @@ from typing import Any
 import msgspec
 import redis.asyncio as redis
 
-from fleetstart.controller.async_invocations.fair_turns import FIRST_CALLS, TOGETHER_MAX, next_function
+from fleetstart.controller.async_invocations.fair_turns import (
+    DELIVERIES_MAX,
+    DELIVERIES_OF_ONE,
+    FIRST_CALLS,
+    SLOW_S,
+    TOGETHER_MAX,
+    delivery_turn,
+    next_function,
+)
 from fleetstart.controller.async_invocations.runner import PER_FUNCTION_MAX, InvocationRunner
-from fleetstart.controller.async_invocations.store.invocations import InvocationStore
+from fleetstart.controller.async_invocations.store import lifecycle
+from fleetstart.controller.async_invocations.store.invocations import InvocationStore, StoredInvocation
 from fleetstart.controller.async_invocations.store.payloads import PayloadStore
 from fleetstart.controller.async_invocations.store.redis_clock import RedisClock
 from fleetstart.controller.async_invocations.submit import AsyncSubmitter
@@ -106,6 +115,61 @@ def test_a_runner_full_of_two_backlogs_begins_a_third_functions_call(redis_url: 
             assert begun["/fn/a"] == begun["/fn/b"]
             await accept(2 * TOGETHER_MAX, "c")
             await until(lambda: begun["/fn/c"])
+            await end_tasks(parts)
+
+    asyncio.run(run())
+
+
+def test_a_delivery_waits_for_quick_ones_of_its_function_and_makes_way_behind_slow_ones() -> None:
+    a, b = FunctionName("a"), FunctionName("b")
+    quick = [(a, 10.0)] * DELIVERIES_OF_ONE
+    assert delivery_turn(a, quick[1:], 10.0) == "begin"
+    assert delivery_turn(a, quick, 10.0) == "wait"
+    assert delivery_turn(a, quick, 10.0 + SLOW_S) == "later"
+    assert delivery_turn(b, quick, 10.0 + SLOW_S) == "begin"
+    everyone = [(FunctionName(str(number)), 0.0) for number in range(DELIVERIES_MAX)]
+    assert delivery_turn(b, everyone, 10.0) == "wait"
+
+
+def test_webhooks_of_a_function_are_not_behind_those_of_one_whose_receiver_never_answers(
+    redis_url: str, tmp_path: Path
+) -> None:
+    begun: Counter[str] = Counter()
+    invocations: Any = None
+
+    class Deliveries:
+        """Those of "a" have no end."""
+
+        async def deliver(self, entry: StoredInvocation) -> None:
+            begun[entry.envelope.function] += 1
+            claimed = await invocations.write(entry, lifecycle.delivering(entry.progress, now_ms()))
+            if entry.envelope.function == "a":
+                await asyncio.Event().wait()
+            assert claimed is not None
+            done = lifecycle.delivered(claimed.progress, now_ms(), http_status=204, error="")
+            assert await invocations.write(claimed, done)
+
+    async def end_with_webhook(number: int, name: str) -> None:
+        call = msgspec.structs.replace(envelope(number, now_ms()), function=FunctionName(name), webhook="https://x/")
+        assert await invocations.create(call, lifecycle.accepted(call))
+        entry = await invocations.require(call.id)
+        cancelled = lifecycle.cancelling(entry.progress, call, now_ms())
+        assert await invocations.write(entry, cancelled, publish="cancelled")
+
+    async def run() -> None:
+        nonlocal invocations
+        async with redis.from_url(redis_url) as client:
+            invocations, payloads = InvocationStore(client), PayloadStore(FolderStore(tmp_path))
+            nothing: Any = None
+            webhooks: Any = Deliveries()
+            runner = InvocationRunner("gw", client, nothing, invocations, payloads, webhooks, nothing, trace=nothing)
+            for number in range(5 * DELIVERIES_OF_ONE):
+                await end_with_webhook(number, "a")
+            parts = [asyncio.create_task(invocations.run()), asyncio.create_task(runner.run())]
+            await until(lambda: begun["a"] == DELIVERIES_OF_ONE)
+            await end_with_webhook(5 * DELIVERIES_OF_ONE, "b")
+            await until(lambda: begun["b"])
+            assert begun["a"] == DELIVERIES_OF_ONE
             await end_tasks(parts)
 
     asyncio.run(run())
