@@ -61,6 +61,8 @@ class ScheduleCheck:
     mark: ScheduleMark
     fire_unix_s: int | None = None
     missed: int = 0
+    next_unix_s: int = 0
+    """The next time after the mark, if none is due."""
 
 
 def check_schedule(spec: FunctionSpec) -> None:
@@ -115,7 +117,7 @@ def check_due(spec: FunctionSpec, mark: ScheduleMark | None, now_unix_s: int) ->
             break
         due.append(moment)
     if not due:
-        return ScheduleCheck(mark)
+        return ScheduleCheck(mark, next_unix_s=moment)
     looked_unix_s = due[-1] if len(due) < LOOKED_BACK else max(due[-1], now_unix_s - LATE_S)
     seen = msgspec.structs.replace(mark, looked_unix_s=looked_unix_s)
     if now_unix_s - due[-1] > LATE_S:
@@ -137,6 +139,9 @@ class CronScheduler:
         self._changes.functions.update(view.functions)
         self._specs: dict[FunctionName, FunctionSpec] = {}
         """Specs of live versions that have a schedule."""
+        self._waiting: dict[FunctionName, tuple[FunctionSpec, ScheduleMark, int]] = {}
+        """Schedules of which nothing was due, with their next time: finding it takes longer than all else, and every
+        schedule is looked at every second."""
 
     async def run(self) -> None:
         while True:
@@ -178,7 +183,12 @@ class CronScheduler:
         specs = self.scheduled()
         for spec in specs:
             mark = marks.get(spec.name)
+            waits = self._waiting.get(spec.name)
+            if waits is not None and waits[:2] == (spec, mark) and waits[1].looked_unix_s <= now_unix_s < waits[2]:
+                continue
             due = check_due(spec, mark, now_unix_s)
+            if due.next_unix_s:
+                self._waiting[spec.name] = (spec, due.mark, due.next_unix_s)
             if due.fire_unix_s is not None:
                 try:
                     invocation = await self._fire(spec, due.fire_unix_s)
@@ -192,6 +202,8 @@ class CronScheduler:
                 log.warning("a schedule missed times", extra={"function": spec.name, "missed": due.missed})
             if due.mark != mark:
                 await self._client.hset(keys.SCHEDULES, spec.name, msgspec.json.encode(due.mark).decode())
+        for name in self._waiting.keys() - self._specs.keys():
+            del self._waiting[name]
         gone = marks.keys() - {spec.name for spec in specs}
         if gone:
             await self._client.hdel(keys.SCHEDULES, *gone)

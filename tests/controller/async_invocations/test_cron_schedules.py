@@ -13,6 +13,7 @@ import redis.asyncio as redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetstart.controller.async_invocations import cron_schedules
 from fleetstart.controller.async_invocations.cron_schedules import (
     LATE_S,
     CronScheduler,
@@ -184,6 +185,21 @@ def test_a_moment_at_which_the_store_or_redis_failed_is_tried_again_for_a_minute
 
 def test_a_moment_that_fails_for_longer_is_missed(redis_url: str, tmp_path: Path) -> None:
     assert not fired_each_second(redis_url, tmp_path, StoreFailed("SlowDown"), range(LATE_S + 1), LATE_S + 2)
+
+
+def test_a_schedule_that_waits_is_not_searched_for_its_next_moment_every_second(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = list[int]()
+
+    def searched(schedule: str, timezone: str, after_unix_s: int) -> int:
+        searches.append(after_unix_s)
+        return next_unix_s(schedule, timezone, after_unix_s)
+
+    monkeypatch.setattr(cron_schedules, "next_unix_s", searched)
+    once = schedule_id(scheduled("").name, SIX)
+    assert fired_each_second(redis_url, tmp_path, StoreFailed("SlowDown"), range(0), 50) == [(0, once)]
+    assert len(searches) <= 6
 
 
 @pytest.mark.parametrize("error", [BudgetSpent("spent"), QueueFull("10,000 wait")])
