@@ -143,12 +143,7 @@ def join(
     argv = [*SUPERVISOR, "--home", str(home), "--node-only", record.url, "--node-memory", record.node_memory]
     if foreground:
         os.execve(sys.executable, argv, environment)
-    process = _spawn(argv, layout, environment)
-    try:
-        wait_joined(layout, record, process.pid)
-    except StartFailed:
-        stop_supervisor(layout)
-        raise
+    _start(argv, layout, environment, record)
     if as_json:
         output.json_data({"node": record.node, "address": record.address, "url": record.url})
     else:
@@ -236,6 +231,19 @@ def _told(layout: HomeLayout, url: str, token: str, name: str, address: str) -> 
     )
     write_join(layout, record)  # the token is spent: whatever fails from here on, the next start needs none
     return record
+
+
+def _start(argv: list[str], layout: HomeLayout, environment: Mapping[str, str], record: JoinRecord) -> None:
+    """Starts the node in the background, and waits until it is in. Errors: StartFailed; nothing runs then."""
+    process = _spawn(argv, layout, environment)
+    try:
+        wait_joined(layout, record, process.pid)
+    except KeyboardInterrupt:
+        output.message("it goes on starting in the background; `fs down` stops it")
+        raise
+    except StartFailed:
+        stop_supervisor(layout)
+        raise
 
 
 def _spawn(argv: list[str], layout: HomeLayout, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -144,7 +144,12 @@ def _start(layout: HomeLayout, argv: Sequence[str], environment: Mapping[str, st
     work."""
     require_backends(redis=environment["FS_REDIS_URL"], store=store)
     started_s = time.monotonic()
-    status = wait_ready(layout, _spawn(argv, layout, environment))
+    process = _spawn(argv, layout, environment)
+    try:
+        status = wait_ready(layout, process)
+    except KeyboardInterrupt:
+        output.message("it goes on starting in the background; `fs down` stops it")
+        raise
     output.message(f"up in {time.monotonic() - started_s:.1f} s, in {layout.home}")
     return status
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from subprocess import PIPE
 
@@ -139,21 +139,23 @@ def test_down_finds_the_supervisor_by_the_lock_alone(system: System) -> None:
 
 
 def test_down_says_what_it_waits_for_and_need_not_wait(system: System, tmp_path: Path) -> None:
-    system.fs("up", "--port", "0", "--open", env={"FS_DRAIN_S": "30"})
+    env = {**os.environ, "FS_HOME": str(system.home)}
+    _interrupted_up(env | {"FS_DRAIN_S": "30"})
+    assert "already up" in system.fs("up").stderr
     handler = tmp_path / "handler.py"
     handler.write_text(
         "import time\nfrom fleetstart.runtime import function\n"
         "@function\ndef slow():\n    print('begun', flush=True)\n    time.sleep(60)\n"
     )
     system.fs("deploy", handler)
-    call = spawn([str(FS), "invoke", "slow", "{}"], env={**os.environ, "FS_HOME": str(system.home)})
+    call = spawn([str(FS), "invoke", "slow", "{}"], env=env)
     try:
         wait_until(lambda: "begun" in system.fs("logs", "slow").stdout, 20, what="the call has begun")
-        waiting = spawn([str(FS), "down", "--json"], env={**os.environ, "FS_HOME": str(system.home)}, stderr=PIPE)
+        waiting = spawn([str(FS), "down", "--json"], env=env, stderr=PIPE)
         assert waiting.stderr is not None
         told = waiting.stderr.readline().decode()
         assert "waiting for the controller, at most 35 s: it lets the calls in progress end" in told
-        another = spawn([str(FS), "down", "--json"], env={**os.environ, "FS_HOME": str(system.home)}, stderr=PIPE)
+        another = spawn([str(FS), "down", "--json"], env=env, stderr=PIPE)
         assert another.stderr is not None
         assert "waiting for the controller" in another.stderr.readline().decode(), "it cuts no call either"
         system.fs("down", "--now")
@@ -163,6 +165,16 @@ def test_down_says_what_it_waits_for_and_need_not_wait(system: System, tmp_path:
     finally:
         end(call)
     system.assert_gone()
+
+
+def _interrupted_up(env: Mapping[str, str]) -> None:
+    """Ctrl-C while `fs up` waits: the system goes on starting, and that is said."""
+    process = spawn([str(FS), "up", "--port", "0", "--open"], env=env, stdout=PIPE, stderr=PIPE)
+    assert process.stderr is not None
+    assert "waiting for the supervisor" in process.stderr.readline().decode()
+    process.send_signal(signal.SIGINT)
+    assert "it goes on starting in the background; `fs down` stops it" in process.communicate(timeout=20)[1].decode()
+    assert process.returncode == 130
 
 
 def test_a_port_that_is_taken_is_said_and_nothing_stays(system: System) -> None:
