@@ -54,7 +54,7 @@ PAGES = {
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
     with running(env={"FS_PROFILES": "python", "FS_DEVICES": "cpu:2x64MiB"}) as system:
-        system.deploy_file(system.source(REPEAT, folder="errands"), "--no-probe")
+        system.deploy_file(system.source(REPEAT, folder="errands"), "--no-probe", "--tag", f"{'z' * 63}={'z' * 63}")
         assert system.http.post("/fn/broken").status_code == 500
         wait_until(system.invocations, what="the row of the failed call")
         yield system
