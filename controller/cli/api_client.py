@@ -39,7 +39,7 @@ from ..auth.owner_key_file import read_key_file
 from ..http.head_errors import error_info_of
 from ..schemas.functions import FunctionInfo
 from .home import HomeLayout
-from .output import ConnectionCut, Unreachable
+from .output import NAMED_MAX, ConnectionCut, Unreachable, first_of
 from .root import KEY_META
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ Answer = TypeVar("Answer")
 RETRY_S = 10.0
 """How long a request is retried: a restarted controller is back within 5 s."""
 PAUSE_S = 0.1
-NAMED_MAX = 20
-"""Names of functions in a hint: all of some thousand would hide the error above them."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -361,8 +359,7 @@ def nearest_function(server: ApiClient, name: str) -> str:
         return f"did you mean {near[0]!r}?"
     if not names:
         return "no function is deployed yet: fs deploy handler.py"
-    more = len(names) - NAMED_MAX
-    return "deployed are " + ", ".join(sorted(names)[:NAMED_MAX]) + (f" and {more:,} more: fs ls" if more > 0 else "")
+    return f"deployed are {first_of(sorted(names))}" + (": fs ls" if len(names) > NAMED_MAX else "")
 
 
 def require_function(server: ApiClient, name: str) -> None:

@@ -23,6 +23,8 @@ USAGE = 2
 NOT_FOUND = 3
 UNREACHABLE = 4
 INTERRUPTED = 130
+NAMED_MAX = 20
+"""Names in a line: all functions of some thousand would hide what stands above or beside them."""
 
 EXIT_CODES = {
     OK: "success",
@@ -156,6 +158,12 @@ def csv(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     out = StringIO()
     writer(out, lineterminator="\n").writerows([headings, *rows])
     return out.getvalue().rstrip("\n")
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The names, or the first of many: "a, b and 2,998 more"."""
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def format_size(count: int) -> str:

@@ -132,12 +132,15 @@ def table(projects: list[ProjectInfo]) -> str:
             output.format_size(one.memory_bytes)
             + (f" of {output.format_size(one.quotas.memory_bytes)}" if one.quotas.memory_bytes is not None else ""),
             f"{one.quotas.calls_per_s:g}" if one.quotas.calls_per_s is not None else "",
+            output.format_size(one.quotas.store_bytes) if one.quotas.store_bytes is not None else "",
+            str(one.quotas.objects) if one.quotas.objects is not None else "",
             one.network,
-            ", ".join(one.functions),
+            output.first_of(one.functions),
         )
         for one in projects
     ]
-    return output.table(("PROJECT", "FUNCTIONS", "MAX WORKERS", "THEIR MEMORY", "CALLS/S", "NETWORK", ""), rows)
+    headings = ("PROJECT", "FUNCTIONS", "MAX WORKERS", "THEIR MEMORY", "CALLS/S", "STORE", "OBJECTS", "NETWORK", "")
+    return output.table(headings, rows)
 
 
 def _of(have: str, quota: int | None) -> str:

@@ -1,12 +1,17 @@
-"""Text of others in a terminal: colours stay, and nothing else that a terminal obeys."""
+"""Text of others in a terminal: colours stay, and nothing else that a terminal obeys. Tables with many names."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetstart.controller.cli.commands.project import table as projects_table
 from fleetstart.controller.cli.output import data, json_line, on_one_line, printable, show_error, table
+from fleetstart.controller.schemas.access import ProjectInfo
+from fleetstart.controller.state.access_records import Quotas
 from fleetstart.runtime.contract.errors import FleetError
 
 
@@ -51,3 +56,14 @@ def test_a_name_that_is_no_text_is_json_all_the_same(capsys: pytest.CaptureFixtu
     told = capsys.readouterr()
     assert told.out == '{"found":["/home/h\\\\udce9me"],"size":1}\n'
     assert '"message":"no h\\\\udce9me"' in told.err
+
+
+def test_a_project_is_a_line_with_each_of_its_quotas() -> None:
+    quotas = Quotas(
+        functions=3001, workers=16, memory_bytes=64 << 30, calls_per_s=2.5, store_bytes=200 << 30, objects=9
+    )
+    functions = [f"f{number}" for number in range(3000)]
+    info = ProjectInfo(name="ml", quotas=quotas, functions=functions, workers=4, memory_bytes=1 << 30, secrets=[])
+    _, row = projects_table([info]).splitlines()
+    cells = ["ml", "3000 of 3001", "4 of 16", "1.0 GiB of 64.0 GiB", "2.5", "200.0 GiB", "9", "listed"]
+    assert re.split(r" {2,}", row) == [*cells, f"{', '.join(functions[:20])} and 2,980 more"]
