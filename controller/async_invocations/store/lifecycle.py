@@ -49,6 +49,9 @@ DELIVERY_BACKOFF_MS = 1_000
 DELIVERY_BACKOFF_MAX_MS = 900_000
 DELIVERY_LEASE_MS = 30_000
 """Lease of a delivery: longer than one attempt may take."""
+UNDELIVERED_MS = 3_600_000
+"""Time for which an invocation is kept beyond the next attempt of its webhook, whatever its time to live: the attempt
+may be late, as where all controllers are away for a while."""
 LOST = frozenset((WorkerLost.code, Unavailable.code, StoreFailed.code))
 """Error codes of the platform after which the same call may succeed."""
 NO_ROOM = frozenset((QueueFull.code, "rate_limited", "overloaded", "queue_timeout"))
@@ -117,7 +120,11 @@ def timer_unix_ms(progress: Progress) -> int | None:
 
 def kept_until_unix_ms(progress: Progress, envelope: Envelope) -> int:
     begun_unix_ms = progress.finished_unix_ms if progress.ended else progress.queue_until_unix_ms + SAFETY_S * 1000
-    return begun_unix_ms + envelope.ttl_s * 1000
+    kept_unix_ms = begun_unix_ms + envelope.ttl_s * 1000
+    delivery = progress.delivery
+    if progress.ended and delivery is not None and delivery.state == "pending":
+        return max(kept_unix_ms, delivery.next_unix_ms + UNDELIVERED_MS)
+    return kept_unix_ms
 
 
 def claimed(progress: Progress, gateway: str, now_unix_ms: int, *, fresh_run: bool = False) -> Progress:

@@ -223,6 +223,7 @@ def test_webhooks_are_tried_ever_later_and_given_up_at_last() -> None:
     while lifecycle.timer_unix_ms(progress) is not None:
         now = max(now, lifecycle.timer_unix_ms(progress) or 0)
         assert lifecycle.next_step(progress, now) == "deliver"
+        assert lifecycle.kept_until_unix_ms(progress, call) > now, "whatever its time to live"
         progress = lifecycle.delivering(progress, now)
         assert lifecycle.next_step(progress, now) is None, "one at a time"
         progress = lifecycle.delivered(progress, now, http_status=500, error="HTTP 500")
@@ -234,6 +235,7 @@ def test_webhooks_are_tried_ever_later_and_given_up_at_last() -> None:
     done = lifecycle.delivered(lifecycle.delivering(again, now), now, http_status=204, error="")
     assert done.delivery is not None
     assert (done.delivery.state, done.delivery.tries, done.status) == ("delivered", 1, "succeeded")
+    assert lifecycle.kept_until_unix_ms(done, call) == BEGUN + 600_000
 
 
 def test_runs_have_ids_of_their_own() -> None:
