@@ -226,7 +226,7 @@ class CallGate:
         try:
             async with limit:
                 await self._app(scope, response.receive, response.send)
-                response.require_complete()
+                await response.require_complete()
             return
         except ResponseAborted:
             raise

@@ -9,6 +9,7 @@ response.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -57,10 +58,20 @@ class CheckedResponse:
         else:
             await self._send(message)
 
-    def require_complete(self) -> None:
+    async def require_complete(self) -> None:
         """Errors: InvalidOutput, if the app returned early, though its client was there."""
-        if not self._complete and not self._disconnected:
+        if not self._complete and not self._disconnected and not await self._has_left():
             raise InvalidOutput("the app returned before its response was complete")
+
+    async def _has_left(self) -> bool:
+        """Checks whether the client has left, of which an app that does not ask hears nothing."""
+        try:
+            async with asyncio.timeout(0):
+                while not self._disconnected:
+                    await self.receive()
+        except TimeoutError:
+            return False
+        return True
 
     async def _start(self, message: Message) -> None:
         status = message.get("status")

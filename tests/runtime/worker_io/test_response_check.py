@@ -14,22 +14,31 @@ from fleetstart.runtime.worker_io.response_check import HEADERS_MAX, HEADERS_MAX
 Sent = list[dict[str, Any]]
 
 
-def sent_of(*messages: dict[str, Any], method: str = "GET", heard: str = "http.request") -> tuple[Sent, str]:
-    """The messages of the app that reach the server, and the error that the app gets."""
+def sent_of(
+    *messages: dict[str, Any], method: str = "GET", heard: str = "http.request", asks: bool = True
+) -> tuple[Sent, str]:
+    """The messages of the app that reach the server, and the error that the app gets. `heard` is what it receives, if
+    it `asks`; a client that is there sends nothing more."""
     sent: Sent = []
 
     async def send(message: Any) -> None:
         sent.append(dict(message))
 
+    still_there = asyncio.Event()
+
     async def receive() -> Any:
+        if heard == "http.request" and still_there.is_set():
+            await asyncio.Event().wait()
+        still_there.set()
         return {"type": heard}
 
     async def run() -> None:
         response = CheckedResponse({"method": method}, receive, send)
-        await response.receive()
+        if asks:
+            await response.receive()
         for message in messages:
             await response.send(message)
-        response.require_complete()
+        await response.require_complete()
 
     try:
         asyncio.run(run())
@@ -120,3 +129,4 @@ def test_an_app_that_returns_early_is_told_unless_its_client_has_left(messages: 
     early = "the app returned before its response was complete"
     assert sent_of(*messages)[1] == early
     assert sent_of(*messages, heard="http.disconnect")[1] == ""
+    assert sent_of(*messages, heard="http.disconnect", asks=False)[1] == "", "it need not know"
