@@ -62,6 +62,8 @@ class BudgetWatch:
         self._budget_decoder = RecordDecoder(Budget)
         self._sheet_decoder = RecordDecoder(PriceSheet)
         self._states: dict[FunctionName, BudgetState] = {}
+        self._behind_ms = 0
+        """How far this machine's clock is behind that of Redis, which books rows, and so ends days and months."""
         self._sheets: list[PriceSheet] = []
         self._alerted: set[tuple[FunctionName, str, str, int]] = set()
         self.alert_rounds = 0
@@ -97,8 +99,9 @@ class BudgetWatch:
         return in_force(self._sheets, unix_ms)
 
     def refusal(self, function: FunctionName, now_unix_ms: int) -> BudgetSpent | None:
+        """The error for a call now, by this machine's clock; None if the function's budget is not spent."""
         state = self._states.get(function)
-        return state.refusal(now_unix_ms) if state is not None else None
+        return state.refusal(now_unix_ms + self._behind_ms) if state is not None else None
 
     def note(self, row: InvocationRow) -> None:
         """Counts the cost of an own call that has ended."""
@@ -114,11 +117,13 @@ class BudgetWatch:
 
     async def read(self) -> None:
         """Reads prices, budgets and sums. Errors: REDIS_ERRORS."""
-        now_unix_ms = time.time_ns() // 1_000_000
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hgetall(keys.PRICES)
             pipe.hgetall(keys.BUDGETS)
-            prices, raw = await pipe.execute()
+            pipe.time()
+            prices, raw, (seconds, micros) = await pipe.execute()
+        now_unix_ms = int(seconds) * 1000 + int(micros) // 1000
+        self._behind_ms = now_unix_ms - time.time_ns() // 1_000_000
         self._sheets = self._read_sheets(prices)
         budgets = self._read_budgets(raw)
         states = {b.function: BudgetState(b, period_at(b.per, now_unix_ms), 0) for b in budgets}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.controller.billing.rows import call
 from tests.servers import RedisServer, until
 
 F = FunctionName("f")
+DAY_MS = 86_400_000
 
 
 async def write(client: object, *rows: InvocationRow) -> None:
@@ -59,6 +61,30 @@ def test_what_was_spent_is_known_from_redis_and_from_our_own_calls(redis_server:
             await watch.read()
         assert watch.refusal(F, now) is not None, "known without Redis"
         await client.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("step_ms", [-DAY_MS, DAY_MS])
+def test_a_budget_ends_calls_whatever_day_it_is_by_the_gateways_clock(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, step_ms: int
+) -> None:
+    """Rows count to the day on which they are booked, by Redis' clock."""
+
+    async def scenario() -> None:
+        async with connect(redis_url) as client:
+            watch = BudgetWatch(client, View(), unwritten=list, fence=lambda: 0)
+            budget = budget_of(F, BudgetTerms(limit_nusd=100, per="day"))
+            await client.hset(keys.BUDGETS, F, msgspec.json.encode(budget))
+            await write(client, call("a", cost=100))
+            right_ns = time.time_ns
+            monkeypatch.setattr(time, "time_ns", lambda: right_ns() + step_ms * 1_000_000)
+            await watch.read()
+            [state] = watch.states
+            assert state.spent_nusd == 100
+            assert watch.refusal(F, time.time_ns() // 1_000_000) is not None
+            renewed = watch.refusal(F, state.period.renews_unix_ms + step_ms + 60_000)
+            assert renewed is None, "its day is over by then"
 
     asyncio.run(scenario())
 
