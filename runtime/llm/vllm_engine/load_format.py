@@ -13,6 +13,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ def offering(weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
 
 def register() -> None:
     """Registers the load format with vLLM, once a process."""
+    from vllm.distributed import get_tensor_model_parallel_world_size
     from vllm.model_executor import model_loader
 
     if LOAD_FORMAT in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
@@ -60,8 +62,10 @@ def register() -> None:
             """Does nothing: the node fetches weights."""
 
         def load_weights(self, model: Any, model_config: Any) -> None:
+            # Shards, and what a quantised model stores, have other shapes than its parameters.
+            whole = model_config.quantization is None and get_tensor_model_parallel_world_size() == 1
             with source(self.load_config.model_loader_extra_config) as weights:
-                loaded = model.load_weights(on_device(weights).items())
+                loaded = (load_checked if whole else load)(model, on_device(weights))
             if loaded is not None and model_config.quantization is None:  # a quantised one makes some by itself
                 check_filled(type(model).__name__, [name for name, _ in model.named_parameters()], loaded)
 
@@ -85,6 +89,64 @@ def on_device(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
         used_bytes=torch.cuda.memory_allocated(),
     )
     return weights.to("cuda") if room else weights
+
+
+def load(model: Any, weights: Mapping[str, torch.Tensor]) -> Collection[str] | None:
+    """Loads the tensors; names of the parameters that have them, None if the model does not say."""
+    loaded: Collection[str] | None = model.load_weights(weights.items())
+    return loaded
+
+
+def load_checked(model: Any, weights: Mapping[str, torch.Tensor]) -> Collection[str] | None:
+    """`load` for tensors and parameters that are whole. vLLM has a bare assertion for some shapes, and leaves out what
+    is too much of others, to compute noise with the rest. Errors: CheckpointInvalid with the tensor and both shapes."""
+    name = ""
+    stored: tuple[int, ...] = ()
+    required: tuple[int, ...] | None = None
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal name, stored, required
+        for name, tensor in weights.items():
+            stored, required = tuple(tensor.shape), required_shape(model, name)
+            if required is not None and prod(stored) > prod(required):
+                raise _other_shape(name, stored, required)
+            yield name, tensor
+
+    try:
+        loaded: Collection[str] | None = model.load_weights(tensors())
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if required is None or stored == required:
+            raise
+        raise _other_shape(name, stored, required) from error
+    return loaded
+
+
+def required_shape(model: Any, name: str) -> tuple[int, ...] | None:
+    """The shape that a tensor of a checkpoint must have for the parameter of this name, or for its part of one that
+    holds several (q, k and v); None if the model names it otherwise."""
+    owner, _, leaf = name.rpartition(".")
+    if (module := _submodule(model, owner)) is not None:
+        shape = getattr(getattr(module, leaf, None), "shape", None)
+        rows = getattr(module, "org_vocab_size", None)  # a vocabulary is padded
+        return None if shape is None else tuple(shape) if rows is None else (rows, *shape[1:])
+    parent, _, part = owner.rpartition(".")
+    for fused, parts in getattr(model, "packed_modules_mapping", {}).items():
+        module = _submodule(model, f"{parent}.{fused}".removeprefix(".")) if part in parts else None
+        sizes, shape = getattr(module, "output_sizes", ()), getattr(getattr(module, leaf, None), "shape", None)
+        if shape is not None and len(sizes) == len(parts):
+            return (sizes[parts.index(part)], *shape[1:])
+    return None
+
+
+def _submodule(model: Any, name: str) -> Any:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _other_shape(name: str, stored: tuple[int, ...], required: tuple[int, ...]) -> CheckpointInvalid:
+    return CheckpointInvalid(f"tensor {name} has shape {list(stored)}, config.json requires {list(required)}")
 
 
 def check_filled(model: str, parameters: Iterable[str], loaded: Collection[str]) -> None:

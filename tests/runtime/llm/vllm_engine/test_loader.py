@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ import torch
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.llm.vllm_engine import loader
 from fleetstart.runtime.llm.vllm_engine.engine import VllmEngine
+from fleetstart.runtime.llm.vllm_engine.load_format import required_shape
 from tests.runtime.llm.engine.test_inference_engine import SHAPE, alone, load, request
 from tests.runtime.llm.models import Checkpoint, tiny, tokens_of
 
@@ -83,6 +84,38 @@ class TestContext:
         engine.close()
 
 
+class Packed(torch.nn.Module):
+    """A model as vLLM builds it: its vocabulary is padded, and q, k and v are one parameter."""
+
+    packed_modules_mapping: ClassVar = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        embed: Any = torch.nn.Embedding(64, 8)
+        embed.org_vocab_size = 60
+        qkv_proj: Any = torch.nn.Linear(8, 16)
+        qkv_proj.output_sizes = [8, 4, 4]
+        self.embed, self.qkv_proj = embed, qkv_proj
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("embed.weight", (60, 8)),
+        ("qkv_proj.weight", (16, 8)),
+        ("k_proj.weight", (4, 8)),
+        ("q_proj.bias", (8,)),
+        ("o_proj.weight", None),
+        ("qkv_proj.scale", None),
+    ],
+)
+def test_the_shape_that_a_tensor_must_have_is_that_of_its_part(name: str, shape: tuple[int, ...] | None) -> None:
+    for prefix in ("", "model."):
+        model: Any = torch.nn.ModuleDict({"model": Packed()}) if prefix else Packed()
+        model.packed_modules_mapping = Packed.packed_modules_mapping
+        assert required_shape(model, prefix + name) == shape
+
+
 class TestRefusals:
     pytestmark = VLLM
 
@@ -101,6 +134,27 @@ class TestRefusals:
         with pytest.raises(InvalidSpec, match="2048") as error:  # transformers' own default for a Llama
             load("vllm", weights, max_context_tokens=3000)
         assert error.value.hint == "change kv_memory or max_context"
+
+    @pytest.mark.parametrize(
+        ("name", "shape", "required"),
+        [
+            ("model.embed_tokens.weight", (266, 96), (258, 96)),
+            ("model.layers.0.self_attn.k_proj.weight", (40, 96), (32, 96)),
+            ("model.layers.0.self_attn.k_proj.weight", (24, 96), (32, 96)),
+            ("model.layers.1.self_attn.o_proj.weight", (96, 104), (96, 96)),
+            ("model.layers.1.mlp.up_proj.weight", (104, 96), (96, 96)),
+            ("model.norm.weight", (97,), (96,)),
+        ],
+    )
+    def test_a_tensor_of_another_shape_is_named_with_both_shapes(
+        self, name: str, shape: tuple[int, ...], required: tuple[int, ...]
+    ) -> None:
+        """By itself vLLM leaves out rows of a k_proj and columns of an o_proj that are too many."""
+        weights = tiny(**SHAPE)
+        weights[name] = torch.zeros(shape, dtype=weights[name].dtype)
+        with pytest.raises(CheckpointInvalid) as error:
+            load("vllm", weights)
+        assert error.value.message == f"tensor {name} has shape {list(shape)}, config.json requires {list(required)}"
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs have kernels for such heads")
     def test_heads_that_vllm_has_no_kernel_for_are_refused_at_the_start(self) -> None:
