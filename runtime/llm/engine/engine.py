@@ -57,6 +57,9 @@ class Engine:
         self._runner = runner
         self._make_runner = make_runner
         self._in_flight: deque[StepInFlight] = deque()
+        self._refused_ahead: type[Exception] | None = None
+        """Kind of the last error of a step that was to follow another one: a full device refuses each of them, and each
+        traceback in the log would be the same."""
         self.scheduler = scheduler
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -372,8 +375,13 @@ class Engine:
             try:
                 following = StepInFlight.of(planned)
                 self._runner.submit(batch_of(planned, tokens_for(planned, sampled, tokens)))
-            except Exception:  # the tokens of this step are not lost; the next one is planned again after it
-                logger.warning("the next step could not be submitted before its tokens were known", exc_info=True)
+            except Exception as error:  # the tokens of this step are not lost; the next one is planned again after it
+                if type(error) is not self._refused_ahead:
+                    self._refused_ahead = type(error)
+                    logger.warning(
+                        "a step could not be submitted ahead of its tokens; further ones like it are not logged",
+                        exc_info=True,
+                    )
                 self.scheduler.take_back(planned)
             else:
                 self._in_flight.append(following)
