@@ -79,7 +79,11 @@ class InvocationPresenter:
         if not info.cost:  # its gateway died, and another one wrote the row; or an earlier release ran it
             row = trace.row
             info = msgspec.structs.replace(
-                info, billed_ms=row.billed_ms, cost=dollars(row.cost_nusd), version=row.version, start=row.start
+                info,
+                billed_ms=row.billed_ms,
+                cost=dollars(row.cost_nusd),
+                version=row.version,
+                start=row.start if row.worker else "",
             )
         return msgspec.structs.replace(
             info,

@@ -121,7 +121,8 @@ def trace_summary(trace: InvocationTrace) -> str:
     row = trace.row
     outcome = f"HTTP {row.status}" + (f" {row.error}" if row.error else "")
     worker = f"worker {row.worker or 'none'}{', pooled' if trace.pooled else ''}"
-    facts = [f"{row.function}@{row.version}", f"{row.start} start", outcome, worker]
+    start = [f"{row.start} start"] if row.worker else []
+    facts = [f"{row.function}@{row.version}", *start, outcome, worker]
     if trace.relayed:
         facts.append(f"{stage_list(trace.relayed)} reached through the object store")
     if trace.second_engine is not None:

@@ -66,7 +66,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunsBill(msgspec.Struct, frozen=True, kw_only=True):
-    """The bill of an invocation's runs together, as their rows have it; version and start are those of the last one."""
+    """The bill of an invocation's runs together, as their rows have it; version and start are those of the last one,
+    and `start` is empty if no worker took it."""
 
     billed_ms: int
     cost_nusd: int

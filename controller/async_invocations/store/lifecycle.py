@@ -230,7 +230,7 @@ def _billed(progress: Progress, row: InvocationRow | None) -> Progress:
         billed_ms=row.billed_ms + (before.billed_ms if before is not None else 0),
         cost_nusd=row.cost_nusd + (before.cost_nusd if before is not None else 0),
         version=row.version,
-        start=row.start,
+        start=row.start if row.worker else "",
     )
     return msgspec.structs.replace(progress, bill=bill)
 

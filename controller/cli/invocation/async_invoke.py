@@ -123,7 +123,7 @@ def print_invocation(info: InvocationInfo, *, as_json: bool) -> None:
         )
     if info.error is not None:
         facts.append(f"  error: {info.error.message}")
-    ran = f"version {info.version}, {info.start} start, billed {info.billed_ms} ms"
+    ran = f"version {info.version}" + (f", {info.start} start" if info.start else "") + f", billed {info.billed_ms} ms"
     ran += f", ${info.cost}" if info.cost else ""
     if info.http_status:
         size = output.format_size(info.result_bytes)

@@ -12,7 +12,7 @@ from fleetstart.controller.async_invocations.store.lifecycle import LEASE_MS, LO
 from fleetstart.controller.state.invocation_records import MOMENTS_MAX, Answer, Envelope, Progress, RunsBill, run_id
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version, WorkerId
 
 BEGUN = 1_000_000
 
@@ -52,8 +52,8 @@ EVENTS = st.lists(st.one_of(OUTCOMES, st.sampled_from(["cancel", "die", "renew",
 
 def row(billed_ms: int, cost_nusd: int) -> InvocationRow:
     return InvocationRow(
-        id=InvocationId("inv-1"), function=FunctionName("f"), version=Version(3), status=502, accepted_unix_ms=BEGUN,
-        queue_ms=0, billed_ms=billed_ms, memory_bytes=1, cost_nusd=cost_nusd,
+        id=InvocationId("inv-1"), function=FunctionName("f"), version=Version(3), accepted_unix_ms=BEGUN, status=502,
+        worker=WorkerId("w" * bool(billed_ms)), queue_ms=0, billed_ms=billed_ms, memory_bytes=1, cost_nusd=cost_nusd,
     )  # fmt: skip
 
 
@@ -68,6 +68,8 @@ def test_its_bill_is_that_of_all_its_runs() -> None:
     ended = lifecycle.ended(redriven, call, RunOutcome(answer=answer(), row=row(100, 2)), BEGUN)
     assert ended.bill == RunsBill(billed_ms=600, cost_nusd=10, version=3, start="hot")
     assert lifecycle.ended(running(call), call, RunOutcome(), BEGUN).bill is None, "no run has a row"
+    unsent = lifecycle.ended(running(call), call, RunOutcome(row=row(0, 0)), BEGUN).bill
+    assert unsent == RunsBill(billed_ms=0, cost_nusd=0, version=3, start=""), "no worker took it"
 
 
 @given(EVENTS, st.booleans())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleetstart.controller.api.traces import invocation_plan
@@ -100,6 +101,12 @@ def test_an_engine_behind_the_first_one_is_told(second: SecondEngine, line: str)
     assert render_plan(found).splitlines()[1] == line
     row = InvocationTrace(row=found.row, timeline=Timeline(), second_engine=second)
     assert line in trace_summary(row)
+
+
+def test_a_call_that_no_worker_took_has_no_kind_of_start() -> None:
+    row = msgspec.structs.replace(told().row, worker=WorkerId(""), status=503, error="queue_timeout")
+    summary = trace_summary(InvocationTrace(row=row, timeline=Timeline()))
+    assert summary == "inv-1   chat@3, HTTP 503 queue_timeout, worker none"
 
 
 def test_the_image_of_its_containers_is_named() -> None:
