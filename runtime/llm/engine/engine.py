@@ -378,10 +378,7 @@ class Engine:
             except Exception as error:  # the tokens of this step are not lost; the next one is planned again after it
                 if type(error) is not self._refused_ahead:
                     self._refused_ahead = type(error)
-                    logger.warning(
-                        "a step could not be submitted ahead of its tokens; further ones like it are not logged",
-                        exc_info=True,
-                    )
+                    logger.warning("a step could not be submitted ahead of its tokens, nor may others", exc_info=True)
                 self.scheduler.take_back(planned)
             else:
                 self._in_flight.append(following)
