@@ -141,14 +141,19 @@ class FleetError(Exception):
     def info(self) -> ErrorInfo:
         return ErrorInfo(
             code=self.code,
-            message=self.message,
-            hint=self.hint,
+            message=_utf8(self.message),
+            hint=_utf8(self.hint),
             retry_after_s=self.retry_after_s,
             wait=self.wait,
-            field=self.field,
-            expected=self.expected,
-            got=self.got,
+            field=_utf8(self.field),
+            expected=_utf8(self.expected),
+            got=_utf8(self.got),
         )
+
+
+def _utf8(text: str) -> str:
+    """The text, with escapes for what UTF-8 has not: the name of a file that is no text, in a user's exception."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 class Refused(FleetError):

@@ -230,7 +230,8 @@ class CallGate:
             return
         except ResponseAborted:
             raise
-        except Exception as error:
+        except BaseException as raised:
+            error = user_errors.of_user(raised)
             if limit.expired():
                 failure = DeadlineExceeded(
                     f"the call took longer than the {timeout_s:.3g} s that it had left",

@@ -53,7 +53,8 @@ async def serve(app: App, scope: Scope, receive: Receive, send: Send, timeout_s:
             await app(scope, receive, sending)
     except ClientDisconnected:
         pass  # of a send: to leave then is no failure of the app
-    except Exception as error:
+    except BaseException as raised:
+        error = user_errors.of_user(raised)
         if not limit.expired():
             user_errors.log(error, f"socket {request or '-'} failed:")
             close |= {"code": INTERNAL_ERROR, "reason": "the handler raised; its traceback is in the function's log"}

@@ -6,6 +6,7 @@ names the last line inside the bundle.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import sys
@@ -71,6 +72,17 @@ def as_exception(error: BaseException) -> Exception:
     """An exception that may fail a call: SystemExit must not end the worker, StopIteration cannot pass a future."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
-    wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {error}")
+    wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {_message(error)}")
     wrapped.__traceback__ = error.__traceback__
     return wrapped
+
+
+def of_user(error: BaseException) -> Exception:
+    """What user code raised, as an exception that fails its call alone. A CancelledError may be of a task that it has
+    awaited. Errors: the error itself, if it is the end of the current task: its cancellation, or its generator's end.
+    """
+    task = asyncio.current_task()
+    cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    if cancelled or isinstance(error, GeneratorExit):
+        raise error
+    return as_exception(error)

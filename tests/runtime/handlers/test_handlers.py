@@ -77,6 +77,15 @@ FORMS = """
     def leaving(): sys.exit(3)
     def ending(): os._exit(7)
     async def leaving_async(): sys.exit(3)
+    async def leaving_app(scope, receive, send): sys.exit(3)
+    async def awaits_cancelled():
+        task = asyncio.ensure_future(asyncio.sleep(9))
+        task.cancel()
+        await task
+    async def stops():
+        class End(BaseException): ...
+        raise End
+    def odd_name(): open("/none/h\\udce9me")
 
     def stream(count: int):
         for number in range(count):
@@ -255,13 +264,25 @@ def test_a_result_without_a_json_form_is_the_handlers_error(functions: Functions
     assert "returned a object" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["leaving", "leaving_async"])
-def test_sys_exit_ends_the_call_and_not_the_worker(functions: Functions, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("leaving", "SystemExit"),
+        ("leaving_async", "SystemExit"),
+        ("leaving_app", "SystemExit"),
+        ("awaits_cancelled", "CancelledError"),
+        ("stops", "raised End"),
+        ("odd_name", "h\\udce9me"),
+    ],
+)
+def test_whatever_a_handler_raises_ends_the_call_and_not_the_worker(functions: Functions, name: str, said: str) -> None:
     worker = entry(functions, name)
     for _ in range(2):
         response = worker.post()
         assert response.status_code == 500
-        assert "SystemExit" in response.json()["error"]["message"]
+        assert response.headers[ERROR_HEADER] == "handler_error"
+        assert said in response.json()["error"]["message"]
+    assert "inv-test failed:" in worker.log()
 
 
 def test_os_exit_ends_the_worker_and_its_code_is_told(functions: Functions) -> None:

@@ -49,6 +49,33 @@ def test_whatever_an_app_does_at_its_deadline_the_close_code_says_so(app: App) -
     assert sent == [{"type": "websocket.accept"}, {"type": "websocket.close", "code": code, "reason": reason}]
 
 
+async def awaits_what_was_cancelled(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "websocket.accept"})
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+async def exits(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "websocket.accept"})
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("app", [awaits_what_was_cancelled, exits])
+def test_whatever_an_app_raises_ends_its_socket_alone(app: App, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    asyncio.run(serve(app, {"type": "websocket"}, receive, send, None, "r1"))
+    assert (sent[-1]["type"], sent[-1]["code"]) == ("websocket.close", 1011)
+    assert "socket r1 failed:" in capsys.readouterr().err
+
+
 def test_an_app_that_only_sends_leaves_the_loop_to_others_until_its_client_leaves(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
