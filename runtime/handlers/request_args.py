@@ -45,7 +45,7 @@ from .annotations import (
     unfillable_type,
 )
 from .forms import URLENCODED, Form, form_values, query_values
-from .validation_errors import field_error, type_name
+from .validation_errors import LOST, field_error, type_name
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _NOTHING: Arguments = ((), {})
@@ -190,11 +190,11 @@ def argument_decoder(handler: Callable[..., Any], *, batched: bool = False) -> A
 
 
 def _parsed(body: bytes) -> Any:
-    """The JSON value that failed validation; None if its rest, after the first error, is not JSON."""
+    """The JSON value that failed validation; LOST if its rest, after the first error, is not JSON."""
     try:
         return msgspec.json.decode(body)
     except UNDECODABLE:
-        return None
+        return LOST
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:

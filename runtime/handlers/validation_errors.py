@@ -24,8 +24,8 @@ _INVALID = re.compile(r"Invalid (?P<form>(?:RFC3339|ISO8601|UUID|base64|decimal|
 _TAG = re.compile(r"Invalid value .*", re.DOTALL)
 _OUT_OF_RANGE = re.compile(r"(?P<kind>Integer|Number|Duration|Timestamp)(?: value)?(?: is)? out of range ?")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
-_LOST = object()
-"""Result of a path that leads to no value."""
+LOST: Any = object()
+"""Result of a path that leads to no value, and a value that cannot be shown."""
 CHOICES_MAX = 12
 
 
@@ -64,7 +64,7 @@ def field_error(error: Exception, value: Any, kind: Any) -> FieldError:
     got = found["got"].replace("`", "") if found and found["got"] else "another value"
     if match and match["key"]:
         return FieldError(field=_field(path), expected=f"{expected} as each key", got=got)
-    return FieldError(field=_field(path), expected=expected, got=got if came is _LOST else preview(came))
+    return FieldError(field=_field(path), expected=expected, got=got if came is LOST else preview(came))
 
 
 def _expected_instead(what: str, path: str, kind: Any) -> str:
@@ -88,7 +88,7 @@ def _unknown(name: str, path: str, value: Any, kind: Any) -> FieldError:
     return FieldError(
         field=_field(f"{path}.{name}"),
         expected=f"none of that name ({advice})",
-        got=preview(came) if came is not _LOST else "one",
+        got=preview(came) if came is not LOST else "one",
         unknown=advice,
     )
 
@@ -113,9 +113,9 @@ def _steps(path: str) -> list[str | int | None]:
 def _follow(value: Any, path: str) -> Any:
     for step in _steps(path):
         try:
-            value = value[step] if step is not None else _LOST
+            value = value[step] if step is not None else LOST
         except (KeyError, IndexError, TypeError):
-            return _LOST
+            return LOST
     return value
 
 

@@ -121,6 +121,11 @@ def test_broken_json_of_curl_is_called_that() -> None:
         argument_decoder(fields).read(b'{"size":', b"", b"application/x-www-form-urlencoded")
 
 
+def test_what_came_is_named_by_its_type_where_its_rest_is_no_json() -> None:
+    with pytest.raises(InvalidInput, match="expected object, got array"):
+        argument_decoder(fields).read(b"[1, 2", b"")
+
+
 def test_what_fits_arrives_as_its_type() -> None:
     (taken,), _ = argument_decoder(order).read(msgspec.json.encode(GOOD), b"")
     assert taken == Order(items=[Item("a", 1.0)], options={"top": 1})
