@@ -16,7 +16,7 @@ from dataclasses import replace
 import redis.asyncio as redis
 
 from fleetstart.runtime.contract.errors import FleetError, StoreFailed
-from fleetstart.runtime.contract.process.tasks import wait_at_most
+from fleetstart.runtime.contract.process.tasks import end_tasks, wait_at_most
 
 from ..http.asgi import Receive, Scope, Send
 from ..http.scope import StoredCall
@@ -94,6 +94,8 @@ class Execution:
                     error=FleetError(f"invocation {envelope.id}: its request is not in the store any more").info()
                 )
             else:
+                left_ms = self._entry.progress.queue_until_unix_ms - self._clock.now_unix_ms()
+                self._stored.queue_ends_ns = time.monotonic_ns() + max(0, left_ms) * 1_000_000
                 scope = scope_of(envelope, self._entry.progress.runs, self._stored)
                 await self._gateway(scope, replay_receive(kept[1], self._gone), capture)
                 ended = capture.outcome(envelope.function)
@@ -110,9 +112,8 @@ class Execution:
             log.exception("an invocation failed in the gateway", extra={"invocation": envelope.id})
             outcome = RunOutcome(error=FleetError(f"{type(error).__name__} in the gateway").info())
         finally:
-            keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+                await end_tasks([keeper])
             await self._events.close()
             if not self._lost:
                 await self._settle(outcome)
@@ -176,7 +177,9 @@ class Execution:
 
         def after(progress: Progress, now_unix_ms: int) -> Progress:
             if (self._back and (outcome is None or outcome.answer is None)) and not progress.cancelling:
-                return lifecycle.handed_back(progress, now_unix_ms)
+                sent = self._stored.sent
+                waits = lifecycle.waits_anew(progress, self._entry.envelope, now_unix_ms) if sent else progress
+                return lifecycle.handed_back(waits, now_unix_ms)
             last = lifecycle.renewed(progress, now_unix_ms, self._reported)
             return lifecycle.ended(last, self._entry.envelope, billed, now_unix_ms)
 

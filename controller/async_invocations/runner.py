@@ -258,7 +258,10 @@ class InvocationRunner:
     async def _execute(self, entry: StoredInvocation) -> None:
         now_unix_ms = self._clock.now_unix_ms()
         fresh_run = entry.progress.status == "running" and await self._is_closed(entry)
-        claimed = lifecycle.claimed(entry.progress, self._id, now_unix_ms, fresh_run=fresh_run)
+        progress = entry.progress
+        if progress.status == "running":  # at a gateway that is gone, and perhaps at a worker
+            progress = lifecycle.waits_anew(progress, entry.envelope, now_unix_ms)
+        claimed = lifecycle.claimed(progress, self._id, now_unix_ms, fresh_run=fresh_run)
         mine = await self._invocations.write(entry, claimed, publish="running")
         if mine is None:
             return

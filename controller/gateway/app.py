@@ -169,7 +169,7 @@ class Gateway:
                 accepted_ns=accepted_ns,
                 accepted_unix_ns=accepted_unix_ns,
                 deadline_ns=accepted_ns + round(limits.timeout_s * 1e9),
-                queue_ends_ns=accepted_ns + round(limits.queue_s * 1e9) if limits.queue_s is not None else 0,
+                queue_ends_ns=_queue_ends_ns(accepted_ns, limits.queue_s, stored),
                 price=price,
                 key=scope.get("fs.key", ""),
                 root=target.root,
@@ -257,6 +257,14 @@ class Gateway:
             if quota:
                 hint = f"an admin raises it: fs project quota {project}; or let others have less: fs scale NAME --max"
         return DeadlineExceeded(f"function {key.name}: no answer within {allowed_s:g} s: {where}", hint=hint)
+
+
+def _queue_ends_ns(accepted_ns: int, queue_s: float | None, stored: StoredCall | None) -> int:
+    """When a call may wait for a worker no longer, the sooner of its limits; 0: until its deadline."""
+    ends_ns = [accepted_ns + round(queue_s * 1e9)] if queue_s is not None else []
+    if stored is not None and stored.queue_ends_ns:
+        ends_ns.append(stored.queue_ends_ns)
+    return min(ends_ns, default=0)
 
 
 def _drain_timeout(record: CallRecord) -> Unavailable:

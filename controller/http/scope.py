@@ -60,6 +60,8 @@ STORED_CALL = "fs.stored"
 class StoredCall:
     """One run of an async call, whose worker reports its progress: what gateway and runner tell each other."""
 
+    queue_ends_ns: int = 0
+    """When it may wait for a worker no longer, on the monotonic clock; 0: until its deadline."""
     sent: bool = False
     """It was sent to a worker, which may have run it."""
     handed_back: bool = False

@@ -127,6 +127,11 @@ def kept_until_unix_ms(progress: Progress, envelope: Envelope) -> int:
     return kept_unix_ms
 
 
+def waits_anew(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progress:
+    """A call that a worker may have had waits for another one: how long it ran is no part of how long it may wait."""
+    return msgspec.structs.replace(progress, queue_until_unix_ms=now_unix_ms + envelope.queue_s * 1000)
+
+
 def claimed(progress: Progress, gateway: str, now_unix_ms: int, *, fresh_run: bool = False) -> Progress:
     """Claimed by a gateway. `fresh_run`: the ledger has closed the previous gateway's run, so this is another one."""
     what = "started" if progress.status == "queued" else "taken over from a dead gateway"
@@ -193,7 +198,8 @@ def ended(progress: Progress, envelope: Envelope, outcome: RunOutcome, now_unix_
         losses = progress.losses + 1
         if losses < LOSSES_MAX:
             lost = msgspec.structs.replace(progress, losses=losses)
-            return _again(lost, error, now_unix_ms, failures=losses)
+            again = _again(lost, error, now_unix_ms, failures=losses)
+            return waits_anew(again, envelope, again.due_unix_ms)
         dead = msgspec.structs.replace(progress, losses=losses, dead=True)
         return _ended(dead, envelope, "failed", now_unix_ms, error=error, answer=outcome.answer)
     if outcome.answer is None and error is None:

@@ -125,10 +125,12 @@ def test_cancelling_a_queued_call_runs_nothing(controller: ControllerProcess, no
 def test_what_waits_too_long_expires(controller: ControllerProcess, node: HandNode, calls: Client) -> None:
     node.answer = lambda node, order: None
     controller.deploy("hello", scale={"max": 1})
-    calls.until(calls.accepted("hello/echo"), "running")
+    first = calls.accepted("hello/echo", fs_queue_timeout_s="2")
+    calls.until(first, "running")
     late = calls.accepted("hello/echo", fs_queue_timeout_s="1")
     ended = calls.until(late, "expired")
     assert ended["error"]["code"] == "expired"
+    assert calls.until(first, "expired")["error"]["code"] == "queue_timeout", "at the worker's queue, too"
     assert calls.http.get(f"/api/v1/invocations/{late}/result").status_code == 410
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,21 @@ class HangingStore(PayloadStore):
     async def keep_answer(self, *_: Any) -> None:
         self.asked.set()
         await asyncio.Event().wait()
+
+
+class LosesACancellation(InvocationStore):
+    """Loses one that comes while a lease is renewed, as redis-py does with Python 3.11 while it sends a command."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        super().__init__(client)
+        self.renewing = asyncio.Event()
+
+    async def write(self, entry: StoredInvocation, progress: Progress, *, publish: str = "") -> StoredInvocation | None:
+        if entry.progress.status == progress.status == "running" and not self.renewing.is_set():
+            self.renewing.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        return await super().write(entry, progress, publish=publish)
 
 
 EVENT_STREAM = [(b"content-type", b"text/event-stream")]
@@ -110,6 +126,29 @@ def test_a_call_runs_once_though_the_store_takes_its_answer_at_the_second_try(re
 
     progress = asyncio.run(run())
     assert (progress.status, progress.runs, progress.losses, runs) == ("succeeded", 1, 0, 1)
+
+
+def test_a_call_ends_though_its_lease_task_loses_the_cancellation(redis_url: str, tmp_path: Path) -> None:
+    """It was renewed for ever: a call whose run had ended stayed `running`, and had no answer."""
+
+    async def run() -> Progress:
+        async with redis.from_url(redis_url) as client, asyncio.timeout(20):
+            invocations, clock = LosesACancellation(client), RedisClock(client)
+            payloads = PayloadStore(FolderStore(tmp_path))
+            mine = await claimed(invocations, payloads, clock)
+
+            async def ends_in_a_renewal(scope: Any, receive: Any, send: Any) -> None:
+                execution.look()
+                await invocations.renewing.wait()
+                await answers(scope, receive, send)
+
+            execution = Execution(mine, client, invocations, payloads, ends_in_a_renewal, clock)
+            await execution.run()
+            ended = await invocations.get(mine.envelope.id)
+            assert ended is not None
+            return ended.progress
+
+    assert asyncio.run(run()).status == "succeeded"
 
 
 EVENTS = 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,9 +76,11 @@ def test_a_run_that_is_handed_over_costs_nothing(start: ControllerOf, node: Hand
     """The run was billed as one whose client had left, and the run after it too."""
     one = start()
     one.deploy("hello", concurrency=2)
-    handed = Client(one).accepted("hello/hold")
+    handed = Client(one).accepted("hello/hold", fs_queue_timeout_s="1")
     (app,) = wait_until(lambda: [app for app in node.apps.values() if app.running])
     two = start()
+    began_unix_ms = Client(two).get(handed)["started_unix_ms"]
+    wait_until(lambda: time.time() * 1000 > began_unix_ms + 1_000, what="it to have run for longer than it may wait")
     terminate(one)
     wait_until(lambda: app.cancelled == [handed], what="the worker to be told")
     wait_until(lambda: app.running, what="the run at the other controller")

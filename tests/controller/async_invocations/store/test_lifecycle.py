@@ -136,6 +136,16 @@ def test_what_the_platform_loses_is_a_dead_letter_in_the_end(code: str) -> None:
     assert again.runs == progress.runs + 1, "each run has a row of its own in the ledger"
 
 
+@pytest.mark.parametrize("code", ["worker_lost", "store_error"])
+def test_a_lost_run_is_made_again_however_long_it_took(code: str) -> None:
+    """It expired at once if its run alone was longer than it could wait: by default those of an hour."""
+    call = envelope(queue_s=60)
+    late = BEGUN + 7_200_000
+    lost = lifecycle.ended(running(call), call, RunOutcome(error=error(code)), late)
+    assert lifecycle.next_step(lost, lost.due_unix_ms) == "claim"
+    assert lifecycle.next_step(lost, lost.due_unix_ms + 60_000) == "expire"
+
+
 def test_a_full_queue_counts_for_nothing_until_the_time_is_over() -> None:
     call = envelope(queue_s=60)
     progress, now = lifecycle.accepted(call), BEGUN
