@@ -10,7 +10,7 @@ import pytest
 from torch.utils.dlpack import from_dlpack
 
 from fleetstart.native import Region
-from tests.native.neighbours import SLAB, Pages, meminfo, open_descriptors, rollup
+from tests.native.neighbours import SLAB, Pages, hugetlb_kib, open_descriptors, rollup
 from tests.native.pools import CAPACITY, counts, is_zero, pool_of, soil
 from tests.servers import wait_until
 
@@ -36,7 +36,7 @@ def test_what_was_attached_before_it_was_granted_sees_what_comes_then(pages: Pag
 
 def test_sparse_slabs_take_no_memory(pages: Pages) -> None:
     def taken() -> int:
-        return -meminfo("HugePages_Free") * SLAB // 1024 if pages == "hugetlb" else rollup("Pss_Shmem")
+        return hugetlb_kib() if pages == "hugetlb" else rollup("Pss_Shmem")
 
     pool = pool_of(pages, capacity=2)
     pool.release(2)
@@ -117,19 +117,19 @@ def test_clean_slabs_are_taken_before_dirty_ones_and_these_before_new_ones(pages
 
 def test_what_is_prepared_has_its_pages(pages: Pages) -> None:
     pool = pool_of(pages, capacity=16)
-    free, resident = meminfo("HugePages_Free"), rollup("Rss")
+    reserved, resident = hugetlb_kib(), rollup("Rss")
     while pool.prepare(16):
         pass
     assert counts(pool) == (0, 16, 0)
     if pages == "hugetlb":
-        assert meminfo("HugePages_Free") <= free - 15
+        assert hugetlb_kib() >= reserved + 15 * SLAB // 1024
     else:
         assert rollup("Rss") >= resident + 14 * SLAB // 1024  # of 16: other memory may go meanwhile
 
 
 def test_release_gives_memory_back_to_the_system(pages: Pages) -> None:
     def taken() -> int:
-        return -meminfo("HugePages_Free") * SLAB // 1024 if pages == "hugetlb" else rollup("Pss_Shmem")
+        return hugetlb_kib() if pages == "hugetlb" else rollup("Pss_Shmem")
 
     pool = pool_of(pages, capacity=32)
     before, descriptors = taken(), open_descriptors()
