@@ -90,9 +90,13 @@ types: dev
 	  --allowlist tests/native/stubtest_allowlist.txt)
 
 # Which tests start processes is not listed: each is stopped when it is about to. One that computes for long is marked
-# `slow`; the run names those that should be, and fails for one that is far above (tests/outcomes.py).
+# `slow`; the run names those that should be, and fails for one that is far above (tests/outcomes.py). All tests are
+# collected once (tests/prefork.py). What is imported with them takes seconds, and runs a program when it is imported:
+# the first test that needs it would be left out, and in each worker others.
+PRELOADED := --preload torch --preload transformers.models.llama.modeling_llama
 quick-tests: dev
-	$(call timed,quick tests,$(BIN)/python -m pytest --quiet --quick -m 'not e2e and not slow' -r fE -n 4)
+	$(call timed,quick tests,$(BIN)/python -m pytest --quiet --quick -m 'not e2e and not slow' -r fE \
+	  -p tests.prefork --prefork 4 $(PRELOADED))
 
 # Types are checked beside the tests, which wait now and then.
 check: dev

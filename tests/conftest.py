@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import time
 import warnings
 from collections.abc import Generator, Iterator
@@ -46,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
         hypothesis.settings.load_profile("quick tests")
+        platform.platform()  # Python runs `uname` for the first who asks in a process, and keeps the answer
         guard = config.stash[GUARD] = outcomes.QuickGuard()
         guard.install()
         # A test that ends half-way leaves open what it was about to hand to a process.

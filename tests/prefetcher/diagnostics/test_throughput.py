@@ -3,6 +3,7 @@ asserted."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def s3(s3_server: S3Server, aws: None, monkeypatch: pytest.MonkeyPatch) -> S3Ser
 
 
 def test_memory_and_disk_are_measured_and_nothing_stays(tmp_path: Path) -> None:
+    gc.collect()  # what tests before left open must not be closed meanwhile
     shared, descriptors = shared_memory(), len(os.listdir("/proc/self/fd"))
     found = measure(tmp_path / "not" / "yet", str(tmp_path / "store"), SMALL)
     assert set(found.bytes_per_s) == {"prefault", "checksum", "disk", "store"}
