@@ -13,7 +13,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -28,6 +28,10 @@ END_TO_END = Path(__file__).parent / "e2e"
 # No example has a time limit: on a machine whose cores are all taken any may take a second.
 hypothesis.settings.register_profile("all tests", deadline=None)
 hypothesis.settings.register_profile("quick tests", deadline=None, max_examples=20)
+QUICK_PART = 5
+"""With `--quick` a test that has a number of examples of its own tries a fifth of them, as those of the profile do."""
+QUICK_LEAST = 5
+"""It tries no fewer than these."""
 hypothesis.settings.load_profile("all tests")
 GUARD = pytest.StashKey[outcomes.QuickGuard]()
 
@@ -83,9 +87,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> scopes.
     return scopes.ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest comes first: else the other workers would wait for it at the end."""
     items.sort(key=lambda item: scopes.place(item.nodeid))
+    if config.getoption("--quick"):
+        for test in {item.obj for item in items if isinstance(item, pytest.Function)}:
+            _try_fewer(test)
+
+
+def _try_fewer(test: Callable[..., object]) -> None:
+    """A fifth of the examples, where their number is not the profile's. Hypothesis keeps it in this attribute alone."""
+    own = getattr(test, "_hypothesis_internal_use_settings", hypothesis.settings())
+    if own.max_examples != hypothesis.settings().max_examples:
+        quick = max(own.max_examples // QUICK_PART, QUICK_LEAST)
+        test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=quick)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)
