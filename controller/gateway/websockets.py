@@ -18,12 +18,13 @@ from typing import Any
 import aiohttp
 
 from fleetstart.runtime.contract.billing.ledger import CLIENT_GONE
-from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable, WorkerLost
+from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, InvalidInput, Unavailable, WorkerLost
 from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
 from fleetstart.runtime.contract.worker_headers import (
     BUSY_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
+    ERROR_HEADER,
     REQUEST_HEADER,
     ROOT_PATH_HEADER,
     TOKEN_HEADER,
@@ -31,7 +32,8 @@ from fleetstart.runtime.contract.worker_headers import (
 
 from ..billing.budget_watch import BudgetWatch
 from ..http.asgi import Receive, Scope, Send
-from ..http.headers import request_headers, valid_request_id
+from ..http.client import WorkerWebSocket
+from ..http.headers import accept_headers, request_headers, valid_request_id
 from ..http.invoke_url import parse_target
 from ..http.request_body import header
 from ..http.scope import GIVEN_REQUEST_ID
@@ -54,8 +56,10 @@ HEARTBEAT_S = 20.0
 class WebSocketRejected(FleetError):
     code = "socket_refused"
 
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message, hint="the function's own app decides which WebSockets it accepts")
+    def __init__(
+        self, message: str, status: int, *, hint: str = "the function's own app decides which WebSockets it accepts"
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.status = status  # type: ignore[misc]  # the app's own
 
 
@@ -172,6 +176,9 @@ class WebSocketProxy:
             except aiohttp.WSServerHandshakeError as error:
                 headers: Mapping[str, str] = error.headers or {}
                 if error.status != 503 or not (BUSY_HEADER in headers or DRAINING_HEADER in headers):
+                    if headers.get(ERROR_HEADER) == InvalidInput.code:
+                        text = f"function {name} does not accept WebSockets"
+                        raise WebSocketRejected(text, error.status, hint="only ASGI apps do") from error
                     status = error.status if error.status >= 400 else 502
                     text = f"function {name} rejected the WebSocket with HTTP {error.status}"
                     raise WebSocketRejected(text, status) from error
@@ -220,7 +227,8 @@ class WebSocketProxy:
         opened_ns = time.monotonic_ns()
         record.answered(attempt, SWITCHING_PROTOCOLS, "", opened_ns)
         record.response_started()
-        headers = platform_headers(record)
+        own = upstream.headers if isinstance(upstream, WorkerWebSocket) else ()
+        headers = accept_headers(own, root=record.call.root) + platform_headers(record)
         await session.send({"type": "websocket.accept", "subprotocol": upstream.protocol, "headers": headers})
         close = await session.relay(attempt, upstream, first)
         ended_ns = time.monotonic_ns()

@@ -26,8 +26,19 @@ class _Connector(aiohttp.TCPConnector):
         return connection
 
 
+class WorkerWebSocket(aiohttp.ClientWebSocketResponse):
+    """A WebSocket to a worker, with the headers with which its app accepted it."""
+
+    def __init__(
+        self, reader: Any, writer: Any, protocol: Any, response: aiohttp.ClientResponse, *more: Any, **options: Any
+    ) -> None:
+        super().__init__(reader, writer, protocol, response, *more, **options)
+        self.headers = response.raw_headers
+
+
 def open_session() -> aiohttp.ClientSession:
     session = aiohttp.ClientSession(
+        ws_response_class=WorkerWebSocket,
         connector=_Connector(limit=0, keepalive_timeout=600, use_dns_cache=False),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -85,14 +85,22 @@ def request_headers(scope: Scope) -> list[tuple[str, str]]:
 
 def response_headers(raw: Iterable[tuple[bytes, bytes]], *, root: str, keep_length: bool) -> list[tuple[bytes, bytes]]:
     """The worker's headers that are sent to the client. `root`: the function's part of the path, such as `/fn/web`."""
+    passed = _passed(raw, root)
+    return sandboxed([pair for pair in passed if keep_length or pair[0] != b"content-length"])
+
+
+def accept_headers(raw: Iterable[tuple[bytes, bytes]], *, root: str) -> list[tuple[bytes, bytes]]:
+    """The same of a WebSocket that was accepted: each side has a handshake of its own."""
+    return [pair for pair in _passed(raw, root) if not pair[0].startswith(b"sec-websocket-")]
+
+
+def _passed(raw: Iterable[tuple[bytes, bytes]], root: str) -> list[tuple[bytes, bytes]]:
     pairs = [(name.lower(), value) for name, value in raw]
-    return sandboxed(
-        [
-            (name, scoped_cookie(value, root.encode()) if name == b"set-cookie" else value)
-            for name, value in pairs
-            if name not in _DROP_RESPONSE and (keep_length or name != b"content-length")
-        ]
-    )
+    return [
+        (name, scoped_cookie(value, root.encode()) if name == b"set-cookie" else value)
+        for name, value in pairs
+        if name not in _DROP_RESPONSE
+    ]
 
 
 def scoped_cookie(cookie: bytes, root: bytes) -> bytes:

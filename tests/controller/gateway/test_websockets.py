@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from fleetstart.runtime.contract.node.orders import WorkerOrder
@@ -48,7 +48,13 @@ class Echo:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         await receive()
-        await send({"type": "websocket.accept"})
+        if scope["path"] == "/no-app":
+            head = [(b"fs-error", b"invalid_input"), (b"content-length", b"0")]
+            await send({"type": "websocket.http.response.start", "status": 400, "headers": head})
+            await send({"type": "websocket.http.response.body", "body": b""})
+            return
+        accepted = [(b"x-app", b"1"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"fs-version", b"77")]
+        await send({"type": "websocket.accept", "headers": accepted})
         while (message := await receive())["type"] == "websocket.receive":
             if message["text"] == "late":
                 await send({"type": "websocket.close", "code": SOCKET_LATE[0], "reason": SOCKET_LATE[1]})
@@ -120,3 +126,19 @@ def test_a_message_that_is_too_large_in_either_direction_ends_with_a_code_and_a_
     assert echo.heard[0]["code"] == 1009
     (row,) = wait_until(lambda: impatient.rows("echo"), what="its row") or [{}]
     assert (row["status"], row["error"]) == (101, "too_large")
+
+
+def test_the_headers_with_which_an_app_accepts_reach_the_client(impatient: ControllerProcess, echo: Echo) -> None:
+    url = impatient.url.replace("http://", "ws://") + "/fn/echo"
+    with connect(url, proxy=None) as socket:
+        assert socket.response is not None
+        headers = socket.response.headers
+    assert (headers["x-app"], headers["fs-version"]) == ("1", "1")
+    assert headers.get_all("set-cookie") == ["a=1; Path=/fn/echo", "b=2; Path=/fn/echo"]
+    assert len(headers.get_all("sec-websocket-accept")) == 1
+
+
+def test_a_function_that_is_no_app_says_that_it_takes_no_sockets(impatient: ControllerProcess, echo: Echo) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(impatient.url.replace("http://", "ws://") + "/fn/echo/no-app", proxy=None)
+    assert b"function echo does not accept WebSockets" in refused.value.response.body
