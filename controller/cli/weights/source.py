@@ -31,6 +31,8 @@ FILE_MAX_BYTES = 64 * MIB
 set."""
 FILE_SUFFIXES = frozenset({".json", ".txt", ".jinja", ".model", ".tiktoken", ".vocab", ".yaml", ".yml"})
 
+LOST = "the download may not have ended: fetch the missing shard, or the whole model again"
+_SHARD = re.compile(r"(?P<begin>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -120,11 +122,22 @@ def _adapter(folder: SourceFolder, origins: dict[str, SourceFile]) -> Source:
 def _shard_names(folder: SourceFolder, origins: dict[str, SourceFile]) -> list[str]:
     found = [name for name in origins if name.endswith(".safetensors")]
     if found:
+        _require_siblings(folder, origins, found)
         return found
     for name, origin in origins.items():
         if PurePath(name).suffix.lower() in PICKLE_SUFFIXES:
             refuse_pickle(origin, b"")
     raise WeightsMissing(f"{folder} has no *.safetensors", hint="put model.safetensors there, with its config.json")
+
+
+def _require_siblings(folder: SourceFolder, origins: dict[str, SourceFile], names: Sequence[str]) -> None:
+    """Checks that all shards of a row are there, where no index names them. Errors: WeightsMissing with the first."""
+    rows = {(match["begin"], match["count"]) for match in map(_SHARD.fullmatch, names) if match is not None}
+    for begin, count in sorted(rows):
+        for number in range(1, int(count) + 1):
+            name = f"{begin}-{number:05}-of-{count}.safetensors"
+            if name not in origins:
+                raise WeightsMissing(f"{folder} has some of {int(count)} shards, and not {name!r}", hint=LOST)
 
 
 def _index_text(index: SourceFile) -> bytes:
@@ -148,7 +161,7 @@ def _weight_map(folder: SourceFolder, index: SourceFile, text: bytes, origins: d
                 refuse_pickle(origins[name], b"")
             raise WeightsMissing(
                 f"{index} names the shard {name[:200]!r}, which is not in {folder}",
-                hint="the download may not have ended: fetch the missing shard, or the whole model again",
+                hint=LOST,
             )
     return {str(tensor): str(name) for tensor, name in weight_map.items()}
 

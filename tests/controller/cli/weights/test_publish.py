@@ -211,6 +211,15 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert "download" in error.value.hint
 
 
+def test_a_missing_shard_is_named_without_an_index_too(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, model(), shards=2)
+    (folder / "model.safetensors.index.json").unlink()
+    assert len(read_source(folder).tensors) == len(model())
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(WeightsMissing, match=r"some of 2 shards, and not 'model-00001-of-00002\.safetensors'"):
+        read_source(folder)
+
+
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(encode({"x": tensor(2)}))
