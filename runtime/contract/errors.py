@@ -3,7 +3,8 @@
 FleetError
 ├── Refused                      4xx: the caller has to change something
 │   ├── InvalidInput             400  invalid_input
-│   │   └── ContextExceeded      400  context_length_exceeded  of a language model; OpenAI's own word
+│   │   └── InvalidPrompt        400  invalid_input          empty, or of tokens that a language model does not have
+│   │       └── ContextExceeded  400  context_length_exceeded  of a language model; OpenAI's own word
 │   ├── InvalidSpec              400  invalid_spec
 │   ├── NoHandler                400  no_handler
 │   ├── HandlerSyntax            400  syntax_error
@@ -165,7 +166,11 @@ class InvalidInput(Refused):
     code = "invalid_input"
 
 
-class ContextExceeded(InvalidInput):
+class InvalidPrompt(InvalidInput):
+    """A prompt that a language model cannot continue, of whichever field of a request."""
+
+
+class ContextExceeded(InvalidPrompt):
     """A prompt and its answer need more tokens than a language model's context holds."""
 
     code = "context_length_exceeded"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _PLACE = re.compile(r"\A(?:at )?\d+\(\d+\): ")
 _LISTING = re.compile(r"\n(?:<| *\d+ \| )")
+_DEAD_END = ("NoExtensionBias", "no text follows it, as where a $ref leads back to itself")
+"""What the compiler says where no token may come next, and what it means."""
 GRAMMARS_KEPT = 16
 """Compiled grammars kept by a worker: calls repeat their schemas, and a large one takes a second to compile."""
 
@@ -131,8 +133,8 @@ def masked(logits: Tensor, rows: list[int], matchers: list[TokenMatcher]) -> Ten
 def _reason(text: str) -> str:
     """The compiler's reason in one line, without the place in the grammar, the grammar, and options of its own."""
     text = _PLACE.sub("", _LISTING.split(text, 1)[0].replace("failed to compile JSON schema: ", ""))
-    return " ".join(text.split(". Enable '", 1)[0].split())
+    return " ".join(text.split(". Enable '", 1)[0].split()).replace(*_DEAD_END)
 
 
 def _first_line(text: str) -> str:
-    return text.split("\n", 1)[0].strip() if text else ""
+    return text.split("\n", 1)[0].strip().replace(*_DEAD_END) if text else ""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ...contract.errors import ContextExceeded, InvalidInput
+from ...contract.errors import ContextExceeded, InvalidPrompt
 
 
 def check_context(prompt_count: int, max_new_tokens: int, context_tokens: int) -> None:
-    """Checks a request's size, all in tokens. Errors: InvalidInput for an empty prompt, ContextExceeded.
+    """Checks a request's size, all in tokens. Errors: InvalidPrompt for an empty one, ContextExceeded.
 
     Clients of OpenAI's API know the error by its code or by its words: LiteLLM by the first ones, LangChain by
     "prompt is too long".
     """
     if prompt_count < 1:
-        raise InvalidInput("the prompt is empty", hint="send at least one token of text")
+        raise InvalidPrompt("the prompt is empty", hint="send at least one token of text")
     needed = prompt_count + max_new_tokens
     if needed > context_tokens:
         raise ContextExceeded(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from ...contract.errors import ContextExceeded, FleetError, InvalidInput, NotFound, Unavailable
+from ...contract.errors import FleetError, InvalidInput, InvalidPrompt, NotFound, Unavailable
 from ...contract.function.spec import LLMSettings
 from ...contract.node.orders import SecondEngine
 from ...contract.node.speed import Speed
@@ -128,8 +128,8 @@ class LLMApp:
         except FleetError as error:
             if begun:
                 return await _end_stream(send, error)
-            long = isinstance(error, ContextExceeded)
-            param = PROMPT_FIELDS.get(scope["path"].rstrip("/")) if long else None
+            prompt = isinstance(error, InvalidPrompt)
+            param = PROMPT_FIELDS.get(scope["path"].rstrip("/")) if prompt else None
             await openai_responses.respond_error(send, error, param)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...contract.errors import InvalidInput
+from ...contract.errors import InvalidInput, InvalidPrompt
 from ...openai_api.invalid_parameter import InvalidParameter
 from ..engine.constraint import Constraint
 from ..model.loaded_model import LoadedModel
@@ -41,12 +41,12 @@ class Prompts:
         self._model = model
 
     async def text(self, prompt: str | list[int]) -> list[int]:
-        """Tokens of a text or of given tokens. Errors: InvalidInput for a token that the model does not have."""
+        """Tokens of a text or of given tokens. Errors: InvalidPrompt for a token that the model does not have."""
         if isinstance(prompt, str):
             return await self._tokens(prompt, add_special_tokens=True)
         vocab_size = self._model.vocab_size
         if any(not 0 <= token < vocab_size for token in prompt):
-            raise InvalidInput(f"prompt: a token is not of 0 to {vocab_size - 1}")
+            raise InvalidPrompt(f"prompt: a token is not of 0 to {vocab_size - 1}")
         return prompt
 
     async def chat(
@@ -61,7 +61,7 @@ class Prompts:
         """
         template = self._model.chat_template
         if template is None:
-            raise InvalidInput("this model has no chat template", hint="use /v1/completions")
+            raise InvalidPrompt("this model has no chat template", hint="use /v1/completions")
         form = self._tool_format
         if use is not None and form is None:
             raise InvalidParameter("tools: the format of the tools in this model's chat template is not known", "tools")

@@ -118,6 +118,23 @@ def test_each_kind_of_part_is_refused_with_the_reason(server: Served, kind: str)
     assert REFUSED_PARTS[kind] in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("completions", {"prompt": ""}, "prompt"),
+        ("completions", {"prompt": [[5], []]}, "prompt"),
+        ("completions", {"prompt": [1 << 20]}, "prompt"),
+        ("completions", {"prompt": [5] * 2048, "max_tokens": 1}, "prompt"),
+        ("embeddings", {"input": ["hi", ""]}, "input"),
+    ],
+)
+def test_a_prompt_that_cannot_be_continued_is_an_error_of_its_field(
+    server: Served, route: str, body: dict[str, Any], param: str
+) -> None:
+    answer = server.http.post(f"/v1/{route}", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 def test_embeddings_have_their_own_fields(server: Served) -> None:
     answer = server.http.post("/v1/embeddings", json={"input": ["hi", "ho"], "encoding_format": "float"})
     assert [len(one["embedding"]) for one in answer.json()["data"]] == [64, 64]
