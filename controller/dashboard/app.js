@@ -1,6 +1,6 @@
-// Routing of pages, and their refresh every two seconds while the tab is visible.
+// Routing of pages, and their refresh while the tab is visible: every two seconds, or less often if it takes long.
 
-import { Refused, useKey } from "./client.js";
+import { pauseMs, Refused, useKey } from "./client.js";
 import { h, morph } from "./dom.js";
 import * as functions from "./functions.js";
 import * as one from "./function.js";
@@ -12,7 +12,6 @@ import * as access from "./manage/access.js";
 import * as calls from "./manage/calls.js";
 import { listen } from "./manage/actions.js";
 
-const EVERY_MS = 2000;
 const NAV = [["Functions", "#/", functions], ["Invocations", "#/calls", calls], ["History", "#/history", past], ["Nodes", "#/nodes", nodes],
   ["Usage", "#/usage", usage], ["Access", "#/access", access]];
 const ROUTES = [
@@ -76,11 +75,14 @@ async function show(fresh) {
   asking.abort();
   const mine = (asking = new AbortController());
   const { module, parts, query } = route();
+  const begunMs = performance.now();
+  let waitMs = pauseMs(0);
   drawNav(module);
   document.title = `${parts[0] ?? NAV.find((item) => item[2] === module)?.[0] ?? ""} · fleetstart`;
   try {
     const found = await module.load(parts, query, mine.signal);
     if (mine.signal.aborted) return;
+    waitMs = pauseMs(performance.now() - begunMs);
     const wanted = h("main", { id: "page" }, module.view(found, Date.now(), query));
     const read = fresh ? [] : [...page.querySelectorAll(".lines")].filter((pane) => !atEnd(pane));
     if (fresh) page.replaceChildren(...wanted.childNodes);
@@ -93,7 +95,7 @@ async function show(fresh) {
     trouble(error, fresh);
     if (!notice.hidden) return; // nothing is asked for until a key is given
   }
-  timer = setTimeout(again, EVERY_MS);
+  timer = setTimeout(again, waitMs);
 }
 
 // A log follows its end, unless it was scrolled up.
@@ -102,7 +104,7 @@ function atEnd(pane) {
 }
 
 function again() {
-  if (document.hidden) timer = setTimeout(again, EVERY_MS);
+  if (document.hidden) timer = setTimeout(again, pauseMs(0));
   else show(false);
 }
 

@@ -62,3 +62,13 @@ export async function lines(path, signal) {
 }
 
 export const name = encodeURIComponent;
+
+const EVERY_MS = 2000;
+const PAUSES = 4;
+const PAUSE_MAX_MS = 60_000;
+
+// Time until a page is read again that took so long to read: an open page is a fifth of the work of a server, or of a
+// line, for which what the page shows is much, such as the ledger of a month.
+export function pauseMs(tookMs) {
+  return Math.min(PAUSE_MAX_MS, Math.max(EVERY_MS, PAUSES * tookMs));
+}

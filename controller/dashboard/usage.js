@@ -20,7 +20,8 @@ export async function load(parts, query, signal) {
   const days = range(query);
   const since = (Math.floor(Date.now() / DAY_MS) - days + 1) * DAY_MS;
   const [byPhase, byDay, budgets] = await Promise.all([
-    get(`usage?by=function,phase&since_unix_ms=${since}`, signal), get(`usage?by=day&since_unix_ms=${since}`, signal), get("budgets", signal)]);
+    get(`usage?by=function,phase&since_unix_ms=${since}`, signal),
+    days > 1 ? get(`usage?by=day&since_unix_ms=${since}`, signal) : { lines: [] }, get("budgets", signal)]);
   return { days, byPhase, byDay, budgets, query };
 }
 

@@ -163,6 +163,12 @@ def test_a_time_of_another_day_has_its_date(page: Page) -> None:
     assert re.fullmatch(r"[56] Jan \d\d:\d\d:00\.000", then)
 
 
+def test_a_page_that_takes_long_to_read_is_read_less_often(page: Page) -> None:
+    """The usage of a month adds up millions of rows."""
+    pauses = page.run("import('./client.js').then((it) => [0, 100, 1000, 10_000].map((tookMs) => it.pauseMs(tookMs)))")
+    assert pauses == [2000, 2000, 4000, 40_000]
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_every_page_fits_its_window(page: Page, width: int) -> None:
     page.command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
