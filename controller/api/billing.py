@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from fleetstart.runtime.contract import redis_keys as keys
-from fleetstart.runtime.contract.billing.prices import PriceSheet, check_next, read_sheets
+from fleetstart.runtime.contract.billing.prices import LEAD_MS, PriceSheet, check_next, read_sheets
 from fleetstart.runtime.contract.errors import InvalidInput, NotFound
 from fleetstart.runtime.contract.ids import FunctionName
 
@@ -101,15 +101,15 @@ class BillingApi:
     async def add_prices(self, request: Request) -> Response:
         """Adds a price sheet. Of two concurrent requests one is rejected."""
         new = await json_body(request, NewPrices)
-        sheets = await self._sheets()
+        sheets, now = await self._sheets(), now_unix_ms()
         sheet = PriceSheet(
             version=sheets[-1].version + 1,
-            from_unix_ms=new.from_unix_ms,
+            from_unix_ms=now + LEAD_MS if new.from_unix_ms is None else new.from_unix_ms,
             execute_nusd_per_gib_s=new.execute_nusd_per_gib_s,
             idle_nusd_per_gib_s=new.idle_nusd_per_gib_s,
             device_nusd_per_gib_s={**sheets[-1].device_nusd_per_gib_s, **new.device_nusd_per_gib_s},
         )
-        check_next(sheets, sheet, now_unix_ms())
+        check_next(sheets, sheet, now)
         if not await self._client.hsetnx(keys.PRICES, str(sheet.version), msgspec.json.encode(sheet)):
             raise InvalidInput(f"price sheet {sheet.version} was added concurrently", hint="read the prices again")
         await self._watch.read()

@@ -297,7 +297,8 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    from_unix_ms: int
+    from_unix_ms: int | None = None
+    """None: as soon as possible, a minute ahead."""
     execute_nusd_per_gib_s: int
     idle_nusd_per_gib_s: int
     device_nusd_per_gib_s: dict[str, int] = {}

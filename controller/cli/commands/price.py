@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fleetstart.runtime.contract.billing.ledger import dollars
-from fleetstart.runtime.contract.billing.prices import LEAD_MS, PriceSheet
+from fleetstart.runtime.contract.billing.prices import PriceSheet
 from fleetstart.runtime.contract.node.devices import canonical_type
 
 from ...schemas.functions import NewPrices
@@ -60,10 +60,8 @@ def set_(
     as_json: bool,
 ) -> None:
     """Set rates from a later moment on, at least a minute ahead. Devices that are not named keep their rates."""
-    now_s = time.time()
-    soon_unix_ms = round(now_s * 1000) + LEAD_MS + 5_000
     new = NewPrices(
-        from_unix_ms=parse_unix_ms(begins, now_s=now_s, option="--from") if begins else soon_unix_ms,
+        from_unix_ms=parse_unix_ms(begins, now_s=time.time(), option="--from") if begins else None,
         execute_nusd_per_gib_s=parse_nano_dollars(execute, option="--execute"),
         idle_nusd_per_gib_s=parse_nano_dollars(idle, option="--idle"),
         device_nusd_per_gib_s=_device_rates(devices),

@@ -17,7 +17,7 @@ import pytest
 from fleetstart.controller.schemas.functions import Invoice, LedgerLine, Usage
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.billing.ledger import cost_nusd
-from fleetstart.runtime.contract.billing.prices import FIRST
+from fleetstart.runtime.contract.billing.prices import FIRST, LEAD_MS
 from fleetstart.runtime.contract.sizes import GIB
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import RedisServer, wait_until
@@ -101,6 +101,19 @@ def test_the_audit_log_shows_that_budgets_and_prices_changed(controller: Control
     assert five[0] == gone[1] == "" != five[1] == six[0] != six[1]
     assert same == (six[1], six[1]) == (gone[0], gone[0]), "set to what it was"
     assert "" != price[0] != price[1] != ""
+
+
+def test_a_price_sheet_without_a_time_begins_a_minute_after_the_servers_now(controller: ControllerProcess) -> None:
+    """A client's clock may be behind: what it took for a minute ahead was too early."""
+    rates = {"execute_nusd_per_gib_s": 1, "idle_nusd_per_gib_s": 1}
+    before_unix_ms = int(time.time() * 1000)
+    sheet = controller.http.post("/api/v1/prices", json=rates)
+    assert sheet.status_code == 201
+    assert before_unix_ms <= sheet.json()["from_unix_ms"] - LEAD_MS <= int(time.time() * 1000)
+    later = {"from_unix_ms": before_unix_ms + 600_000, **rates}
+    assert controller.http.post("/api/v1/prices", json=later).status_code == 201
+    again = controller.http.post("/api/v1/prices", json=rates)
+    assert (again.status_code, "is the earliest" in again.json()["error"]["message"]) == (400, True), "one is to come"
 
 
 @pytest.mark.parametrize("path", ["usage", "ledger"])
