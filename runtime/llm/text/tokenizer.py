@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
 import tokenizers
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...contract.decoding import UNDECODABLE
@@ -114,20 +117,35 @@ class Detokenizer:
         return fresh
 
 
+_FAULTS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
+"""What a template's own expressions raise, when it is compiled, which computes constants, or when it is rendered."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` around what a model answers, with which transformers masks training data: it is shown as it
+    is."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 has it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        begin = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=begin)
+
+
 class ChatTemplate:
     """Chat template of a model: renders messages. Errors: InvalidInput if the template rejects them."""
 
     def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
         """`tool_source`: template of chats with tools, if the model has one of its own for them."""
         self._environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
-        self._environment.globals["raise_exception"] = _raise_exception
+        self._environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self._environment.filters["tojson"] = _tojson
         try:
             self._template = self._environment.from_string(source)
             self._tool_template = self._template if tool_source is None else self._environment.from_string(tool_source)
-        except TemplateError as error:
+        except _FAULTS as error:
             raise CheckpointInvalid(f"the chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
         self.tool_source = source if tool_source is None else tool_source
@@ -147,7 +165,7 @@ class ChatTemplate:
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             return (self._template if tools is None else self._tool_template).render(given | self._special_tokens)
-        except (TemplateError, TypeError, ValueError, OverflowError) as error:
+        except _FAULTS as error:
             raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from error
 
 
@@ -175,6 +193,11 @@ def _content(token: Any) -> str:
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    """The present time, which templates tell their models."""
+    return datetime.now().strftime(format)
 
 
 def _tojson(

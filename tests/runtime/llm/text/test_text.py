@@ -139,6 +139,17 @@ def test_templates_run_in_a_sandbox() -> None:
         template.render([])
 
 
+def test_templates_have_what_those_of_transformers_have() -> None:
+    text = "{% generation %}{% set a = 1 %}said{% endgeneration %} in {{ strftime_now('%Y')|int > 2000 }}{{ a }}"
+    assert ChatTemplate(text, {}).render([]) == "said in True"
+
+
+@pytest.mark.parametrize("text", ["{{ messages|length / 0 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"])
+def test_a_template_whose_expressions_fail_refuses_messages(text: str) -> None:
+    with pytest.raises(InvalidInput, match="chat template refuses them"):
+        ChatTemplate(text, {}).render([])
+
+
 def test_a_template_may_refuse_messages() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(InvalidInput, match="roles must alternate"):
