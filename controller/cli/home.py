@@ -147,8 +147,8 @@ class HomeLayout:
         shutil.rmtree(self.run, ignore_errors=True)
 
 
-def is_text(path: Path) -> bool:
-    """Checks whether a path is UTF-8; the file system takes any bytes."""
+def is_text(path: Path | str) -> bool:
+    """Checks whether a path or an argument is UTF-8; file systems and command lines take any bytes."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -202,6 +202,14 @@ def run(arguments: Sequence[str]) -> int:
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except UnicodeEncodeError:
+        from .home import is_text  # late: help needs no home
+
+        odd = next((argument for argument in arguments if not is_text(argument)), None)
+        if odd is None:
+            raise
+        click.UsageError(f"{odd!r} is not UTF-8, as names are").show()
+        return USAGE
     except OSError as error:
         where = error.filename or ("a file, or stdout" if error.errno in DISK_ERRORS else None)
         if where is None:

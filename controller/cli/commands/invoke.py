@@ -264,6 +264,8 @@ def _headers(pairs: Sequence[str]) -> dict[str, str]:
     for key, colon, value in split:
         if not colon or not key.strip():
             raise click.UsageError(f"-H {key!r} is not NAME: VALUE")
+        if key.strip().lower() in ("content-length", "transfer-encoding"):
+            raise click.UsageError(f"-H {key!r} follows from the body: leave it out")
         headers[key.strip().lower()] = value.strip()
     return headers
 

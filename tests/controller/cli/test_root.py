@@ -90,6 +90,8 @@ def test_ctrl_c_ends_a_verb_that_is_being_imported_without_a_traceback(module: s
         (["invoke", "f", "not json"], USAGE, "not JSON"),
         (["invoke", "f", "@nowhere"], NOT_FOUND, "no file nowhere"),
         (["invoke", "f", "{}", "-H", "nocolon"], USAGE, "NAME: VALUE"),
+        (["invoke", "f", "{}", "-H", "Content-Length: 5"], USAGE, "follows from the body"),
+        (["rm", "f\udcff", "--url", "http://127.0.0.1:1"], USAGE, "'f\\udcff' is not UTF-8"),
         (["usage", "--since", "yesterday"], USAGE, "neither an age"),
         (["scale", "f", "--rate", "inf"], USAGE, "inf is no number of anything"),
         (["scale", "f", "--keep-alive", "nan"], USAGE, "nan is no number of anything"),
