@@ -134,7 +134,7 @@ class Dispatcher:
         """Answers the call. Errors: FleetError or NotAttached if nothing was sent yet, ResponseTruncated if something
         was."""
         stream = StreamRelay(record, send, final_status=self._final_status, lives=self._lives)
-        lost = LostWorkers()
+        lost = LostWorkers(is_async=record.call.stored is not None)
         again, keyed = False, record.call.keyed
         if keyed is not None and keyed.lost is not None:
             raise keyed.lost

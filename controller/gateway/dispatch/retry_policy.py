@@ -28,6 +28,8 @@ class LostWorkers:
 
     begun: int = 0
     unentered: int = 0
+    is_async: bool = False
+    """The call is a run of an async one, which is repeated by itself."""
 
     def count(
         self, spec: FunctionSpec, request: str, entered_before: int, status: WorkerStatus | None, otherwise: str
@@ -44,7 +46,7 @@ class LostWorkers:
             if self.unentered <= UNENTERED_DEATHS_ALLOWED:
                 return None
         self.begun += 1
-        return give_up(spec, self.begun, status, otherwise)
+        return give_up(spec, self.begun, status, otherwise, is_async=self.is_async)
 
 
 def never_entered(status: WorkerStatus | None, request: str, entered_before: int) -> bool:
@@ -64,7 +66,9 @@ def is_billed_when_cut(status: WorkerStatus | None) -> bool:
     return status.error is not None and status.error.code in (WorkerLost.code, OutOfMemory.code)
 
 
-def give_up(spec: FunctionSpec, lost: int, status: WorkerStatus | None, otherwise: str) -> FleetError | None:
+def give_up(
+    spec: FunctionSpec, lost: int, status: WorkerStatus | None, otherwise: str, *, is_async: bool = False
+) -> FleetError | None:
     """The error of a call under which so many workers were lost, the last with this status; None: it runs again.
 
     `otherwise` is the cause, if its node names none.
@@ -78,6 +82,6 @@ def give_up(spec: FunctionSpec, lost: int, status: WorkerStatus | None, otherwis
     logs = f"`fs logs {spec.name}` shows the last lines"
     if out_of_memory and cause is not None:
         return OutOfMemory(text, hint=cause.hint or logs)
-    if not spec.retries:
+    if not spec.retries and not is_async:
         logs += "; it is not run again, because it may have had effects: `retries=2` in the declaration allows that"
     return WorkerLost(text, hint=logs)

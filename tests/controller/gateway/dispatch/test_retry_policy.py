@@ -46,6 +46,9 @@ def test_a_call_is_repeated_as_often_as_its_function_says_and_never_after_too_mu
 
 
 def test_the_error_names_the_cause_and_what_would_allow_a_repetition() -> None:
+    run = give_up(spec(0), 1, ended("worker_lost"), CLOSED, is_async=True)
+    assert run is not None
+    assert "run again" not in (run.info().hint or ""), "an async call is"
     failure = give_up(spec(0), 1, ended("worker_lost"), CLOSED)
     assert failure is not None
     assert failure.message == "function f: its worker ended under this call: why"
