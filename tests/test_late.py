@@ -54,6 +54,8 @@ def test_pytest_imports_none_as_it_collects(package: str, tmp_path: Path) -> Non
         "no:cacheprovider",
         "-p",
         "no:xdist",
+        "-p",
+        "no:schemathesis",  # as in pyproject.toml: its import takes a second
         "--rootdir",
         str(tmp_path),
     ]
