@@ -95,6 +95,10 @@ class Detokenizer:
         self._tokens.append(token)
         self._held += 1
         text = self._tokenizer.decode(self._tokens)
+        if self._held == 1 and len(text) == self._given and self._is_hidden(token):
+            self._tokens.pop()  # as the context of the next one it would be the beginning of a text
+            self._held = 0
+            return ""
         if not text.endswith(REPLACEMENT):
             return self._give(text, self._held)
         if self._held < MAX_HELD_TOKENS:
@@ -104,6 +108,10 @@ class Detokenizer:
         fresh = self._give(text[:-1], TAIL_TOKENS)
         self._held, self._given = 1, self._given - 1
         return fresh
+
+    def _is_hidden(self, token: int) -> bool:
+        """Checks whether a token is a special one, without a text."""
+        return not self._tokenizer.decode([token]) and bool(self._tokenizer.decode([token], skip_special=False))
 
     def flush(self) -> str:
         """Returns the held-back bytes of an incomplete character."""

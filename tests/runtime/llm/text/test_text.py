@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
 from fleetstart.runtime.llm.engine.stop_strings import StopMatcher
@@ -36,6 +36,22 @@ def test_any_tokens_give_what_the_whole_gives(tokens: list[int]) -> None:
     detokenizer = Detokenizer(TOKENIZER)
     got = "".join(detokenizer.feed(token) for token in tokens) + detokenizer.flush()
     assert got == TOKENIZER.decode(tokens)
+
+
+LLAMA_2 = {"<s>": 0, "</s>": 1, "▁": 2, "▁a": 3, "b": 4, "▁▁": 5}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=20))
+def test_spaces_before_words_stay_behind_whatever_came_before(tokens: list[int]) -> None:
+    """Also behind a special token, whose own text is empty: decoded first, a word has no space before it."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=LLAMA_2, merges=[]))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.add_special_tokens(["<s>", "</s>"])
+    tokenizer = Tokenizer(made.to_str().encode())
+    detokenizer = Detokenizer(tokenizer)
+    got = "".join(detokenizer.feed(token) for token in tokens) + detokenizer.flush()
+    assert got == tokenizer.decode(tokens)
 
 
 def streamed(text: str, ends: list[int]) -> list[str]:
