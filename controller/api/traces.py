@@ -25,7 +25,9 @@ from fleetstart.runtime.contract.timeline import PhaseName, Timeline
 from ..auth.request_context import caller_of, query_function
 from ..billing.archive_format import LedgerEntry
 from ..billing.ledger_reader import LedgerReader
-from ..http.json_api import json_response, query_flag, query_int
+from ..history.series import HOUR_MS, MINUTE_MS, span_of
+from ..history.store import HistoryStore
+from ..http.json_api import json_response, now_unix_ms, query_flag, query_int
 from ..planner.accuracy_report import ObservedStart, explain
 from ..planner.latency_model import cost_gib_s
 from ..planner.plan import Plan
@@ -38,6 +40,11 @@ from .invocations import InvocationsApi
 
 SEARCHED_ROWS = 100_000
 """Rows that a listing searches for a function's calls, at most."""
+NEWEST_ROWS = 10_000
+"""Newest rows in which a function's calls are looked for before the counts of its calls are read: in a small system
+that is all, and in any the calls of the last moment, which are counted a second later."""
+BOOKED_MS = 10_000
+"""Time by which a call may be booked, by Redis' clock, before or after its gateway counted it by its own."""
 GIVEN_SEARCHED_ROWS = 5_000
 """Newest rows in which an id is looked for that is no invocation's own: a look that a typing error costs, too."""
 LIMIT = 20
@@ -71,7 +78,7 @@ class History:
         """Lists wanted invocations that were booked from the span's begin until just before its end, newest first."""
         since_unix_ms, until_unix_ms = span_unix_ms
         if until_unix_ms is not None:
-            return await self._within(wanted, limit, since_unix_ms, until_unix_ms)
+            return (await self._within(wanted, limit, since_unix_ms, until_unix_ms, searched_rows))[0]
         found: list[InvocationRow] = []
         searched = 0
         async with aclosing(self._reader.newest()) as pages:
@@ -82,20 +89,56 @@ class History:
                     break
         return found[:limit]
 
-    async def _within(
-        self, wanted: Callable[[InvocationRow], bool], limit: int, since_unix_ms: int, until_unix_ms: int
+    async def of_function(
+        self, function: FunctionName, wanted: Callable[[InvocationRow], bool], limit: int, since_unix_ms: int
     ) -> list[InvocationRow]:
-        """As `invocations`; of a span with more than `SEARCHED_ROWS` rows, those of its begin."""
+        """As `invocations`, of one function. Its calls may lie behind any number of rows, such as those that idle
+        workers write: the counts of its calls say in which minutes of the last day, and hours of a month, there are
+        any."""
+        found = await self.invocations(wanted, limit, (since_unix_ms, None), NEWEST_ROWS)
+        known, left = {row.id for row in found}, SEARCHED_ROWS
+        spans = await self._with_calls(function) if len(found) < limit else []
+        for begin_unix_ms, end_unix_ms in spans:
+            if len(found) >= limit or left <= 0 or end_unix_ms <= since_unix_ms:
+                break
+            begin_unix_ms, end_unix_ms = max(since_unix_ms, begin_unix_ms - BOOKED_MS), end_unix_ms + BOOKED_MS
+            rows, searched = await self._within(wanted, limit, begin_unix_ms, end_unix_ms, left)
+            found += [row for row in rows if row.id not in known]
+            known, left = known | {row.id for row in rows}, left - searched
+        return found[:limit]
+
+    async def _with_calls(self, function: FunctionName) -> list[tuple[int, int]]:
+        """Begin and end of each minute of the last day, and before it of each hour, that has calls; newest first."""
+        minutes, hours = (span_of(name, "", now_unix_ms()) for name in ("24h", "30d"))
+        counts = HistoryStore(self._client)
+        found: dict[int, int] = {}
+        for span, size_ms, ends_unix_ms in (
+            (minutes, MINUTE_MS, minutes.until_unix_ms), (hours, HOUR_MS, minutes.since_unix_ms + HOUR_MS)
+        ):  # fmt: skip
+            cells = await counts.read([function], span)
+            begins = {cell.begin_unix_ms for cell in cells if cell.counts.calls and cell.begin_unix_ms < ends_unix_ms}
+            found = {begin: begin + size_ms for begin in begins} | found
+        return sorted(found.items(), reverse=True)
+
+    async def _within(
+        self,
+        wanted: Callable[[InvocationRow], bool],
+        limit: int,
+        since_unix_ms: int,
+        until_unix_ms: int,
+        searched_rows: int,
+    ) -> tuple[list[InvocationRow], int]:
+        """As `invocations`, with the number of rows that were searched; of a span with more, those of its begin."""
         found: deque[InvocationRow] = deque(maxlen=limit)
         searched = 0
         async with aclosing(self._reader.entries(since_unix_ms, until_unix_ms)) as pages:
             async for page in pages:
                 found += _calls(page, wanted)
                 searched += len(page)
-                if searched >= SEARCHED_ROWS:
+                if searched >= searched_rows:
                     break
                 await asyncio.sleep(0)
-        return [*reversed(found)]
+        return [*reversed(found)], searched
 
     async def trace(self, invocation: InvocationId) -> InvocationTrace:
         raw = await self._client.get(keys.trace(invocation))
@@ -154,6 +197,8 @@ class TracesApi:
         def wanted(row: InvocationRow) -> bool:
             return function in (None, row.function) and (not failed or row.status >= 400) and sees(row.function)
 
+        if function is not None and not until_unix_ms:
+            return json_response(await self._history.of_function(function, wanted, limit, span[0]))
         return json_response(await self._history.invocations(wanted, limit, span))
 
     async def invocation(self, request: Request) -> Response:

@@ -5,12 +5,15 @@ import time
 from typing import Any, cast
 
 import msgspec
+import pytest
 from starlette.requests import Request
 
+from fleetstart.controller.api import traces
 from fleetstart.controller.api.functions import INFOS_AT_ONCE, FunctionsApi
 from fleetstart.controller.api.metrics import ObservabilityApi
+from fleetstart.controller.api.traces import History
 from fleetstart.controller.billing.budgets import DAY_S
-from fleetstart.controller.billing.ledger_reader import LedgerReader
+from fleetstart.controller.billing.ledger_reader import PAGE_ROWS, LedgerReader
 from fleetstart.controller.history.call_counts import CallCounts
 from fleetstart.controller.history.service import HistoryApi
 from fleetstart.controller.history.store import Cell, HistoryStore
@@ -23,8 +26,10 @@ from fleetstart.controller.state.redis_client import connect
 from fleetstart.controller.state.redis_server.stream_followers import StreamFollowers
 from fleetstart.controller.state.view import View
 from fleetstart.runtime.contract import redis_keys as keys
+from fleetstart.runtime.contract.billing.ledger import APPEND_KEYS, LedgerRow, append_args, append_script
 from fleetstart.runtime.contract.function.spec import FunctionSpec, spec_digest
 from fleetstart.runtime.contract.ids import BundleId, FunctionName, Version
+from tests.controller.billing.rows import call, phase
 
 
 def view_of(number: int) -> View:
@@ -86,5 +91,32 @@ def test_what_each_of_many_functions_costs_and_does_is_shown(redis_url: str) -> 
             told = (await HistoryApi(client, never, view).functions(request())).body
             (found,) = msgspec.json.decode(told, type=list[FunctionTotal])
             assert (found.function, found.total.calls) == (last, 3)
+
+    asyncio.run(scenario())
+
+
+def test_a_functions_calls_are_found_behind_any_number_of_rows(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle workers write a row each ten seconds: `fs trace` said of a function that it had never been called."""
+    monkeypatch.setattr(traces, "NEWEST_ROWS", 5)
+    name = FunctionName("f")
+
+    async def scenario() -> None:
+        async with connect(redis_url) as client:
+
+            async def book(*rows: LedgerRow) -> None:
+                async with client.pipeline(transaction=False) as pipe:
+                    for row in rows:
+                        pipe.eval(append_script(), len(APPEND_KEYS), *APPEND_KEYS, *append_args(row))
+                    await pipe.execute()
+
+            await book(*(call(f"f-{number}", function="f") for number in range(3)))
+            await book(*(phase(f"w/idle/{number}") for number in range(PAGE_ROWS)), call("f-last", function="f"))
+            minute = time.time_ns() // 60_000_000_000
+            cells = {Cell(name, "minutes", at): CallCounts(calls=2) for at in (minute - 1, minute)}
+            await HistoryStore(client).write("gw", cells, expire=())
+            history = History(client, LedgerReader(client, cast(Any, None)))
+            for limit, ids in ((9, ["f-last", "f-2", "f-1", "f-0"]), (2, ["f-last", "f-2"])):
+                found = await history.of_function(name, lambda row: row.function == name, limit, 0)
+                assert [row.id for row in found] == ids
 
     asyncio.run(scenario())
