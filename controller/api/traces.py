@@ -26,7 +26,7 @@ from ..auth.request_context import caller_of, query_function
 from ..billing.archive_format import LedgerEntry
 from ..billing.ledger_reader import LedgerReader
 from ..history.series import HOUR_MS, MINUTE_MS, span_of
-from ..history.store import HistoryStore
+from ..history.store import ALL, HistoryStore
 from ..http.json_api import json_response, now_unix_ms, query_flag, query_int
 from ..planner.accuracy_report import ObservedStart, explain
 from ..planner.latency_model import cost_gib_s
@@ -89,12 +89,11 @@ class History:
                     break
         return found[:limit]
 
-    async def of_function(
-        self, function: FunctionName, wanted: Callable[[InvocationRow], bool], limit: int, since_unix_ms: int
+    async def latest(
+        self, function: str, wanted: Callable[[InvocationRow], bool], limit: int, since_unix_ms: int
     ) -> list[InvocationRow]:
-        """As `invocations`, of one function. Its calls may lie behind any number of rows, such as those that idle
-        workers write: the counts of its calls say in which minutes of the last day, and hours of a month, there are
-        any."""
+        """As `invocations`, of one function or of ALL. Calls may lie behind any number of rows, such as those that idle
+        workers write: the counts of calls say in which minutes of the last day, and hours of a month, there are any."""
         found = await self.invocations(wanted, limit, (since_unix_ms, None), NEWEST_ROWS)
         known, left = {row.id for row in found}, SEARCHED_ROWS
         spans = await self._with_calls(function) if len(found) < limit else []
@@ -107,7 +106,7 @@ class History:
             known, left = known | {row.id for row in rows}, left - searched
         return found[:limit]
 
-    async def _with_calls(self, function: FunctionName) -> list[tuple[int, int]]:
+    async def _with_calls(self, function: str) -> list[tuple[int, int]]:
         """Begin and end of each minute of the last day, and before it of each hour, that has calls; newest first."""
         minutes, hours = (span_of(name, "", now_unix_ms()) for name in ("24h", "30d"))
         counts = HistoryStore(self._client)
@@ -197,8 +196,8 @@ class TracesApi:
         def wanted(row: InvocationRow) -> bool:
             return function in (None, row.function) and (not failed or row.status >= 400) and sees(row.function)
 
-        if function is not None and not until_unix_ms:
-            return json_response(await self._history.of_function(function, wanted, limit, span[0]))
+        if not until_unix_ms:
+            return json_response(await self._history.latest(function or ALL, wanted, limit, span[0]))
         return json_response(await self._history.invocations(wanted, limit, span))
 
     async def invocation(self, request: Request) -> Response:

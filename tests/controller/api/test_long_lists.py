@@ -16,7 +16,7 @@ from fleetstart.controller.billing.budgets import DAY_S
 from fleetstart.controller.billing.ledger_reader import PAGE_ROWS, LedgerReader
 from fleetstart.controller.history.call_counts import CallCounts
 from fleetstart.controller.history.service import HistoryApi
-from fleetstart.controller.history.store import Cell, HistoryStore
+from fleetstart.controller.history.store import ALL, Cell, HistoryStore
 from fleetstart.controller.observability.activity import Activity
 from fleetstart.controller.registry.registry import Registry
 from fleetstart.controller.schemas.functions import FunctionInfo
@@ -112,11 +112,14 @@ def test_a_functions_calls_are_found_behind_any_number_of_rows(redis_url: str, m
             await book(*(call(f"f-{number}", function="f") for number in range(3)))
             await book(*(phase(f"w/idle/{number}") for number in range(PAGE_ROWS)), call("f-last", function="f"))
             minute = time.time_ns() // 60_000_000_000
-            cells = {Cell(name, "minutes", at): CallCounts(calls=2) for at in (minute - 1, minute)}
+            cells = {
+                Cell(one, "minutes", at): CallCounts(calls=2) for at in (minute - 1, minute) for one in (name, ALL)
+            }
             await HistoryStore(client).write("gw", cells, expire=())
             history = History(client, LedgerReader(client, cast(Any, None)))
             for limit, ids in ((9, ["f-last", "f-2", "f-1", "f-0"]), (2, ["f-last", "f-2"])):
-                found = await history.of_function(name, lambda row: row.function == name, limit, 0)
-                assert [row.id for row in found] == ids
+                for one in (name, ALL):
+                    found = await history.latest(one, lambda row: row.function == name, limit, 0)
+                    assert [row.id for row in found] == ids
 
     asyncio.run(scenario())
