@@ -3,8 +3,7 @@
 FleetError
 ├── Refused                      4xx: the caller has to change something
 │   ├── InvalidInput             400  invalid_input
-│   │   └── InvalidPrompt        400  invalid_input          empty, or of tokens that a language model does not have
-│   │       └── ContextExceeded  400  context_length_exceeded  of a language model; OpenAI's own word
+│   │   └── ContextExceeded      400  context_length_exceeded  of a language model; OpenAI's own word
 │   ├── InvalidSpec              400  invalid_spec
 │   ├── NoHandler                400  no_handler
 │   ├── HandlerSyntax            400  syntax_error
@@ -49,6 +48,7 @@ HandlerResponse                  500  handler_response         of a caller: the 
 HeadTimeout                      408  request_timeout          a request's headers took too long to arrive
 HeadersTooLarge                  431  headers_too_large        a request's headers have too many bytes, or are too many
 InvalidParameter                 400  invalid_input            an invalid or unsupported parameter of a model's API
+InvalidPrompt                    400  invalid_input            an empty prompt, or one of tokens that a model lacks
 InvalidWorkerToken               401  unauthorized             a caller without the worker's token
 KeyBusy                          409  idempotency_in_progress  the first call with the key has not ended
 KeyLost                          409  idempotency_lost         the gateway stood still, and another call has the key
@@ -166,11 +166,7 @@ class InvalidInput(Refused):
     code = "invalid_input"
 
 
-class InvalidPrompt(InvalidInput):
-    """A prompt that a language model cannot continue, of whichever field of a request."""
-
-
-class ContextExceeded(InvalidPrompt):
+class ContextExceeded(InvalidInput):
     """A prompt and its answer need more tokens than a language model's context holds."""
 
     code = "context_length_exceeded"

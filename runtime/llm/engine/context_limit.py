@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ...contract.errors import ContextExceeded, InvalidPrompt
+from ...contract.errors import ContextExceeded, InvalidInput
+
+
+class InvalidPrompt(InvalidInput):
+    """A prompt that a language model cannot continue, of whichever field of a request."""
 
 
 def check_context(prompt_count: int, max_new_tokens: int, context_tokens: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from ...contract.errors import FleetError, InvalidInput, InvalidPrompt, NotFound, Unavailable
+from ...contract.errors import ContextExceeded, FleetError, InvalidInput, NotFound, Unavailable
 from ...contract.function.spec import LLMSettings
 from ...contract.node.orders import SecondEngine
 from ...contract.node.speed import Speed
@@ -18,6 +18,7 @@ from ...openai_api import responses as openai_responses
 from ...openai_api.call_reader import CallReader
 from ...openai_api.embeddings import EmbeddedText, EmbeddingCall, embeddings_body
 from ...worker_io.asgi import JSON, ClientDisconnected, Receive, ResponseAborted, Scope, Send, respond
+from ..engine.context_limit import InvalidPrompt
 from ..engine.generation import Request
 from ..engine.two_engines import TwoEngines
 from ..model.loaded_model import LoadedModel
@@ -128,7 +129,7 @@ class LLMApp:
         except FleetError as error:
             if begun:
                 return await _end_stream(send, error)
-            prompt = isinstance(error, InvalidPrompt)
+            prompt = isinstance(error, ContextExceeded | InvalidPrompt)
             param = PROMPT_FIELDS.get(scope["path"].rstrip("/")) if prompt else None
             await openai_responses.respond_error(send, error, param)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...contract.errors import InvalidInput, InvalidPrompt
+from ...contract.errors import InvalidInput
 from ...openai_api.invalid_parameter import InvalidParameter
 from ..engine.constraint import Constraint
+from ..engine.context_limit import InvalidPrompt
 from ..model.loaded_model import LoadedModel
 from .chat_messages import ChatMessage
 from .output_format import json_grammar
