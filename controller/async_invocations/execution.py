@@ -64,7 +64,7 @@ class Execution:
         self._gone = asyncio.Event()
         """Set to cancel the call, for any reason."""
         self._look = asyncio.Event()
-        self._stored = StoredCall()
+        self._stored = StoredCall(version=entry.envelope.version)
         self._lost = False
         self._back = False
 

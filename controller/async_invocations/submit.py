@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import msgspec
 
 from fleetstart.runtime.contract.errors import QueueFull, TooLarge, Unavailable
-from fleetstart.runtime.contract.ids import InvocationId
+from fleetstart.runtime.contract.ids import InvocationId, Version
 
 from ..http.asgi import Scope
 from ..http.invoke_url import Target, parse_target
@@ -25,8 +25,8 @@ from .store.invocations import InvocationStore
 from .store.payloads import HEAD_MAX_BYTES, REQUEST_MAX_BYTES, PayloadStore
 from .store.redis_clock import RedisClock
 
-Check = Callable[[Target, str, int], Awaitable[None]]
-"""Checks that the gateway would serve a call of that target, request id and size; raises its error if not."""
+Check = Callable[[Target, str, int], Awaitable[Version]]
+"""The version to which the gateway would send a call of that target, request id and size; raises its error if none."""
 
 
 class AsyncSubmitter:
@@ -44,9 +44,10 @@ class AsyncSubmitter:
         Unavailable while Redis does not answer.
         """
         path, _, query = envelope.target.partition("?")
-        await self._check(
+        version = await self._check(
             parse_target(unquote(path), path.encode("latin-1"), query.encode("latin-1")), envelope.id, len(body)
         )
+        envelope = msgspec.structs.replace(envelope, version=version)
         if len(body) > REQUEST_MAX_BYTES or len(msgspec.json.encode(envelope)) > HEAD_MAX_BYTES:
             raise TooLarge(
                 f"an async call has {REQUEST_MAX_BYTES:,} bytes of body and {HEAD_MAX_BYTES:,} of headers at most",

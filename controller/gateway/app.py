@@ -17,7 +17,7 @@ import aiohttp
 from fleetstart.runtime.contract.billing.ledger import CLIENT_GONE
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, Unavailable
 from fleetstart.runtime.contract.function.names import project_of
-from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
+from fleetstart.runtime.contract.ids import InvocationId, Version, new_invocation_id
 from fleetstart.runtime.contract.node.reports import GatewayReport
 from fleetstart.runtime.contract.worker_headers import PROGRESS_HEADER
 
@@ -128,9 +128,12 @@ class Gateway:
         else:
             await self._handle(scope, receive, send)
 
-    async def check(self, target: Target, request_id: str, body_bytes: int) -> None:
-        """Checks a call that is to run later. Errors: those with which it would be rejected whenever it came."""
-        self._admission.check(await self._router.find(target, request_id), body_bytes)
+    async def check(self, target: Target, request_id: str, body_bytes: int) -> Version:
+        """Checks a call that is to run later, and returns the version to which it would go now. Errors: those with
+        which it would be rejected whenever it came."""
+        backend = await self._router.find(target, request_id)
+        self._admission.check(backend, body_bytes)
+        return backend.key.version
 
     async def require_function(self, target: Target, request_id: str) -> None:
         """Errors: NotFound, if there is no such function or version."""
@@ -144,7 +147,9 @@ class Gateway:
             keyed: KeyedCall | None = scope.get(KEYED_CALL)
             if keyed is not None and keyed.version is not None:
                 target = target._replace(version=keyed.version)
-            backend = await self._router.find(target, request_id)
+            stored: StoredCall | None = scope.get(STORED_CALL)
+            accepted = stored.version if stored is not None else None
+            backend = await self._router.find(target, request_id, accepted=accepted)
             limits = self._admission.admit(backend, scope)
         except FleetError as refusal:
             await reject_unread(scope, receive, send, refusal, request_id)
@@ -156,7 +161,6 @@ class Gateway:
                 own = bool(backend.spec.max_body_bytes)
                 body = await read_body(scope, receive, limits.max_body_bytes, held=held, own=own)
             headers = request_headers(scope)
-            stored: StoredCall | None = scope.get(STORED_CALL)
             if stored is not None:
                 headers.append((PROGRESS_HEADER, "1"))
             origin: CallOrigin | None = scope.get(CALL_ORIGIN)

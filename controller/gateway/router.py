@@ -51,11 +51,17 @@ class Router:
 
     # ── by name ────────────────────────────────────────────────────────────────────────────────────
 
-    async def find(self, target: Target, request_id: str) -> VersionBackend:
-        """Finds the backend of a call's version. Errors: NotFound; Unavailable while Redis is away."""
+    async def find(self, target: Target, request_id: str, *, accepted: Version | None = None) -> VersionBackend:
+        """Finds the backend of a call's version. `accepted`: the one to which a stored call would have gone when it was
+        accepted, if that is known. Errors: NotFound; Unavailable while Redis is away."""
         record = self._view.functions.get(target.name)
         if record is None:
             record = await self._read_function(target.name)
+        if accepted is not None and accepted < record.first:  # its data is not for who has the name now
+            raise NotFound(
+                f"the function {target.name} that this call was for was removed, and another one has its name",
+                hint=f"send it to version {record.live} as a new call if it is for that one",
+            )
         number = target.version
         if number is None:
             number = version_for_call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 
 CALLER_IDENTITY = "fleetstart.caller"
 """Scope key of a `CallerIdentity`, for the layers before the gateway."""
@@ -60,6 +60,8 @@ STORED_CALL = "fs.stored"
 class StoredCall:
     """One run of an async call, whose worker reports its progress: what gateway and runner tell each other."""
 
+    version: Version | None = None
+    """`Envelope.version`."""
     queue_ends_ns: int = 0
     """When it may wait for a worker no longer, on the monotonic clock; 0: until its deadline."""
     sent: bool = False

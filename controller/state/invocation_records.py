@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from fleetstart.runtime.contract.errors import ErrorInfo
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
 Origin = Literal["async", "sync", "schedule", "replay"]
@@ -39,6 +39,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Maximum time in the queue, retries included."""
     ttl_s: int
     """Retention of its answer after its end."""
+    version: Version | None = None
+    """The version that it would have gone to then. A function whose first one is later is another one of that name.
+    None: an earlier release accepted it."""
     origin: Origin = "async"
     source: str = ""
     """The invocation that it replays, or the time that it was scheduled for."""

@@ -112,6 +112,25 @@ def test_cancelling_stops_the_worker_of_a_running_call(
     assert (listed["billed_ms"], listed["cost"]) == (billed["billed_ms"], billed["cost"]), "in a listing, too"
 
 
+def test_a_queued_call_does_not_go_to_another_function_that_takes_the_name(
+    controller: ControllerProcess, node: HandNode, calls: Client
+) -> None:
+    controller.deploy("hello", scale={"max": 1})
+    calls.until(calls.accepted("hello/hold"), "running")
+    (app,) = wait_until(lambda: [app for app in node.apps.values() if app.running])
+    queued = calls.accepted("hello/echo", b"for the first one")
+    assert controller.http.delete("/api/v1/functions/hello").status_code in (200, 204)
+    controller.deploy("hello")
+    app.release.set()
+    ended = calls.until(queued, "failed")
+    assert ended["http_status"] == 404
+    assert "was removed, and another one has its name" in ended["error"]["message"]
+    assert calls.until(calls.accepted("hello/echo"), "succeeded")["version"] == 2
+    again = calls.http.post(f"/api/v1/invocations/{queued}/redrive")
+    assert again.status_code == 200, again.text
+    assert calls.until(queued, "failed")["http_status"] == 404
+
+
 def test_cancelling_a_queued_call_runs_nothing(controller: ControllerProcess, node: HandNode, calls: Client) -> None:
     node.answer = lambda node, order: None  # workers never come
     controller.deploy("hello", scale={"max": 1})

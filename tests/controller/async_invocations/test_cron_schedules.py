@@ -147,9 +147,10 @@ def fired_each_second(
     are answered with the error. Returns the invocations with their seconds."""
     second = -2
 
-    async def check(*_: Any) -> None:
+    async def check(*_: Any) -> Version:
         if second in failing and not isinstance(error, StoreFailed):
             raise error
+        return Version(1)
 
     class Failing(FolderStore):
         async def create(self, key: str, data: bytes) -> bool:

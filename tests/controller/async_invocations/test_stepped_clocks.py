@@ -28,7 +28,7 @@ from fleetstart.controller.async_invocations.webhooks.delivery import WebhookDel
 from fleetstart.controller.auth.secret_encryption import SecretCipherError
 from fleetstart.controller.state.invocation_records import Envelope, Progress
 from fleetstart.controller.storage.folder_store import FolderStore
-from fleetstart.runtime.contract.ids import FunctionName, InvocationId
+from fleetstart.runtime.contract.ids import FunctionName, InvocationId, Version
 
 HOUR_MS = 3_600_000
 LATE_MS = 60_000
@@ -46,8 +46,9 @@ def envelope(number: int, accepted_unix_ms: int) -> Envelope:
     )  # fmt: skip
 
 
-async def allowed(*_: Any) -> None:
+async def allowed(*_: Any) -> Version:
     """Admission, which lets everything pass."""
+    return Version(1)
 
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
