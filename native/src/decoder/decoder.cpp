@@ -53,7 +53,11 @@ void Floats::make_room(std::size_t count) {
 LazyMemory::~LazyMemory() { munmap(data_, size_bytes_); }
 
 Decoder::Decoder(DecoderShape shape, DecoderWeights weights, unsigned threads, const std::string& isa)
-    : shape_(std::move(shape)), weights_(std::move(weights)), kernels_(kernels_named(isa)), team_(threads) {
+    : shape_(std::move(shape)),
+      weights_(std::move(weights)),
+      kernels_(kernels_named(isa)),
+      attention_(kernels_.attention({shape_.head_dim, shape_.block_tokens, shape_.kv_type, shape_.attention_softcap})),
+      team_(threads) {
   const DecoderShape& s = shape_;
   require(s.head_count > 0 && s.kv_head_count > 0 && s.head_count % s.kv_head_count == 0, "heads do not divide");
   require(s.hidden_size % kLanes == 0 && s.ffn_size % kLanes == 0 && s.head_dim % kLanes == 0 && s.hidden_size > 0 &&
@@ -219,14 +223,14 @@ void Decoder::prepare(const DecoderBatch& b) {
     longest = std::max(longest, static_cast<std::size_t>(b.positions[end - 1]) + 1);
     const std::size_t queries = (end - begin) * group;
     for (std::size_t head = 0; head < s.kv_head_count; ++head)
-      for (std::size_t first = 0; first < queries; first += kQueryTile)
+      for (std::size_t first = 0; first < queries; first += attention_.rows)
         tiles_.push_back({static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(head),
                           static_cast<std::uint32_t>(first),
-                          static_cast<std::uint32_t>(std::min(kQueryTile, queries - first))});
+                          static_cast<std::uint32_t>(std::min(attention_.rows, queries - first))});
   }
   for (Thread& local : local_) {
-    local.queries.make_room(kQueryTile * s.head_dim);
-    local.scores.make_room(kQueryTile * round_up(round_up(longest, s.block_tokens), kLanes));
+    local.queries.make_room(attention_.rows * s.head_dim);
+    local.scratch.make_room(attention_.scratch_floats(s.head_dim, round_up(longest, s.block_tokens)));
     local.keys.resize(std::max(local.keys.size(), b.table_width));
     local.values.resize(local.keys.size());
   }
@@ -342,8 +346,8 @@ void Decoder::attend(const DecoderBatch& b, std::size_t index, const QueryTile& 
   const std::size_t stride = q_width + 2 * s.kv_head_count * s.head_dim;
   const std::size_t window = weights_.layers[index].window;
   const auto begin = static_cast<std::size_t>(b.starts[tile.sequence]);
-  std::size_t begins[kQueryTile], limits[kQueryTile];
-  float* outputs[kQueryTile];
+  std::size_t begins[kMostQueryRows], limits[kMostQueryRows];
+  float* outputs[kMostQueryRows];
   for (std::size_t i = 0; i < tile.count; ++i) {
     const std::size_t row = begin + (tile.first + i) / group;
     const std::size_t head = tile.kv_head * group + (tile.first + i) % group;
@@ -353,9 +357,9 @@ void Decoder::attend(const DecoderBatch& b, std::size_t index, const QueryTile& 
     begins[i] = window == 0 || limits[i] <= window ? 0 : limits[i] - window;
     outputs[i] = mixed_.data() + row * q_width + head * s.head_dim;
   }
-  // Blocks before every row's window are left out, by whole vectors: a row's sums go by lanes of its position.
+  // Blocks before every row's window are left out, by keys that are taken together: a row's sums go by its positions.
   std::size_t skipped = begins[0] / s.block_tokens;
-  while (skipped * s.block_tokens % kLanes != 0) --skipped;
+  while (skipped * s.block_tokens % attention_.keys != 0) --skipped;
   for (std::size_t i = 0; i < tile.count; ++i) {
     begins[i] -= skipped * s.block_tokens;
     limits[i] -= skipped * s.block_tokens;
@@ -366,9 +370,8 @@ void Decoder::attend(const DecoderBatch& b, std::size_t index, const QueryTile& 
     local.keys[i] = key_at(index, static_cast<std::size_t>(table[i]), tile.kv_head);
     local.values[i] = value_at(index, static_cast<std::size_t>(table[i]), tile.kv_head);
   }
-  kernels_.attend({local.queries.data(), tile.count, begins, limits, s.attention_softcap, s.head_dim,
-                   local.keys.data(), local.values.data(), s.kv_type, s.block_tokens, local.scores.data(),
-                   round_up(round_up(context, s.block_tokens), kLanes), outputs});
+  attention_.attend({local.queries.data(), tile.count, begins, limits, s.attention_softcap, s.head_dim,
+                     local.keys.data(), local.values.data(), s.kv_type, s.block_tokens, local.scratch.data(), outputs});
 }
 
 void Decoder::ffn(const DecoderBatch& b, const DecoderLayer& layer, const Biases& biases) {

@@ -185,6 +185,7 @@ class Decoder {
   const DecoderShape shape_;
   const DecoderWeights weights_;
   const Kernels& kernels_;
+  const Attention attention_;
   ThreadTeam team_;
 
   // A block holds all layers, [layer][key, value][kv_head][token][head_dim]: it moves as one piece.
@@ -193,7 +194,7 @@ class Decoder {
   std::atomic<bool> stepping_{false};
 
   struct Thread {
-    Floats panel, queries, scores;
+    Floats panel, queries, scratch;
     std::vector<const void*> keys, values;
   };
   std::vector<Thread> local_;

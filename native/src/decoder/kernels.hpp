@@ -24,14 +24,14 @@ struct Matrix {
 };
 
 constexpr std::size_t kLanes = 16;       // the widest vector, in floats
-constexpr std::size_t kQueryTile = 6;    // query rows of one attention tile, at most
+constexpr std::size_t kMostQueryRows = 64;  // of one attention tile, in any way to compute it
 constexpr std::size_t kSlice = 768;      // of a row are summed before they join its result
 constexpr std::size_t kPanelFloats = 64 * 1024;  // of weights widened at a time: 256 KiB, well inside L2
 
 // Queries of one key-value head over one sequence's blocks.
 struct AttentionTile {
   const float* queries;      // [rows][head_dim], already scaled
-  std::size_t rows;          // 1 to kQueryTile
+  std::size_t rows;          // 1 to those of `Attention`
   const std::size_t* begins; // the first key that each row sees
   const std::size_t* limits; // and the one behind the last; not falling
   float softcap;             // scores become softcap * tanh(score / softcap); 0: they stay
@@ -40,9 +40,23 @@ struct AttentionTile {
   const void* const* values;
   Type type;
   std::size_t block_tokens;  // a multiple of 4
-  float* scores;             // room for rows * stride
-  std::size_t stride;        // floats, a multiple of kLanes, at least the largest limit rounded up to blocks
+  float* scratch;            // in lines of 64 bytes, as much as `Attention` says
   float* const* outputs;     // per row, [head_dim]
+};
+
+// What is the same for all attention tiles of a decoder.
+struct AttentionShape {
+  std::size_t head_dim, block_tokens;
+  Type type;  // of keys and values
+  float softcap;
+};
+
+// A way to compute attention.
+struct Attention {
+  std::size_t rows;  // of a tile, at most
+  std::size_t keys;  // are taken together, a multiple of kLanes: a tile's first key is a multiple of them
+  std::size_t (*scratch_floats)(std::size_t head_dim, std::size_t context);  // the context in whole blocks
+  void (*attend)(const AttentionTile& tile);
 };
 
 struct Kernels {
@@ -61,11 +75,11 @@ struct Kernels {
   void (*gate_gelu)(float* gate, const float* up, std::size_t count);
   void (*widen)(const void* from, Type type, std::size_t count, float* to);
   void (*narrow)(const float* from, Type type, std::size_t count, void* to);
-  void (*attend)(const AttentionTile& tile);
+  Attention (*attention)(const AttentionShape& shape);
 };
 
 // "auto" (the best that this processor has), "avx512", "avx2" or "generic", all of which compute in fp32; "amx", whose
-// products are of numbers rounded to bf16; "bf16" (amx, and "auto" without it). std::invalid_argument if the processor
+// products, and attention over keys in bf16, are of numbers rounded to bf16; "bf16" (amx, and "auto" without it). std::invalid_argument if the processor
 // lacks it.
 const Kernels& kernels_named(const std::string& name);
 

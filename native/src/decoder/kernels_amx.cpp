@@ -1,4 +1,4 @@
-// Products in bf16 on the tiles of AMX, for all else the kernels of AVX-512.
+// Products in bf16 on the tiles of AMX, with attention beside them, and for all else the kernels of AVX-512.
 //
 // Tiles of weights are read where the weights lie: computed is y^T = w x^T, so that w is the operand that AMX takes
 // row by row, and only x, which is small, is put into the order of the other one. Both are rounded to bf16, and sums are
@@ -6,11 +6,12 @@
 // result is the same bits in whatever batch it is.
 #include "kernels_amx.hpp"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
-#define FS_AMX 1
-#include <immintrin.h>
+#if defined(FS_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "amx_attention.hpp"
+#include "amx_tiles.hpp"
 #endif
 
 #include <cstdint>
@@ -25,37 +26,9 @@
 namespace fs {
 namespace {
 
-constexpr std::size_t kTile = 16;         // rows of a tile, and floats of one
-constexpr std::size_t kDepth = 32;        // numbers in bf16 of a tile's row
-constexpr std::size_t kAmxSlice = 2048;   // of a row are summed in tiles before they join its result
-constexpr std::size_t kAmxRows = 256;     // of x are in the tiles' order at a time
+constexpr std::size_t kAmxSlice = 2048;  // of a row are summed in tiles before they join its result
+constexpr std::size_t kAmxRows = 256;    // of x are in the tiles' order at a time
 constexpr std::size_t kWeightRows = 2 * kTile;
-
-using bf16 = std::uint16_t;
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
-
-// All tiles are whole: ends are filled up with zeros.
-void configure_tiles() {
-  TileConfig config;
-  for (int tile = 0; tile < 8; ++tile) config.row_bytes[tile] = 64, config.rows[tile] = 16;
-  _tile_loadconfig(&config);
-}
-
-// 32 numbers in bf16, rounded to the nearest.
-inline __m512i narrowed(const float* from) {
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
-}
-inline __m512i narrowed(const std::uint16_t* from, bool is_half) {
-  const __m512i stored = _mm512_loadu_si512(from);
-  if (!is_half) return stored;
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(stored, 1)),
-                                      _mm512_cvtph_ps(_mm512_castsi512_si256(stored)));
-}
 
 // 16 numbers of a matrix.
 inline __m512 widened(const Matrix& w, std::size_t at) {
@@ -64,53 +37,6 @@ inline __m512 widened(const Matrix& w, std::size_t at) {
   const __m256i stored = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   if (w.type == Type::f16) return _mm512_cvtph_ps(stored);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(stored), 16));
-}
-
-// Transposes 16 rows of 16 words.
-inline void transpose(__m512i r[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-  }
-}
-
-// Puts `rows` rows of x, at most kTile, into the order of tiles: each has kDepth numbers of every row, pairs of them
-// under one another. What is not there is zero.
-void pack(const float* x, std::size_t x_stride, std::size_t rows, std::size_t depth, bf16* to) {
-  for (std::size_t k = 0; k < depth; k += kDepth, to += kTile * kDepth) {
-    __m512i words[kTile];
-    for (std::size_t row = 0; row < kTile; ++row) {
-      if (row >= rows) {
-        words[row] = _mm512_setzero_si512();
-      } else if (k + kDepth <= depth) {
-        words[row] = narrowed(x + row * x_stride + k);
-      } else {  // half a tile: rows have a multiple of 16 numbers
-        const __m512 half = _mm512_loadu_ps(x + row * x_stride + k);
-        words[row] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_setzero_ps(), half);
-      }
-    }
-    transpose(words);
-    for (std::size_t pair = 0; pair < kTile; ++pair) _mm512_store_si512(to + pair * kDepth, words[pair]);
-  }
 }
 
 // Weights [rows][depth] in bf16, filled up to kWeightRows rows of whole tiles.
@@ -153,6 +79,7 @@ void multiply_block(const bf16* w, std::size_t w_stride, std::size_t weight_rows
   alignas(64) float sums[4][kTile * kTile];
   const std::size_t row_bytes = w_stride * sizeof(bf16), tile = kTile * kDepth;
   const bf16* const below = w + kTile * w_stride;
+  before_tiles_are_loaded();
   for (std::size_t m = 0; m < rows; m += 2 * kTile) {
     const bf16* const left = packed + m / kTile * tiles_deep * tile;
     const bool two = m + kTile < rows;
@@ -264,10 +191,12 @@ bool has_tiles() {
 #pragma GCC pop_options
 
 const Kernels* amx_kernels(const Kernels& avx512) {
-  static const Kernels kernels = [&] {
-    Kernels own = avx512;
+  static const Kernels& others = avx512;
+  static const Kernels kernels = [] {
+    Kernels own = others;
     own.name = "amx";
     own.multiply = multiply;
+    own.attention = [](const AttentionShape& shape) { return amx_attention(shape, others.attention(shape)); };
     own.scratch_floats = (kAmxRows + kWeightRows) * kAmxSlice * sizeof(bf16) / sizeof(float);
     return own;
   }();

@@ -426,6 +426,12 @@ void narrow(const float* from, Type type, std::size_t count, void* to) {
 
 // ── attention ───────────────────────────────────────────────────────────────────────────────────
 
+constexpr std::size_t kQueryRows = 6;  // of one tile
+
+// Floats from one row's scores to the next one's.
+inline std::size_t score_stride(std::size_t context) { return (context + kLanes - 1) / kLanes * kLanes; }
+std::size_t attention_floats(std::size_t, std::size_t context) { return kQueryRows * score_stride(context); }
+
 // scores = cap * tanh(scores / cap); tanh(x) is 1 - 2 / (exp(2 x) + 1).
 inline void cap_scores(float* scores, std::size_t padded, float cap) {
   for (std::size_t i = 0; i < padded; i += L) {
@@ -460,7 +466,8 @@ inline float soften(float* scores, std::size_t begin, std::size_t limit, std::si
 
 // Weighted sums of N vectors of the values' columns, for R rows, over keys [0, context).
 template <std::size_t R, std::size_t N, class W>
-inline void mix(const AttentionTile& t, std::size_t context, std::size_t column, const float* scales) {
+inline void mix(const AttentionTile& t, std::size_t context, std::size_t stride, std::size_t column,
+                const float* scales) {
   V sums[R][N];
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < R; ++r)
@@ -475,7 +482,7 @@ inline void mix(const AttentionTile& t, std::size_t context, std::size_t column,
       for (std::size_t n = 0; n < N; ++n) values[n] = load(value + n * L);
 #pragma GCC unroll 8
       for (std::size_t r = 0; r < R; ++r) {
-        const V weight = all(t.scores[r * t.stride + begin + token]);
+        const V weight = all(t.scratch[r * stride + begin + token]);
 #pragma GCC unroll 8
         for (std::size_t n = 0; n < N; ++n) sums[r][n] = fma(weight, values[n], sums[r][n]);
       }
@@ -490,18 +497,19 @@ inline void mix(const AttentionTile& t, std::size_t context, std::size_t column,
 template <std::size_t R, class W>
 inline void attend_rows(const AttentionTile& t) {
   const std::size_t context = t.limits[t.rows - 1];
+  const std::size_t stride = score_stride((context + t.block_tokens - 1) / t.block_tokens * t.block_tokens);
   for (std::size_t begin = 0, block = 0; begin < context; begin += t.block_tokens, ++block)
     strips<kTileRows, false, W>(t.queries, t.head_dim, t.rows, static_cast<const W*>(t.keys[block]), t.head_dim, 0,
-                                t.block_tokens, t.scores + begin, t.stride, false);
+                                t.block_tokens, t.scratch + begin, stride, false);
   const std::size_t padded = (context + kLanes - 1) / kLanes * kLanes;
   float scales[R];
   for (std::size_t r = 0; r < R; ++r) {
-    if (t.softcap != 0.0f) cap_scores(t.scores + r * t.stride, padded, t.softcap);
-    scales[r] = soften(t.scores + r * t.stride, t.begins[r], t.limits[r], padded);
+    if (t.softcap != 0.0f) cap_scores(t.scratch + r * stride, padded, t.softcap);
+    scales[r] = soften(t.scratch + r * stride, t.begins[r], t.limits[r], padded);
   }
   std::size_t column = 0;
-  for (; column + 4 * L <= t.head_dim; column += 4 * L) mix<R, 4, W>(t, context, column, scales);
-  for (; column < t.head_dim; column += L) mix<R, 1, W>(t, context, column, scales);
+  for (; column + 4 * L <= t.head_dim; column += 4 * L) mix<R, 4, W>(t, context, stride, column, scales);
+  for (; column < t.head_dim; column += L) mix<R, 1, W>(t, context, stride, column, scales);
 }
 
 template <class W>
@@ -524,9 +532,11 @@ void attend(const AttentionTile& t) {
   }
 }
 
+Attention attention(const AttentionShape&) { return {kQueryRows, kLanes, attention_floats, attend}; }
+
 #define FS_TEXT_(name) #name
 #define FS_TEXT(name) FS_TEXT_(name)
-const Kernels kernels = {FS_TEXT(FS_ISA), kPanelFloats, multiply, norm, rotate, gate, gate_gelu, widen, narrow, attend};
+const Kernels kernels = {FS_TEXT(FS_ISA), kPanelFloats, multiply, norm, rotate, gate, gate_gelu, widen, narrow, attention};
 #undef FS_TEXT
 #undef FS_TEXT_
 
