@@ -301,8 +301,8 @@ class Decoder:
         `inverse_frequencies` (buffers) and `rotary_factors` it uses. A softcap of 0 is none. `gelu`: instead of silu.
         `embedding`, `final_norm` and `head` are None in a stage that is not the first.
         `isa` is "auto", "avx512", "avx2" or "generic", which compute in fp32; "amx", which rounds the factors of matrix
-        products to bf16; or "bf16", "amx" where the processor has it, else "auto". ValueError for unsupported shapes,
-        types and processors.
+        products, and of attention over keys and values in bf16, to bf16; or "bf16", "amx" where the processor has it,
+        else "auto". ValueError for unsupported shapes, types and processors.
         """
     @property
     def isa(self) -> str: ...

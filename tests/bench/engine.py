@@ -1,17 +1,17 @@
 """Claim: one request decodes no slower than with transformers, and eight together give four times its tokens a second.
 
 The chat example's weights (SmolLM2-135M, stored as fp16), greedy, in fp32 arithmetic on both sides: one request and
-eight together, 64 new tokens each after 16 of prompt; and the first token after a prompt of 512. Ours is the engine
-as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of the same prompts, in fp32 and in bf16,
-and it is counted how often each gives our very tokens. Ours in bf16 is the same model rounded to it: where the
-processor has AMX, matrices are multiplied in bf16. All take turns, with one thread and with two. The bound is what
-memory allows: a step reads every weight once, as it is stored, so one request cannot have more tokens a second than
-the bandwidth, measured in turn with them, over the weights' bytes. What a grammar costs is measured with answers of a
-JSON schema, in turn with free ones. With --llama-server, a built one of llama.cpp takes turns too: the same numbers in
-F16, its own timings, without HTTP.
+eight together, 64 new tokens each after 16 of prompt; and the first token after a prompt of 512, or of --prompt. Ours
+is the engine as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of the same prompts, in fp32
+and in bf16, and it is counted how often each gives our very tokens. Ours in bf16 is the same model rounded to it: where
+the processor has AMX, matrices and attention are multiplied in bf16. All take turns, with one thread and with two. The
+bound is what memory allows: a step reads every weight once, as it is stored, so one request cannot have more tokens a
+second than the bandwidth, measured in turn with them, over the weights' bytes. What a grammar costs is measured with
+answers of a JSON schema, in turn with free ones. With --llama-server, a built one of llama.cpp takes turns too: the
+same numbers in F16, its own timings, without HTTP.
 
 Run: python -m tests.bench.engine [--device cuda] [--json FILE] [--quick] [--peer-python PATH | --no-peer]
-[--llama-server PATH]
+[--llama-server PATH] [--prompt TOKENS]
 """
 
 from __future__ import annotations
@@ -174,6 +174,7 @@ def _note(rates: Rates, long: int, batch: int, new: int, first_s: float, rest_s:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--llama-server", type=Path, metavar="PATH", help="llama.cpp's server takes turns too")
+    parser.add_argument("--prompt", type=int, metavar="TOKENS", help=f"of the long prompt, else {LONG_TOKENS}")
 
 
 def main() -> None:
@@ -182,7 +183,7 @@ def main() -> None:
     torch.set_num_threads(1)  # as in a worker: the decoder has threads of its own
     weights = real_model()
     counts = [1] if options.device == "cuda" else [1, 2]
-    long = QUICK_LONG_TOKENS if options.quick else LONG_TOKENS
+    long = options.extra["prompt"] or (QUICK_LONG_TOKENS if options.quick else LONG_TOKENS)
     narrow = _rounded(weights)
     settings = [
         Setting(threads, _load(weights, options, threads), _load(narrow, options, threads, "bf16"), long)

@@ -46,7 +46,8 @@ class DecoderBuilder:
     config: DecoderConfig
     dtype: str
     """The type of keys and values, and on CUDA of the arithmetic: "fp32", "bf16" or "fp16". On a CPU the arithmetic is
-    fp32, but that of matrix products is bf16 where both weights and this are, and the processor has AMX."""
+    fp32, but that of matrix products and attention is bf16 where both weights and this are, and the processor has
+    AMX."""
     device: torch.device
     block_count: int
     threads: int
