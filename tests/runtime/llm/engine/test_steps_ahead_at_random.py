@@ -35,7 +35,8 @@ from tests.runtime.llm.models import text_of, tiny, tokens_of
 
 VOCABULARY, END, BLOCK_TOKENS, ADAPTERS = 258, 1, 4, ("", "sql", "legal")
 TOKENIZER = Tokenizer(tiny().file("tokenizer.json"))
-LOGITS = torch.randn(997, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 2
+NUMBERS = 997
+LOGITS = torch.randn(NUMBERS, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 2
 LOGITS[:, END] += 2.0
 
 
@@ -92,7 +93,7 @@ class Recall:
         number = len(self.adapter)
         for token in context:
             assert token is not None, "a slot that no step has written"
-            number = (number * 263 + token) % len(LOGITS)
+            number = (number * 263 + token) % NUMBERS
         return number
 
     def logits(self, hidden: Tensor) -> Tensor:
