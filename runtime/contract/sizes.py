@@ -23,4 +23,7 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidSpec(f"size {text!r} is not understood", hint='write a size such as "512MiB" or "2GiB"')
-    return int(float(match[1]) * _UNIT[(match[2] or "")[:1].lower()])
+    unit = _UNIT[(match[2] or "")[:1].lower()]
+    if unit == 1 and "." in match[1]:
+        raise InvalidSpec(f"size {text!r} has no unit, and is a part of a byte", hint=f'write "{match[1]}GiB" or the like')
+    return int(float(match[1]) * unit)

@@ -30,3 +30,9 @@ def test_sizes(text: str | int, size_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: Any) -> None:
     with pytest.raises(InvalidSpec, match="not understood"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["0.5", "1.5B"])
+def test_a_part_of_a_byte_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSpec, match="part of a byte"):
+        parse_size(text)
