@@ -25,5 +25,5 @@ def parse_size(text: str | int) -> int:
         raise InvalidSpec(f"size {text!r} is not understood", hint='write a size such as "512MiB" or "2GiB"')
     unit = _UNIT[(match[2] or "")[:1].lower()]
     if unit == 1 and "." in match[1]:
-        raise InvalidSpec(f"size {text!r} has no unit, and is a part of a byte", hint=f'write "{match[1]}GiB" or the like')
+        raise InvalidSpec(f"size {text!r} has no unit, and is a part of a byte", hint=f"did you mean {match[1]}GiB?")
     return int(float(match[1]) * unit)
