@@ -1,7 +1,7 @@
 # Everything is installed into .venv and nowhere else. A stamp a step, so that a second run does only what changed.
 #
 #   make demo     deploy a language model, wake it, call it, see the bill; leaves nothing behind
-#   make check    style, types, import rules, and the tests that start no process: about a minute
+#   make check    style, types, import rules, and the tests that start no process: a minute or two
 #   make test     all tests          make lint    style, types, import rules
 #   make bench    the measurements   make models  the examples' weights      make clean
 #   make burn-in  SUITE="tests/..." ROUNDS=10: a suite again and again, beside programs that burn both cores
