@@ -44,13 +44,14 @@ CLASSIFY := examples/classify/weights/model.safetensors
 demo: models
 	@$(BIN)/python examples/demo.py
 
-# PYTEST_ARGS=... picks some. SECOND_RUN=1, as CI has it, tries the files of few failed tests once more (tests/suites.py).
+# PYTEST_ARGS=... picks some. SECOND_RUN=1, as CI has it, tries the files of few failed tests once more
+# (tests/runner/suites.py).
 test: dev models rdma-bed docker-with-cdi
 	@$(PYTHON) tests/programs.py
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	@$(BIN)/python -m tests.suites $(if $(SECOND_RUN),--second-run)
+	@$(BIN)/python -m tests.runner.suites $(if $(SECOND_RUN),--second-run)
 endif
 
 # $(call timed,NAME,COMMAND): the command, and after it how long it took.
@@ -68,11 +69,11 @@ docker-with-cdi:
 # The end-to-end suite with the functions of all its deploys confined otherwise: `make driver-tests DRIVERS=gvisor SUITE=...`.
 driver-tests: dev models
 	@for driver in $(or $(DRIVERS),gvisor container); do echo "── $$driver"; \
-	  $(BIN)/python -m tests.suites $(if $(SECOND_RUN),--second-run) --isolation $$driver \
+	  $(BIN)/python -m tests.runner.suites $(if $(SECOND_RUN),--second-run) --isolation $$driver \
 	  $(or $(SUITE),tests/e2e) || exit 1; done
 
 engine: dev
-	@$(BIN)/python -m tests.engine
+	@$(BIN)/python -m tests.containers.engine
 
 lint: style import-rules types
 
@@ -90,13 +91,13 @@ types: dev
 	  --allowlist tests/native/stubtest_allowlist.txt)
 
 # Which tests start processes is not listed: each is stopped when it is about to. One that computes for long is marked
-# `slow`; the run names those that should be, and fails for one that is far above (tests/outcomes.py). All tests are
-# collected once (tests/prefork.py). What is imported with them takes seconds, and runs a program when it is imported:
-# the first test that needs it would be left out, and in each worker others.
+# `slow`; the run names those that should be, and fails for one that is far above (tests/runner/outcomes.py). All tests are
+# collected once (tests/runner/prefork.py). What is imported with them takes seconds, and runs a program when it is
+# imported: the first test that needs it would be left out, and in each worker others.
 PRELOADED := --preload torch --preload transformers.models.llama.modeling_llama
 quick-tests: dev
 	$(call timed,quick tests,$(BIN)/python -m pytest --quiet --quick -m 'not e2e and not slow' -r fE \
-	  -p tests.prefork --prefork 4 $(PRELOADED))
+	  -p tests.runner.prefork --prefork 4 $(PRELOADED))
 
 # Types are checked beside the tests, which wait now and then.
 check: dev

@@ -2,8 +2,8 @@
 
 `redis_server` can be killed and started again with its data; `redis_url` is its URL, for code that only connects.
 
-Hooks: skips fail in CI, and `--quick` leaves out tests that start a process or run a real model (tests/outcomes.py);
-tests with the marker `bed` are skipped where there can be no test bed.
+Hooks: skips fail in CI, and `--quick` leaves out tests that start a process or run a real model
+(tests/runner/outcomes.py); tests with the marker `bed` are skipped where there can be no test bed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 from xdist.remote import Producer
 
-from tests import outcomes, scopes
+from tests.runner import outcomes, scopes
 from tests.servers import RedisServer
 
 END_TO_END = Path(__file__).parent / "e2e"

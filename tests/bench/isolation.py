@@ -32,7 +32,7 @@ from fleetstart.runtime.launch.base_image import base_image, shown_mounts
 from tests.bench.harness.samples import ROOT, Report, fine, median, parse_options, progress, spread
 from tests.bench.harness.system import System, running
 from tests.bench.harness.wire import Answer, Connection
-from tests.engine import DockerEngine, docker_engine, why_none
+from tests.containers.engine import DockerEngine, docker_engine, why_none
 
 ISOLATIONS: tuple[Isolation, ...] = ("namespaces", "container", "gvisor")
 KEEP_ALIVE_S = "0.5"

@@ -34,7 +34,7 @@ from fleetstart.controller.cli.packages.uv import find_uv
 from fleetstart.runtime.contract.function.spec import Isolation, pool_name
 from tests.bench.harness.samples import Report, fine, median, parse_options, progress, spread
 from tests.bench.harness.system import System, running
-from tests.engine import docker_engine
+from tests.containers.engine import docker_engine
 from tests.wheels import make_wheel
 
 SIZE_BYTES, QUICK_BYTES = 500_000_000, 20_000_000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import why_none
+from tests.containers.engine import why_none
 from tests.testbed import why_not
 
 pytestmark = pytest.mark.e2e

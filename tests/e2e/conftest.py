@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers.engine import docker_engine
 from tests.e2e import systems
 from tests.e2e.systems import System, running
-from tests.engine import docker_engine
-from tests.scopes import ON_SHARED_SYSTEM
+from tests.runner.scopes import ON_SHARED_SYSTEM
 
 HERE = Path(__file__).parent
 WELL = """
@@ -44,7 +44,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     file = item.nodeid.split("::", 1)[0]
     if file not in ON_SHARED_SYSTEM and any(found.baseid == "tests/e2e" for found in fixtures.get("system", ())[-1:]):
-        pytest.fail(f"{file} uses `system`: add it to ON_SHARED_SYSTEM in tests/scopes.py", pytrace=False)
+        pytest.fail(f"{file} uses `system`: add it to ON_SHARED_SYSTEM in tests/runner/scopes.py", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

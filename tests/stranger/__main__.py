@@ -26,9 +26,9 @@ import httpx
 import msgspec
 
 from tests.browser import Page, browsing
-from tests.certificates import self_signed
 from tests.servers import end, free_port, spawn, wait_until
 from tests.stranger.machine import Diary, Failed, Machine
+from tests.tls.certificates import self_signed
 
 ROOT = Path(__file__).parents[2]
 FILES = Path(__file__).with_name("files")

@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from tests.bench.harness.samples import ROOT, Report, parse_options
-from tests.engine import why_none
+from tests.containers.engine import why_none
 
 FILES = (
     "tests/e2e/calls/test_gpus.py",

@@ -30,7 +30,7 @@ from fleetstart.runtime.contract.ids import CheckpointId, NodeId, WorkerId
 from fleetstart.runtime.contract.node.peers import Grant, Peer
 from fleetstart.runtime.contract.weights.manifest import CHUNK_BYTES, ChunkRange
 from tests.bench.peer_pull.ends import Memory, cpu_s, run_end, say
-from tests.identities import JOIN, authority, node_identity
+from tests.tls.identities import JOIN, authority, node_identity
 
 CHECKPOINT = CheckpointId("0" * 64)
 HOLDER, READER = NodeId("holder"), NodeId("reader")

@@ -10,7 +10,7 @@ import pytest
 
 from fleetstart.controller.http.tls import RenewedCertificate, server_context
 from fleetstart.runtime.contract.process.environment import ConfigError
-from tests.certificates import self_signed
+from tests.tls.certificates import self_signed
 
 
 def test_a_certificate_with_its_key_is_taken(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from fleetstart.runtime.contract.identity import (
     role_of,
     server_context,
 )
-from tests.identities import JOIN, NOW, authority, node_identity
+from tests.tls.identities import JOIN, NOW, authority, node_identity
 
 HOUR = datetime.timedelta(hours=1)
 HOST = node_host("vm2", JOIN)

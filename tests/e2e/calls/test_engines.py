@@ -16,7 +16,7 @@ import pytest
 
 from fleetstart.runtime.contract.billing.ledger import InvocationRow
 from tests.e2e.systems import System
-from tests.late import late
+from tests.runner.late import late
 from tests.servers import wait_until
 
 torch, transformers, safetensors = late("torch"), late("transformers"), late("safetensors.torch")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.e2e.systems import System
-from tests.late import late
+from tests.runner.late import late
 from tests.servers import wait_until
 
 models, safetensors = late("tests.runtime.llm.models"), late("safetensors.torch")

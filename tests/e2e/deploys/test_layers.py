@@ -15,9 +15,9 @@ import pytest
 
 from fleetstart.controller.cli.home import HomeLayout
 from fleetstart.controller.cli.packages.uv import find_uv
+from tests.containers.engine import docker_engine
 from tests.e2e.load import loaded
 from tests.e2e.systems import FS, System, running
-from tests.engine import docker_engine
 from tests.servers import wait_until
 from tests.wheels import OFFLINE, make_wheel
 from tests.wheels import index as index_of

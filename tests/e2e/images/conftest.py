@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine import DockerEngine, docker_engine
+from tests.containers.engine import DockerEngine, docker_engine
 from tests.servers import plain_environment
 
 FS = (sys.executable, "-P", "-m", "fleetstart.controller.cli")

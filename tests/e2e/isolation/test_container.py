@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.containers.engine import DockerEngine, docker_engine
 from tests.e2e.checkpoints import write_safetensors
 from tests.e2e.isolation.consumption import assert_consumption_is_metered, assert_processors_are_limited
 from tests.e2e.isolation.escapes import (
@@ -20,7 +21,6 @@ from tests.e2e.isolation.escapes import (
 )
 from tests.e2e.isolation.hostile import BUNDLES, LAYERS, assert_a_bundle_is_refused, assert_a_layer_is_refused
 from tests.e2e.systems import System, error_in, running
-from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.isolations("namespaces", why="its functions name their own isolation")

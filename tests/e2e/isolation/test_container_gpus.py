@@ -20,9 +20,9 @@ import torch
 
 from fleetstart.runtime.contract.sizes import GIB
 from fleetstart.runtime.launch.container_engine import ContainerEngine, ContainerPlan, EngineError
+from tests.containers.engine import DockerEngine, docker_engine
 from tests.e2e.calls.test_gpus import HOLDS, reserved
 from tests.e2e.systems import running
-from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.isolations("namespaces", why="it speaks to an engine itself")

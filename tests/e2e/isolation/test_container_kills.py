@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.containers.engine import DockerEngine, docker_engine
 from tests.e2e.load import loaded
 from tests.e2e.systems import System, running
-from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.isolations("namespaces", why="its functions name their own isolation")

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from fleetstart.runtime.launch.container_engine import ContainerEngine, ContainerPlan, EngineError
+from tests.containers.engine import DockerEngine, docker_engine
 from tests.e2e.systems import System, error_in, running
-from tests.engine import DockerEngine, docker_engine
 from tests.servers import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.isolations("namespaces", why="its functions name their own isolation")]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.containers.podman import Podman, podman
 from tests.e2e.isolation.escapes import ATTEMPTS, BOMBS, defused, deploy_escapes, try_escapes
 from tests.e2e.systems import System, running
-from tests.podman import Podman, podman
 from tests.servers import wait_until
 
 pytestmark = pytest.mark.isolations("namespaces", why="its functions name their own isolation")

@@ -17,10 +17,10 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from tests.certificates import self_signed
 from tests.docs.pages import ROOT
 from tests.e2e.systems import System, running
 from tests.servers import end, free_port, spawn, wait_until
+from tests.tls.certificates import self_signed
 
 CALLER = "127.0.0.2"
 """Address of the client: the proxy's own is another."""

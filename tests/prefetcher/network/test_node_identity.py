@@ -28,7 +28,7 @@ from fleetstart.prefetcher.network.node_identity import (
 )
 from fleetstart.runtime.contract.identity import read_identity, write_identity
 from fleetstart.runtime.contract.process.environment import ConfigError
-from tests.identities import JOIN, NOW, authority, node_identity
+from tests.tls.identities import JOIN, NOW, authority, node_identity
 
 AUTHORITY = authority()
 AWAY = "http://127.0.0.1:9"

@@ -15,8 +15,8 @@ from fleetstart.prefetcher.concurrency.threads import IoThread
 from fleetstart.prefetcher.network import tls_ingress
 from fleetstart.prefetcher.network.tls_ingress import STRANGERS_MAX, TlsIngress
 from fleetstart.runtime.contract.identity import Identity, client_context, node_host, server_context
-from tests.identities import JOIN, NOW, authority, node_identity
 from tests.servers import wait_until
+from tests.tls.identities import JOIN, NOW, authority, node_identity
 
 AUTHORITY = authority()
 CONTROLLER = AUTHORITY.controller_identity("gw-1", NOW)

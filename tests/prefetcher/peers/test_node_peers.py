@@ -16,10 +16,10 @@ from fleetstart.prefetcher.segments.store import SegmentStore
 from fleetstart.prefetcher.sources.errors import SourceError
 from fleetstart.runtime.contract.identity import node_host
 from fleetstart.runtime.contract.ids import NodeId
-from tests.identities import JOIN, authority, node_identity
 from tests.prefetcher.nodes import Store
 from tests.prefetcher.peers.holders import EPOCH, HOLDER, READER, Holder, Reading, holder_of
 from tests.prefetcher.stages import Model
+from tests.tls.identities import JOIN, authority, node_identity
 
 AUTHORITY = authority()
 NOWHERE = FetchMemory(weakref.ref(native.SlabPool("n", pages="small", slab_bytes=4096, capacity=1).take(1)), 4096, ())

@@ -16,11 +16,11 @@ from fleetstart.prefetcher.peers.connections import PeerConnections
 from fleetstart.prefetcher.sources.errors import ReadCancelled, SourceError, SourceLost
 from fleetstart.runtime.contract.identity import client_context, node_host, server_context
 from fleetstart.runtime.contract.ids import CheckpointId, NodeId
-from tests.identities import JOIN, NOW, authority, node_identity
 from tests.prefetcher.nodes import Store
 from tests.prefetcher.peers.holders import HOLDER, READER, Holder, Reading, holder_of, no_certificate
 from tests.prefetcher.stages import Gated, Model
 from tests.servers import wait_until
+from tests.tls.identities import JOIN, NOW, authority, node_identity
 
 AUTHORITY = authority()
 

@@ -19,7 +19,6 @@ from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.prefetcher.sources.s3_body import READ_BYTES
 from fleetstart.prefetcher.sources.s3_client import ConnectionPool
 from fleetstart.prefetcher.sources.throttle import BackgroundThrottle
-from tests.certificates import self_signed
 from tests.prefetcher.faulty_s3 import (
     Fault,
     FaultyS3,
@@ -36,6 +35,7 @@ from tests.prefetcher.faulty_s3 import (
     talks_nonsense,
     trickles,
 )
+from tests.tls.certificates import self_signed
 
 CHUNK = 1 << 20
 DATA = os.urandom(8 * CHUNK)

@@ -16,7 +16,7 @@ from fleetstart.prefetcher.workers.layer_spare_policy import IDLE_S, SPARES_MAX,
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.ids import FunctionName, Version, WorkerId
 from fleetstart.runtime.contract.sizes import MIB
-from tests.engine import DockerEngine, docker_engine
+from tests.containers.engine import DockerEngine, docker_engine
 from tests.prefetcher.layer_store import put_layer
 from tests.prefetcher.nodes import Node, Store, call, spec_of
 from tests.servers import RedisServer, wait_until

@@ -11,8 +11,8 @@ import pytest
 from fleetstart.prefetcher.processes.prefork_policy import is_preloaded
 from fleetstart.runtime.contract.ids import FunctionName
 from fleetstart.runtime.contract.sizes import MIB
-from tests.late import late
 from tests.prefetcher.nodes import Node, Store, call, spec_of
+from tests.runner.late import late
 from tests.servers import RedisServer, wait_until
 
 late("transformers")

@@ -12,7 +12,7 @@ from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER, TOKEN_HEA
 from fleetstart.runtime.openai_api.call_reader import CallReader
 from fleetstart.runtime.openai_api.embeddings import EmbeddingCall
 from fleetstart.runtime.openai_api.invalid_parameter import InvalidParameter
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.pretrained.models import save_text_model
 from tests.runtime.saved_models import segment_of_folder
 from tests.runtime.workers import TOKEN, Functions, Worker

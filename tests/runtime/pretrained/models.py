@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from tokenizers import pre_tokenizers
 
-from tests.late import late
+from tests.runner.late import late
 
 transformers = late("transformers")
 

@@ -20,7 +20,7 @@ import soundfile
 from PIL import Image
 
 from fleetstart.runtime.contract.errors import InvalidInput
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.pretrained.models import save_listener, save_viewer, save_whisper
 from tests.runtime.pretrained.served import Served
 

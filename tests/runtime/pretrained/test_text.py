@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.contract.ids import CheckpointId
 from fleetstart.runtime.pretrained import create_handler
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.pretrained.models import TEXT_FAMILIES, save_family, save_text_model
 from tests.runtime.pretrained.served import Served
 from tests.runtime.saved_models import segment_of, segment_of_folder

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.docs.pages import blocks
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.saved_models import segment_of
 
 diffusers = late("diffusers")

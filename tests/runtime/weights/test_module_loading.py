@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid
 from fleetstart.runtime.weights.computed_tensors import lacking_tensors
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.saved_models import segment_of, segment_of_folder
 
 transformers = late("transformers")

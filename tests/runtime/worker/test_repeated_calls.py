@@ -10,7 +10,7 @@ import pytest
 from fleetstart.runtime.contract.errors import FleetError, HandlerFailed, Unavailable
 from fleetstart.runtime.contract.worker_headers import REQUEST_HEADER, TOKEN_HEADER
 from fleetstart.runtime.openai_api.responses import respond_error
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.workers import TOKEN, Functions
 
 openai = late("openai")

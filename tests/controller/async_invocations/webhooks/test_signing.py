@@ -23,10 +23,10 @@ from fleetstart.controller.async_invocations.webhooks.http_client import Webhook
 from fleetstart.controller.async_invocations.webhooks.signing import WebhookRefused
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import InvalidInput, Refused
-from tests.certificates import self_signed
 from tests.controller.async_invocations.conftest import Client, Receiver
 from tests.controller.conftest import ControllerProcess, HandNode
 from tests.servers import RedisServer, serving, wait_until
+from tests.tls.certificates import self_signed
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.certificates import self_signed
 from tests.controller.cli.system import System
-from tests.redis_tls import redis_with_tls
 from tests.servers import wait_until
+from tests.tls.certificates import self_signed
+from tests.tls.redis_tls import redis_with_tls
 
 pytestmark = pytest.mark.e2e
 

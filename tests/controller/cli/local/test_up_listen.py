@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from fleetstart.controller.cli.local.services import CONTROLLER
-from tests.certificates import self_signed
 from tests.controller.cli.system import System
 from tests.servers import wait_until
+from tests.tls.certificates import self_signed
 
 pytestmark = pytest.mark.e2e
 

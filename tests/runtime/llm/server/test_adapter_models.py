@@ -8,7 +8,7 @@ import pytest
 
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.server.served_models import ServedModels
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.llm.engine.test_adapter_engines import attached, base_of, changes_of
 from tests.runtime.llm.model.test_adapters import merged
 from tests.runtime.llm.models import Checkpoint

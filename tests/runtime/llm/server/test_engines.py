@@ -17,7 +17,7 @@ from fleetstart.runtime.contract.function.spec import EngineName, LLMSettings
 from fleetstart.runtime.contract.worker_headers import MARK
 from fleetstart.runtime.llm.model.loaded_model import LoadedModel
 from fleetstart.runtime.llm.server import engines
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.llm.models import tiny
 from tests.runtime.llm.server.test_openai_responses import WAIT_S, Served, served
 from tests.runtime.llm.server.test_stream_resume import ask, by_choice

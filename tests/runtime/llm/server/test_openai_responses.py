@@ -23,7 +23,7 @@ from fleetstart.runtime.llm.model.weights import ModelWeights
 from fleetstart.runtime.llm.server.app import LLMApp
 from fleetstart.runtime.llm.server.connection import BODY_MAX_BYTES
 from fleetstart.runtime.llm.server.engines import Adapters
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.llm.models import BLOCK_TOKENS, Checkpoint, tiny
 from tests.servers import NO_CERTIFICATES, wait_until
 

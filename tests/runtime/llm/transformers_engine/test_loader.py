@@ -18,7 +18,7 @@ from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
 from fleetstart.runtime.llm.server.engines import load_engine
-from tests.late import late
+from tests.runner.late import late
 from tests.runtime.llm.models import Checkpoint, byte_tokenizer, run, tokens_of
 
 transformers = late("transformers")

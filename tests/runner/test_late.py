@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.late import late
+from tests.runner.late import late
 
 FILE = """
-from tests.late import late
+from tests.runner.late import late
 
 package = late("{package}")
 

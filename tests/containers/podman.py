@@ -1,7 +1,7 @@
 """A real Podman for tests: its service, which speaks the Docker API, with everything that it has in one folder.
 
-Like the Docker engine of tests (tests/engine.py) it runs in network and mount namespaces of its own, and is ended by
-pid. It makes its control groups below `libpod_parent`, which is removed where nobody else has any there.
+Like the Docker engine of tests (engine.py) it runs in network and mount namespaces of its own, and is ended by pid. It
+makes its control groups below `libpod_parent`, which is removed where nobody else has any there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.engine import CGROUPS, START_TIMEOUT_S, why_none
+from tests.containers.engine import CGROUPS, START_TIMEOUT_S, why_none
 from tests.servers import wait_until
 
 SETTINGS = """

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleetstart.runtime.contract.process.tasks import end_tasks
-from tests.certificates import self_signed
 from tests.servers import end, free_port, spawn, valkey_binary, wait_until
+from tests.tls.certificates import self_signed
 
 PASSWORD = "pw"
 COMMON = ("--requirepass", PASSWORD, "--appendonly", "yes", "--save", "")

@@ -53,8 +53,8 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         "no:cacheprovider",
         str(folder),
     ]
-    command = [sys.executable, "-m", "pytest", "-p", "tests.prefork", *arguments]
-    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.runner.prefork", *arguments]
+    root = Path(__file__).parents[2]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -1,6 +1,6 @@
 """Runs all tests: the unit tests, then the end-to-end tests. `make test` does.
 
-    python -m tests.suites [--second-run] [--isolation DRIVER PATH...]
+    python -m tests.runner.suites [--second-run] [--isolation DRIVER PATH...]
 
 With `--isolation` it runs end-to-end tests with that driver, and no unit tests (`make driver-tests`).
 
@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--isolation", help="run end-to-end tests with this driver")
     parser.add_argument("paths", nargs="*", help="the end-to-end tests to run with it")
     arguments = parser.parse_args()
-    root, second_run = Path(__file__).parents[1], arguments.second_run
+    root, second_run = Path(__file__).parents[2], arguments.second_run
     if arguments.isolation is None:
         return run_all(root, (UNIT_TESTS, END_TO_END_TESTS), second_run=second_run)
     options = ("--isolation", arguments.isolation)

@@ -11,9 +11,9 @@ from typing import Literal
 
 import pytest
 
-from tests import outcomes
+from tests.runner import outcomes
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 SKIPS = """
 import pytest

@@ -3,7 +3,7 @@
 It runs in network and mount namespaces of its own, so that it changes neither the machine's firewall nor its mounts,
 and its containers' control groups are below one that is named after it. It is ended by pid, and leaves nothing behind.
 
-    python -m tests.engine      starts one, prints its address, and ends it with Ctrl-C
+    python -m tests.containers.engine    starts one, prints its address, and ends it with Ctrl-C
 """
 
 from __future__ import annotations

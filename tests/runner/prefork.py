@@ -1,4 +1,6 @@
-"""Pre-forked workers of pytest: one process collects all tests, its forks run them (`-p tests.prefork --prefork 4`).
+"""Pre-forked workers of pytest: one process collects all tests, its forks run them.
+
+It is loaded and asked for by `-p tests.runner.prefork --prefork 4`.
 
 Each worker of pytest-xdist imports and collects every file of tests, and imports torch, by itself: a third of the
 processor time of the quick tests in a fresh clone. A fork has all of it. The parent hands out one file at a time; a

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.suites import FLAKY_MOST, failed_tests, run_all
+from tests.runner.suites import FLAKY_MOST, failed_tests, run_all
 
 ALWAYS = "def test_fails(): assert False\n"
 ONCE = """
