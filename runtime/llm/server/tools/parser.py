@@ -137,10 +137,10 @@ class ToolParser:
         return self._take()
 
     def flush(self) -> list[Part]:
-        """Returns what was held back at the end of the text. White space around calls and cut marks are dropped."""
+        """Returns what was held back at the end of the text. White space around calls, and what was cut off behind the
+        first one before it had a name, are dropped."""
         if self._in_calls:
-            unread = self._scanner is not None and not self._scanner.started
-            if unread or (self._scanner is None and not self.calls):
+            if not self.calls and (self._scanner is None or not self._scanner.started):
                 self._show(self._region)
         elif self._held.strip() or not self.calls:
             self._show(self._held)

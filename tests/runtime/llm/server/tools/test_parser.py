@@ -78,6 +78,8 @@ def calls(form: ToolFormat, text: str, **options: Any) -> tuple[str, list[tuple[
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
         (HERMES, '<tool_call>{"na', '<tool_call>{"na', []),
         (HERMES, '<tool_call>{"name": "f"}</tool_c', "", [("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "f"}</tool_call>\n<tool_call>\n{"', "", [("f", "{}")]),
+        (MISTRAL_NAMED, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[AR", "", [("f", "{}")]),
         (HERMES, '{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {}}', []),
         (LLAMA3, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
         (LLAMA3, '\n<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"b": 2}}', "",
