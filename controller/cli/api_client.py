@@ -363,6 +363,6 @@ def nearest_function(server: ApiClient, name: str) -> str:
 
 
 def require_function(server: ApiClient, name: str) -> None:
-    """Errors: NotFound with the nearest existing function in its hint."""
+    """Checks that a function exists. Errors: NotFound with the nearest existing one in its hint."""
     with suggest_function(server, name):
         server.get(function_path(name), FunctionInfo)

@@ -264,7 +264,7 @@ class Gateway:
 
 
 def _queue_ends_ns(accepted_ns: int, queue_s: float | None, stored: StoredCall | None) -> int:
-    """When a call may wait for a worker no longer, the sooner of its limits; 0: until its deadline."""
+    """Time until which a call may wait for a worker, the sooner of its limits; 0: until its deadline."""
     ends_ns = [accepted_ns + round(queue_s * 1e9)] if queue_s is not None else []
     if stored is not None and stored.queue_ends_ns:
         ends_ns.append(stored.queue_ends_ns)

@@ -65,9 +65,9 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.signalled = False
         self.stopping = False
-        """From the moment on at which others can read that it stops: `fs down` twice at once is no second signal."""
+        """True as soon as others can read that it stops: `fs down` twice at once is no second signal."""
         self.unwritten = False
-        """What runs is not in its file: the disk is full, say. It is written again in each round."""
+        """True while the file of what runs could not be written, as on a full disk: each round tries again."""
 
     def run(self) -> None:
         """Runs the services until SIGTERM or SIGINT."""

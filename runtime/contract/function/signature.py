@@ -252,7 +252,7 @@ def has_unreadable_union(kind: Any, fields_of: Callable[[type], Iterable[Any]]) 
 
 
 def _options(kind: Any, *, limited: bool = False) -> list[tuple[Any, bool]]:
-    """What a type may be: its union's options, or itself; each with whether a limit stands on it."""
+    """The options of a union, or the type itself; each with whether a limit stands on it."""
     if get_origin(kind) is Annotated:
         base, *said = get_args(kind)
         return _options(base, limited=limited or any(map(_limits, said)))
