@@ -120,7 +120,7 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
 
 
 def format_line(line: LogLine, now_s: float, zone: tzinfo | None = UTC) -> str:
-    """A log line as it is printed: with its time of the day, and its date if that is another than today's. `zone` None: local time."""
+    """A log line with its time of the day, and its date if that is not today's. `zone` None: local time."""
     at, today = (datetime.fromtimestamp(unix_s, zone) for unix_s in (line.unix_ms / 1000, now_s))
     clock = at.strftime("%H:%M:%S.%f" if at.date() == today.date() else "%Y-%m-%d %H:%M:%S.%f")[:-3]
     mark = {"stdout": " ", "stderr": "!", "system": "·"}[line.stream]

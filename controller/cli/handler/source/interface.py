@@ -254,7 +254,7 @@ def _all_fields(kind: type) -> Iterable[Any]:
 
 
 def _read_fields(kind: type) -> Iterable[Any]:
-    """Types of the fields of a class that the worker reads by msgspec; none for a model of pydantic, which reads its own."""
+    """Types of the fields of a class that the worker reads by msgspec; a model of pydantic reads its own."""
     return () if issubclass(kind, msgspec.Struct) and stands_for(kind) == "model" else _all_fields(kind)
 
 
