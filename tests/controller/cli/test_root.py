@@ -54,6 +54,8 @@ def test_a_verb_that_reads_records_loads_no_planner() -> None:
 INTERRUPTED_WHILE_IT_IMPORTS = """
 import os, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
+
 class Interrupts:
     def find_spec(self, name, path=None, target=None):
         if name == sys.argv[-1]:
