@@ -14,7 +14,12 @@ from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.worker.call_gate import CallGate, Meter, redact_errors
-from fleetstart.runtime.worker_io.asgi import Receive, ResponseAborted, Scope, Send, respond, respond_error
+from fleetstart.runtime.worker_io.asgi import Message, Receive, ResponseAborted, Scope, Send, respond, respond_error
+
+
+async def no_more() -> Message:
+    """Receives nothing: the app is not to ask."""
+    raise AssertionError("the app asked for more of its request")
 
 
 def test_slots_are_taken_and_given_back() -> None:
@@ -65,7 +70,7 @@ def test_a_call_is_recorded_before_the_app_sees_it_and_its_response_says_how_man
             sent.append(message)
 
         scope = {"type": "http", "headers": [(b"fs-worker-token", token), (b"x-request-id", b"inv-1")]}
-        asyncio.run(gate(scope, None, send))  # type: ignore[arg-type]
+        asyncio.run(gate(scope, no_more, send))
         return list(sent[0]["headers"])
 
     assert headers_of(b"t")[0] == (b"fs-entered", b"1")
@@ -82,12 +87,12 @@ def test_an_app_that_only_sends_leaves_the_loop_to_others_and_is_ended_in_its_ti
             await send({"type": "http.response.body", "body": b"more", "more_body": True})
 
     async def send(message: Any) -> None:
-        """As a server whose client takes all, or has left."""
+        """Takes all, as a server whose client does, or has left."""
 
     gate = CallGate(floods, token="t", meter=Meter(1), bundle_dir="/", changed=lambda: None)
     scope = {"type": "http", "headers": [(b"fs-worker-token", b"t"), (b"fs-deadline-ms", b"20")]}
     with pytest.raises(ResponseAborted):
-        asyncio.run(gate(scope, None, send))  # type: ignore[arg-type]
+        asyncio.run(gate(scope, no_more, send))
 
 
 intervals = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200)), max_size=30)
