@@ -29,7 +29,7 @@ END_TO_END = Path(__file__).parent / "e2e"
 hypothesis.settings.register_profile("all tests", deadline=None)
 hypothesis.settings.register_profile("quick tests", deadline=None, max_examples=20)
 QUICK_PART = 5
-"""With `--quick` a test that has a number of examples of its own tries a fifth of them, as those of the profile do."""
+"""Divisor with `--quick` of a number of examples that a test has of its own: a fifth is tried, as of the profile's."""
 QUICK_LEAST = 5
 """It tries no fewer than these."""
 hypothesis.settings.load_profile("all tests")

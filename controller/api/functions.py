@@ -198,7 +198,7 @@ class FunctionsApi:
         return record
 
     async def infos(self, sees: Callable[[FunctionName], bool]) -> list[msgspec.Raw]:
-        """Those functions that `sees` admits, by name, encoded, some in a turn of the loop: ten thousand take a tenth
+        """Functions that `sees` admits, by name, encoded, some in a turn of the loop: ten thousand take a tenth
         of a second. One whose live version this release cannot read is in the status only."""
         view, found = self._view, list[msgspec.Raw]()
         records = sorted((one for one in view.functions.values() if sees(one.name)), key=lambda one: one.name)

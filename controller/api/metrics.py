@@ -128,7 +128,7 @@ class ObservabilityApi:
                 await asyncio.sleep(0)
 
     async def _spent_today(self, now_unix_ms: int) -> dict[FunctionName, int]:
-        """What functions have cost today; those that cost nothing are left out."""
+        """Today's cost by function; those that cost nothing are left out."""
         day, names = now_unix_ms // (DAY_S * 1000), list(self._view.functions)
         found: dict[FunctionName, int] = {}
         for begin in range(0, len(names), SPENT_FIELDS_AT_ONCE):

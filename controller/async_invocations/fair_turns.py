@@ -40,7 +40,7 @@ def next_function(
 DELIVERIES_MAX = 256
 """Concurrent deliveries of webhooks of one gateway: each has a connection, and so a descriptor."""
 DELIVERIES_OF_ONE = 32
-"""Those of one function: eight functions whose receivers do not answer must be there before another one's wait."""
+"""Concurrent deliveries of one function: eight whose receivers do not answer must be there before others wait."""
 SLOW_S = 1.0
 """Age from which a delivery is slow: where all of a function's are, its further ones make way for those of others."""
 

@@ -90,7 +90,7 @@ def response_headers(raw: Iterable[tuple[bytes, bytes]], *, root: str, keep_leng
 
 
 def accept_headers(raw: Iterable[tuple[bytes, bytes]], *, root: str) -> list[tuple[bytes, bytes]]:
-    """The same of a WebSocket that was accepted: each side has a handshake of its own."""
+    """Headers with which an app accepts a WebSocket, as its client gets them: each side has a handshake of its own."""
     return [pair for pair in _passed(raw, root) if not pair[0].startswith(b"sec-websocket-")]
 
 

@@ -48,7 +48,7 @@ BUFFERED_BYTES = 1 << 20
 """Responses with a Content-Length up to this reach the client whole or not at all: the gateway reads them before it
 sends their head, so that the bill is exact, and the worker sends them when they are whole."""
 SCHEDULED_HEADER = "fs-scheduled-at"
-"""On a call that a schedule made: when it was due."""
+"""Time at which a call was due that a schedule made."""
 RESERVED = b"fs-"
 """Prefix of the platform's own headers. A worker drops a handler's: with these it could say that it ran nothing, or
 that the platform has failed."""

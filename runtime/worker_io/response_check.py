@@ -36,7 +36,7 @@ class CheckedResponse:
         self._held: Message | None = None
         """Its start, while nothing of it has been sent."""
         self._held_body = bytearray()
-        """What has come of a body that is sent whole."""
+        """The part that has come of a body that is sent whole."""
         self._length: int | None = None
         """Content-Length of a response whose body is counted."""
         self._sent_bytes = 0

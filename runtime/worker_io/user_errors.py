@@ -78,7 +78,7 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def of_user(error: BaseException) -> Exception:
-    """What user code raised, as an exception that fails its call alone. A CancelledError may be of a task that it has
+    """The error that user code raised, as one that fails its call alone. A CancelledError may be of a task that it has
     awaited. Errors: the error itself, if it is the end of the current task: its cancellation, or its generator's end.
     """
     task = asyncio.current_task()

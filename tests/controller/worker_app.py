@@ -55,7 +55,7 @@ class WorkerApp:
             self.running -= 1
 
     def while_it_lives(self, served: Any) -> Any:
-        """What the worker serves, until it dies: a dead one answers nothing."""
+        """An app of the worker, until it dies: a dead one answers nothing."""
 
         async def living(scope: dict[str, Any], receive: Any, send: Any) -> None:
             if self.dead:

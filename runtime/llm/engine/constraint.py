@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"\A(?:at )?\d+\(\d+\): ")
 _LISTING = re.compile(r"\n(?:<| *\d+ \| )")
 _DEAD_END = ("NoExtensionBias", "no text follows it, as where a $ref leads back to itself")
-"""What the compiler says where no token may come next, and what it means."""
+"""The compiler's name for a place where no token may come next, and what it means."""
 GRAMMARS_KEPT = 16
 """Compiled grammars kept by a worker: calls repeat their schemas, and a large one takes a second to compile."""
 

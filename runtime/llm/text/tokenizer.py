@@ -126,7 +126,7 @@ class Detokenizer:
 
 
 _FAULTS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
-"""What a template's own expressions raise, when it is compiled, which computes constants, or when it is rendered."""
+"""Errors that a template's own expressions raise, when it is compiled, which computes constants, or rendered."""
 
 
 class _GenerationTag(Extension):

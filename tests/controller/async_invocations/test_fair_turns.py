@@ -138,7 +138,7 @@ def test_webhooks_of_a_function_are_not_behind_those_of_one_whose_receiver_never
     invocations: Any = None
 
     class Deliveries:
-        """Those of "a" have no end."""
+        """Deliveries; those of "a" have no end."""
 
         async def deliver(self, entry: StoredInvocation) -> None:
             begun[entry.envelope.function] += 1
