@@ -26,20 +26,16 @@ from ..async_invocations.idempotency.response_recorder import replay_receive
 from ..auth.quotas import ProjectRateLimiter
 from ..gateway.dispatch.grants import Grant, Grants
 from ..gateway.node_links import NodeLinks
-from ..http.asgi import Message, RawHeaders, Receive, Scope, Send, respond_error
-from ..http.headers import HOP_BY_HOP
+from ..http.asgi import Message, Receive, Scope, Send, respond_error
 from ..http.invoke_url import PREFIX
-from ..http.request_context import traceparent
 from ..http.scope import API_KEY_NAME, CALL_ORIGIN, CALLER_IDENTITY, CallerIdentity, CallOrigin
 from ..state.view import View
-from .rules import caller_of, check_chain, check_declared, check_request, repeat_key, time_left_s
+from .rules import call_headers, caller_of, check_chain, check_declared, check_request, repeat_key, time_left_s
 from .worker_links import Socket, WorkerLinks
 
 log = logging.getLogger(__name__)
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-_OURS = frozenset(("content-length", "expect", "tracestate"))
-"""Headers of a function's call that the gateway writes."""
 
 
 class FunctionCalls:
@@ -115,7 +111,7 @@ class FunctionCalls:
         caller.require_existing(callee, self._view.functions)
         left_s = time_left_s(callee, call.deadline_ns, request.timeout_s, time.monotonic_ns())
         self._take_rate(caller.project)
-        headers = _headers(request, grant)
+        headers = call_headers(request, grant.context)
         headers.append((b"x-request-id", call_id.encode()))
         headers.append((b"fs-timeout-s", b"%.6f" % left_s))
         headers.append((b"content-length", b"%d" % len(body)))
@@ -186,24 +182,6 @@ async def _until_closed(socket: Socket, gone: asyncio.Event) -> None:
     """Waits for the worker's side: it sends nothing any more, and closes to cancel."""
     await socket.receive()
     gone.set()
-
-
-def _headers(request: CallRequest, grant: Grant) -> RawHeaders:
-    """The headers that a function gave its call, with its trace: its own span's if that is of this trace."""
-    context = grant.context
-    own = ""
-    headers: RawHeaders = []
-    for name, value in request.headers:
-        key = name.lower()
-        if key == "traceparent":
-            own = value if context.trace_id and value[3:35] == context.trace_id else ""
-        elif key not in _OURS and key not in HOP_BY_HOP:
-            headers.append((key.encode("latin-1"), value.encode("latin-1")))
-    if context.trace_id:
-        headers.append((b"traceparent", own.encode("latin-1") or traceparent(context)))
-        if context.state:
-            headers.append((b"tracestate", context.state.encode()))
-    return headers
 
 
 def _no_answer(function: str, *, ended: bool) -> FleetError:

@@ -6,13 +6,18 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+from fleetstart.runtime.contract.billing.ledger import TraceContext
 from fleetstart.runtime.contract.errors import CallLoop, CallNotDeclared, DeadlineExceeded, InvalidInput
 from fleetstart.runtime.contract.function.names import FULL_NAME_MAX, full_name, project_of
 from fleetstart.runtime.contract.function.spec import FunctionSpec
 from fleetstart.runtime.contract.function_calls import DEPTH_MAX, CallRequest
 from fleetstart.runtime.contract.ids import FunctionName
+from fleetstart.runtime.contract.worker_headers import SCHEDULED_HEADER
 
 from ..auth.authorize import Caller
+from ..http.asgi import RawHeaders
+from ..http.headers import HOP_BY_HOP
+from ..http.request_context import traceparent
 from ..state.access_records import KeyRecord
 
 _PATH = re.compile(r"/[!-~]*")
@@ -28,6 +33,9 @@ OWN_HEADERS = {
     "x-request-id": "the gateway makes one, which fs trace of the caller shows",
 }
 """Headers that a client may set and a function may not, with what to do instead."""
+_OURS = frozenset(("content-length", "expect", "tracestate", SCHEDULED_HEADER))
+"""Headers of a function's call that the platform writes, or that say what it alone knows: those of a client's call are
+dropped before they come here."""
 
 
 def caller_of(spec: FunctionSpec) -> Caller:
@@ -82,6 +90,23 @@ def check_request(request: CallRequest) -> None:
             raise InvalidInput(f"a function's call has no header {name} of its own", hint=advice)
         if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
             raise InvalidInput(f"header {name[:80]!r} of a call is no name and value that HTTP has")
+
+
+def call_headers(request: CallRequest, context: TraceContext) -> RawHeaders:
+    """The headers that a function gave its call, with its trace: its own span's if that is of this trace."""
+    own = ""
+    headers: RawHeaders = []
+    for name, value in request.headers:
+        key = name.lower()
+        if key == "traceparent":
+            own = value if context.trace_id and value[3:35] == context.trace_id else ""
+        elif key not in _OURS and key not in HOP_BY_HOP:
+            headers.append((key.encode("latin-1"), value.encode("latin-1")))
+    if context.trace_id:
+        headers.append((b"traceparent", own.encode("latin-1") or traceparent(context)))
+        if context.state:
+            headers.append((b"tracestate", context.state.encode()))
+    return headers
 
 
 def time_left_s(callee: str, caller_ends_ns: int, asked_s: float | None, now_ns: int) -> float:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.function_calls.rules import (
+    call_headers,
     caller_of,
     check_chain,
     check_declared,
@@ -18,6 +19,7 @@ from fleetstart.controller.function_calls.rules import (
     repeat_key,
     time_left_s,
 )
+from fleetstart.runtime.contract.billing.ledger import TraceContext
 from fleetstart.runtime.contract.errors import (
     CallLoop,
     CallNotDeclared,
@@ -95,6 +97,16 @@ def test_a_callee_never_has_more_time_than_its_caller(left_s: int, asked_s: floa
         return
     given_s = time_left_s("embed", ends_ns, asked_s, 7 * SECOND_NS)
     assert given_s == (min(left_s, asked_s) if asked_s is not None and asked_s > 0 else left_s)
+
+
+def test_what_the_platform_alone_knows_no_function_can_say() -> None:
+    given = [
+        ("X-Own", "1"),
+        ("Fs-Scheduled-At", "2026-01-01T00:00:00Z"),
+        ("tracestate", "a=b"),
+        ("connection", "close"),
+    ]
+    assert call_headers(request(headers=given), TraceContext()) == [(b"x-own", b"1")]
 
 
 @given(st.binary(max_size=8), st.integers(0, 3), st.sampled_from(["embed", "index"]), st.sampled_from(["/", "/a"]))
