@@ -53,7 +53,7 @@ from ..schemas.functions import (
     VersionRef,
 )
 from ..schemas.history import CallHistory, FunctionTotal, SystemEvent
-from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
+from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookRotation, WebhookSecret
 from ..schemas.nodes import JoinTerms, NodeInfo, NodeJoin, Renewal, Renewed
 from ..schemas.planning import Forecast, InvocationPlan, Proposal
 from ..schemas.volumes import NewVolumeVersion, Pruned, PruneTerms, VolumeInfo
@@ -226,7 +226,8 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
         Endpoint("GET", WEBHOOK_SECRET, "admin", InvocationsApi.secret, "Signing secret of a project's webhooks",
                  unlimited=True, query={"project": DEFAULT}, answer=WebhookSecret),
         Endpoint("POST", WEBHOOK_SECRET, "admin", InvocationsApi.rotate, "Rotate the signing secret",
-                 audit="webhook.secret.rotate", unlimited=True, query={"project": DEFAULT}, answer=WebhookSecret),
+                 audit="webhook.secret.rotate", unlimited=True, query={"project": DEFAULT}, body=WebhookRotation | None,
+                 answer=WebhookSecret),
         Endpoint("GET", "/api/v1/schedules", "read", InvocationsApi.schedules, "List cron schedules",
                  answer=list[ScheduleInfo]),
     ),

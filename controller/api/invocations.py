@@ -25,12 +25,12 @@ from ..async_invocations.store.invocations import InvocationStore, StoredInvocat
 from ..async_invocations.store.payloads import PayloadStore
 from ..async_invocations.store.redis_clock import RedisClock
 from ..async_invocations.submit import AsyncSubmitter
-from ..async_invocations.webhooks.secrets import WebhookSecrets
+from ..async_invocations.webhooks.secrets import SigningSecrets, WebhookSecrets
 from ..auth.authorize import project_not_found
 from ..auth.request_context import caller_of, query_function, set_audit_object
 from ..http.asgi import Message
 from ..http.json_api import PlacedResponse, json_body, json_response, now_unix_ms
-from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookSecret
+from ..schemas.invocations import InvocationInfo, ReplayTerms, ScheduleInfo, WebhookRotation, WebhookSecret
 from ..state.access_records import DEFAULT
 from ..state.invocation_records import ENDED, Progress
 from ..state.view import View
@@ -39,6 +39,7 @@ LIMIT = 50
 LIMIT_MAX = 1_000
 SEARCHED = 10_000
 """Invocations that a listing searches, at most."""
+GRACE_MAX_S = 30 * 86_400
 
 
 class InvocationsApi:
@@ -197,12 +198,15 @@ class InvocationsApi:
 
     async def secret(self, request: Request) -> Response:
         project = self._project(request)
-        return json_response(WebhookSecret(project=project, secret=await self._webhook_secrets.get(project)))
+        return json_response(_secret_info(project, await self._webhook_secrets.get(project)))
 
     async def rotate(self, request: Request) -> Response:
         project = self._project(request)
+        terms = await json_body(request, WebhookRotation, empty=b"{}")
+        if not 0 <= terms.grace_s <= GRACE_MAX_S:
+            raise InvalidInput(f"a grace period has 0 s to {GRACE_MAX_S // 86_400} days, got {terms.grace_s:g} s")
         set_audit_object(request, project)
-        return json_response(WebhookSecret(project=project, secret=await self._webhook_secrets.rotate(project)))
+        return json_response(_secret_info(project, await self._webhook_secrets.rotate(project, terms.grace_s)))
 
     def _project(self, request: Request) -> str:
         """Errors: NotFound."""
@@ -236,6 +240,12 @@ class InvocationsApi:
                 )
             )
         return json_response(shown)
+
+
+def _secret_info(project: str, secrets: SigningSecrets) -> WebhookSecret:
+    until_unix_ms = max((until_unix_ms for _, until_unix_ms in secrets.old), default=0)
+    old_until_unix_ms = until_unix_ms if until_unix_ms > now_unix_ms() else 0
+    return WebhookSecret(project=project, secret=secrets.current, old_until_unix_ms=old_until_unix_ms)
 
 
 def _fits(entry: StoredInvocation, function: str, status: str, *, dead: bool) -> bool:

@@ -67,6 +67,13 @@ class ReplayTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     secret: str
+    old_until_unix_ms: int = 0
+    """Until then deliveries have signatures by the secrets before it, too; 0: they have not."""
+
+
+class WebhookRotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    grace_s: float = 86_400.0
+    """How long the old secret still signs, beside the new one."""
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,11 +66,12 @@ class WebhookDelivery:
             )
         )
         try:
-            secret = await self._secrets.get(envelope.project or project_of(envelope.function))
+            secrets = await self._secrets.get(envelope.project or project_of(envelope.function))
         except SecretCipherError as closed:
             status, error = 0, closed.message
         else:
-            headers = signing.headers(secret, envelope.id, int(time.time()), body)
+            now_s = time.time()
+            headers = signing.headers(secrets.at(int(now_s * 1000)), envelope.id, int(now_s), body)
             status, error = await self._http.post(envelope.webhook, headers, body)
         now_unix_ms = self._clock.now_unix_ms()
         after = lifecycle.delivered(claimed.progress, now_unix_ms, http_status=status, error=error)

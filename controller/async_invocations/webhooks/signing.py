@@ -45,13 +45,14 @@ def signature(secret: str, message_id: str, unix_s: int, body: bytes) -> str:
     return "v1," + base64.b64encode(digest).decode()
 
 
-def headers(secret: str, message_id: str, unix_s: int, body: bytes) -> dict[str, str]:
+def headers(secrets_now: Sequence[str], message_id: str, unix_s: int, body: bytes) -> dict[str, str]:
+    """Headers of a delivery, with a signature by each secret: a receiver takes it if one of them is good."""
     return {
         "content-type": "application/json",
         "user-agent": "fleetstart-webhooks/1",
         "webhook-id": message_id,
         "webhook-timestamp": str(unix_s),
-        "webhook-signature": signature(secret, message_id, unix_s, body),
+        "webhook-signature": " ".join(signature(secret, message_id, unix_s, body) for secret in secrets_now),
     }
 
 

@@ -36,12 +36,15 @@ LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 
 def test_the_signature_is_the_one_of_standard_webhooks() -> None:
     """A verifier of theirs, not ours."""
-    secret = signing.new_secret()
+    secrets = [signing.new_secret(), signing.new_secret()]
     body = b'{"type":"invocation.succeeded"}'
-    headers = signing.headers(secret, "inv-1", int(time.time()), body)
-    assert standardwebhooks.Webhook(secret).verify(body, headers) == {"type": "invocation.succeeded"}
+    headers = signing.headers(secrets, "inv-1", int(time.time()), body)
+    for secret in secrets:  # the new one, and the one that was rotated
+        assert standardwebhooks.Webhook(secret).verify(body, headers) == {"type": "invocation.succeeded"}
+        with pytest.raises(standardwebhooks.WebhookVerificationError):
+            standardwebhooks.Webhook(secret).verify(body + b" ", headers)
     with pytest.raises(standardwebhooks.WebhookVerificationError):
-        standardwebhooks.Webhook(secret).verify(body + b" ", headers)
+        standardwebhooks.Webhook(signing.new_secret()).verify(body, headers)
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
@@ -224,10 +227,20 @@ def test_a_webhook_is_delivered_again_after_errors_and_redirects(
     secret = allowing.http.get("/api/v1/webhooks/secret").json()["secret"]
     expected = signing.signature(secret, invocation, int(headers["webhook-timestamp"]), raw)
     assert headers["webhook-signature"] == expected
+    rotated = allowing.http.post("/api/v1/webhooks/secret").json()
+    assert rotated["secret"] != secret
+    assert rotated["old_until_unix_ms"] > 1000 * time.time()
     again = allowing.http.post(f"/api/v1/invocations/{invocation}/redeliver")
     assert again.status_code == 200
     wait_until(lambda: len(receiver.got) == 4)
-    assert allowing.http.post("/api/v1/webhooks/secret").json()["secret"] != secret
+    assert verified_by(receiver.got[-1], rotated["secret"], secret) == {rotated["secret"], secret}, (
+        "for a day both sign"
+    )
+    last = allowing.http.post("/api/v1/webhooks/secret", json={"grace_s": 0}).json()
+    assert last["old_until_unix_ms"] == 0
+    allowing.http.post(f"/api/v1/invocations/{invocation}/redeliver")
+    wait_until(lambda: len(receiver.got) == 5)
+    assert verified_by(receiver.got[-1], last["secret"], rotated["secret"], secret) == {last["secret"]}
 
 
 def test_a_webhook_survives_the_kill_of_its_controller(
@@ -277,9 +290,11 @@ def test_another_master_key_is_told_and_another_secret_mends_it(
 ) -> None:
     allowing.deploy("hello")
     calls = Client(allowing)
-    first = secret_of(allowing)
+    allowing.http.get("/api/v1/webhooks/secret")
+    first = allowing.http.post("/api/v1/webhooks/secret").json()["secret"]
     assert allowing.http.post("/api/v1/secrets/rekey").json()["secrets"] == 1
-    assert secret_of(allowing) == first, "it is encrypted anew with the others"
+    after = allowing.http.get("/api/v1/webhooks/secret").json()
+    assert (after["secret"], after["old_until_unix_ms"] > 0) == (first, True), "both are encrypted anew with the others"
     (allowing.home / "master.key").unlink()
     lost = allowing.http.get("/api/v1/webhooks/secret")
     assert lost.json()["error"]["code"] == "vault_closed"
@@ -319,6 +334,17 @@ def test_a_project_has_a_secret_of_its_own_with_keys_and_without(
     assert (signed_with("hello"), signed_with("ml.learn")) == ("default", "ml")
     unknown = allowing.http.get("/api/v1/webhooks/secret", params={"project": "mll"})
     assert (unknown.status_code, unknown.json()["error"]["hint"]) == (404, "did you mean ml?")
+
+
+def verified_by(delivery: tuple[dict[str, str], bytes, str], *secrets: str) -> set[str]:
+    """Those of the secrets with which a receiver takes the delivery."""
+    headers, body, _ = delivery
+    found = set()
+    for secret in secrets:
+        with contextlib.suppress(standardwebhooks.WebhookVerificationError):
+            standardwebhooks.Webhook(secret).verify(body, headers)
+            found.add(secret)
+    return found
 
 
 def secret_of(controller: ControllerProcess, project: str = "default") -> str:
