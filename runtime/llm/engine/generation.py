@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...contract.errors import DeadlineExceeded, FleetError, HandlerFailed, InvalidInput
+from ..text.stop_strings import StopMatcher
 from ..text.tokenizer import Detokenizer, Vocabulary
 from .constraint import Constraint
 from .logprobs import TokenLogprob
 from .sampler import SamplerState, SamplingParams
-from .scheduler import Sequence as TokenSequence
-from .stop_strings import StopMatcher
+from .sequences import Sequence as TokenSequence
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, pre_tokenizers
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
-from fleetstart.runtime.llm.engine.stop_strings import StopMatcher
+from fleetstart.runtime.llm.text.stop_strings import StopMatcher
 from fleetstart.runtime.llm.text.tokenizer import ChatTemplate, Detokenizer, Tokenizer, read_chat_template
 from tests.runtime.llm.models import Checkpoint, byte_tokenizer
 
