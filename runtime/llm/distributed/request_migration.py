@@ -29,7 +29,7 @@ from ...pipeline.frames import (
 from ..engine.engine import Engine
 from ..engine.generation import TokenDelta
 from ..engine.sampler import SamplingParams
-from ..engine.scheduler import Sequence as TokenSequence
+from ..engine.sequences import Sequence as TokenSequence
 from ..server.engine_service import EngineService
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 BlockKey = bytes
@@ -75,6 +76,11 @@ class BlockPool:
             else:
                 heapq.heappush(self._free, block)
         table.clear()
+
+    def freed_by(self, tables: Sequence[list[int]]) -> set[int]:
+        """Blocks that no table would hold if these were released."""
+        held = Counter(block for table in tables for block in table)
+        return {block for block, count in held.items() if count == self._owners[block]}
 
     def keep(self, block: int, key: BlockKey) -> None:
         """Keeps a full block of a table for others; does nothing if another block has these tokens."""

@@ -34,7 +34,8 @@ from .inference_engine import EngineLoad, never
 from .logprobs import token_logprob
 from .runner import ReleasedRunner, Runner, RunnerLost, StepInFlight, batch_of, rows_of, tokens_for
 from .sampler import SamplingParams, begin_draw
-from .scheduler import PlannedChunk, Scheduler, Sequence
+from .scheduler import Scheduler
+from .sequences import PlannedChunk, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class Engine:
             return
         active.on_remote_cancel = None
         active.sampler = resumed_sampler(active.sequence, active.request.sampling, active.request.constraint)
-        self.scheduler.put_first(active.sequence)
+        self.scheduler.put_back(active.sequence)
 
     def add_migrated(
         self,

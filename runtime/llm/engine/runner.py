@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .scheduler import PlannedChunk
+from .sequences import PlannedChunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

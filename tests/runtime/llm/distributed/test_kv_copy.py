@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.llm.distributed.kv_copy import PIECE_TOKENS, ComputedSequence, KvCopyPlan
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
-from fleetstart.runtime.llm.engine.scheduler import Scheduler, Sequence
+from fleetstart.runtime.llm.engine.scheduler import Scheduler
+from fleetstart.runtime.llm.engine.sequences import Sequence
 
 BLOCK = 4
 

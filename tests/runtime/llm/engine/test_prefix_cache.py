@@ -12,7 +12,8 @@ from fleetstart.runtime.llm.engine.block_pool import BlockPool, block_key
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
 from fleetstart.runtime.llm.engine.runner import LocalRunner
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.engine.scheduler import Scheduler, Sequence
+from fleetstart.runtime.llm.engine.scheduler import Scheduler
+from fleetstart.runtime.llm.engine.sequences import Sequence
 from tests.runtime.llm.models import BLOCK_TOKENS, Checkpoint, engine, native, plain, run, tokens_of
 
 BLOCK = 4

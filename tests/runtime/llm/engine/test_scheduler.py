@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fleetstart.runtime.contract.errors import ContextExceeded, InvalidInput
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
-from fleetstart.runtime.llm.engine.scheduler import PlannedChunk, Scheduler, Sequence
+from fleetstart.runtime.llm.engine.scheduler import Scheduler
+from fleetstart.runtime.llm.engine.sequences import PlannedChunk, Sequence
 
 BLOCK = 4
 
@@ -242,6 +243,88 @@ def test_the_youngest_yields_and_is_computed_anew_before_those_who_came_later() 
         order += sorted(before - {one.id for one in subject.running})
     assert subject.preemptions > 0
     assert order == [1, 2, 3]
+
+
+def spans(chunks: list[PlannedChunk]) -> list[tuple[int, int, int]]:
+    return sorted((chunk.sequence.id, chunk.begin, chunk.end) for chunk in chunks)
+
+
+def test_a_short_prompt_passes_long_ones_and_the_oldest_has_half_of_the_step() -> None:
+    subject = scheduler(blocks=200, max_batch=8, budget=16)
+    for id in range(4):
+        subject.add(sequence(id, 150, 2))
+    compute(subject, subject.plan())
+    subject.add(sequence(4, 5, 2))
+    assert spans(subject.plan()) == [(0, 16, 27), (4, 0, 5)]
+    subject = scheduler(blocks=200, max_batch=8, budget=16)
+    for id, prompt in enumerate((150, 150, 74, 30, 9)):
+        subject.add(sequence(id, prompt, 2))
+    assert spans(subject.plan()) == [(0, 0, 8), (4, 0, 8)]
+
+
+@pytest.mark.parametrize("prompt", [70, 40], ids=["as long", "half as long as what is left"])
+def test_a_prompt_that_would_win_less_than_the_oldest_loses_waits(prompt: int) -> None:
+    subject = scheduler(blocks=200, budget=16)
+    subject.add(sequence(0, 80, 2))
+    subject.add(sequence(1, prompt, 2))
+    assert spans(subject.plan()) == [(0, 0, 16)]
+
+
+def test_short_prompts_without_end_take_a_long_one_half_of_its_rate() -> None:
+    subject = scheduler(blocks=400, max_batch=4, budget=16)
+    subject.add(sequence(0, 20, 2))
+    long, later = sequence(1, 400, 2), sequence(2, 400, 2)
+    subject.add(long)
+    subject.add(later)
+    ended = dict[int, int]()
+    for step in range(1, 200):
+        subject.add(sequence(1000 + step, 9, 1))
+        compute(subject, subject.plan())
+        for one in (long, later):
+            if one.output_count:
+                ended.setdefault(one.id, step)
+    assert ended[1] <= 2 * 420 / 16 + 1 < ended[2] <= 2 * 820 / 16 + 1
+
+
+def test_who_passes_leaves_a_slot_and_blocks_for_the_oldest_that_waits() -> None:
+    subject = scheduler(blocks=56, max_batch=3, budget=16)
+    for id, prompt in enumerate((100, 100, 4, 4)):
+        subject.add(sequence(id, prompt, 30))
+    compute(subject, subject.plan())
+    assert [one.id for one in subject.running] == [0, 2]  # a third slot is the second one's
+    subject = scheduler(blocks=53, max_batch=4, budget=16)
+    for id, prompt in enumerate((100, 100, 8)):  # 25 blocks and 25, one more for each that runs, and 2
+        subject.add(sequence(id, prompt, 4))
+    compute(subject, subject.plan())
+    assert [one.id for one in subject.running] == [0]
+
+
+def test_who_passed_one_that_had_no_blocks_gives_them_back() -> None:
+    subject = scheduler(blocks=12, max_batch=4, budget=16)
+    subject.add(sequence(0, 12, 3))
+    compute(subject, subject.plan())
+    subject.add(sequence(1, 40, 2))
+    subject.add(sequence(2, 4, 40))
+    compute(subject, subject.plan())
+    assert [one.id for one in subject.running] == [0, 2]
+    while 1 not in [one.id for one in subject.running]:
+        compute(subject, subject.plan())
+    assert subject.preemptions == 1
+    assert [one.id for one in subject.waiting] == [2]
+    while not subject.idle:
+        compute(subject, subject.plan())
+    assert subject.pool.free_count == 12
+
+
+def test_a_step_does_not_follow_where_a_short_prompt_may_pass_one_without_blocks() -> None:
+    subject = scheduler(blocks=12)
+    chunks = decoding(subject, (3, 9))
+    subject.add(sequence(1, 44, 2))
+    subject.add(sequence(2, 40, 2))
+    assert subject.plan_following(chunks)
+    subject.take_back(chunks)
+    subject.add(sequence(3, 4, 2))
+    assert subject.plan_following(chunks) == []
 
 
 def test_a_budget_that_cannot_hold_the_decodes_is_refused() -> None:
