@@ -41,17 +41,24 @@ DELIVERIES_MAX = 256
 """Concurrent deliveries of webhooks of one gateway: each has a connection, and so a descriptor."""
 DELIVERIES_OF_ONE = 32
 """Concurrent deliveries of one function: eight whose receivers do not answer must be there before others wait."""
-SLOW_S = 1.0
-"""Age from which a delivery is slow: where all of a function's are, its further ones make way for those of others."""
+LATER_LEAST_S, LATER_MOST_S = 0.1, 60.0
+"""How long a delivery for which its function has no place is put off: long enough that looking at it again is no work
+to speak of, and not so long that a receiver which has recovered would be left waiting."""
+LATER_EACH_S = 0.002
+"""Least distance of deliveries that are put off: those of the quickest receiver."""
 
 
-def delivery_turn(
-    function: FunctionName, under_way: Collection[tuple[FunctionName, float]], now_s: float
-) -> Literal["begin", "wait", "later"]:
-    """Decides about a function's due delivery: it begins, waits for the end of another one, or is to be looked at
-    later, as its receiver is slow. `under_way`: functions of deliveries, and when they began."""
-    own = [since_s for name, since_s in under_way if name == function]
-    if len(own) < DELIVERIES_OF_ONE and len(under_way) < DELIVERIES_MAX:
-        return "begin"
-    slow = sum(1 for since_s in own if now_s - since_s >= SLOW_S)
-    return "later" if slow >= DELIVERIES_OF_ONE else "wait"
+def delivery_turn(function: FunctionName, under_way: Mapping[FunctionName, int]) -> Literal["begin", "wait", "later"]:
+    """Decides about a function's due delivery: it begins, waits until any other one has ended, or is put off until
+    some of its own function have, and those of other functions come first. `under_way`: deliveries of each function."""
+    if under_way.get(function, 0) >= DELIVERIES_OF_ONE:
+        return "later"
+    return "begin" if sum(under_way.values()) < DELIVERIES_MAX else "wait"
+
+
+def later_s(begun_s: Collection[float], before_s: float, now_s: float) -> float:
+    """When a delivery that is put off is due again: when it may have its turn, if its receiver takes half as long as it
+    does. `begun_s`: when its function's deliveries under way began; `before_s`: when the one put off last is due."""
+    age_s = sum(now_s - one_s for one_s in begun_s) / len(begun_s)  # on average half of what they take
+    each_s = max(LATER_EACH_S, age_s / DELIVERIES_OF_ONE)
+    return min(max(before_s, now_s + LATER_LEAST_S) + each_s, now_s + LATER_MOST_S)

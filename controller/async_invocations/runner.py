@@ -25,7 +25,7 @@ from ..state.invocation_records import run_id
 from ..state.redis_client import REDIS_ERRORS
 from ..state.view import View
 from .execution import Execution
-from .fair_turns import TOGETHER_MAX, delivery_turn, next_function
+from .fair_turns import TOGETHER_MAX, delivery_turn, later_s, next_function
 from .store import lifecycle
 from .store.invocations import InvocationStore, StoredInvocation
 from .store.payloads import PayloadStore
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Polling interval for due invocations: a published event may be lost, and leases of dead gateways expire."""
-LATER_MS = 5_000
-"""Pause of due webhooks of a function whose receiver is slow: others' are found behind them meanwhile."""
 PER_FUNCTION_MAX = 32
 """Concurrent executions of one function in one gateway, for fairness."""
 RETRY_S = 0.25
@@ -76,6 +74,8 @@ class InvocationRunner:
         self._functions: dict[InvocationId, FunctionName | None] = {}
         self._deliveries: dict[InvocationId, tuple[FunctionName, float]] = {}
         """Webhooks under way, separate from executions: of which function, and when they began."""
+        self._put_off_s: dict[FunctionName, float] = {}
+        """Of functions with more due webhooks than may be under way: when the one that was put off last is due."""
         self._executions: dict[InvocationId, Execution] = {}
         self._last_begun: dict[FunctionName, int] = {}
         """Of functions whose calls were due when it was looked last: the number of their last call that began here."""
@@ -174,16 +174,24 @@ class InvocationRunner:
             if entry is None:
                 continue
             if lifecycle.next_step(entry.progress, now_unix_ms) == "deliver":
-                function, now_s = entry.envelope.function, time.monotonic()
-                turn = delivery_turn(function, self._deliveries.values(), now_s)
+                function = entry.envelope.function
+                turn = delivery_turn(function, Counter(name for name, _ in self._deliveries.values()))
                 if turn == "wait":
                     return
                 if turn == "later":
-                    await self._invocations.look_later(invocation, now_unix_ms + LATER_MS)
-                    self._wake.set()  # others may be behind it
+                    await self._put_off(function, invocation, now_unix_ms)
                     continue
-                self._deliveries[invocation] = (function, now_s)
+                self._deliveries[invocation] = (function, time.monotonic())
             self._begin(None, entry)
+
+    async def _put_off(self, function: FunctionName, invocation: InvocationId, now_unix_ms: int) -> None:
+        """Puts a due delivery of a function off that has no place for it: those of others are found behind it."""
+        now_s = time.monotonic()
+        begun_s = [since_s for name, since_s in self._deliveries.values() if name == function]
+        due_s = later_s(begun_s, self._put_off_s.get(function, 0.0), now_s)
+        self._put_off_s = {name: one_s for name, one_s in self._put_off_s.items() if one_s > now_s} | {function: due_s}
+        await self._invocations.look_later(invocation, now_unix_ms + round((due_s - now_s) * 1000))
+        self._wake.set()
 
     async def _due_entry(self, function: FunctionName | None, invocation: InvocationId) -> StoredInvocation | None:
         """A due invocation, for a run of its function or a timer; None if it has no step that is due here."""

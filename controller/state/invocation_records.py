@@ -118,6 +118,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gateway: str = ""
     runs: int = 1
     """Number of the execution; each has its own row in the ledger."""
+    redrives: int = 0
+    """How often it was queued again after its end, and so how many ends before this one had a webhook."""
     losses: int = 0
     """Executions that the platform lost; too many end the invocation."""
     cancelling: bool = False

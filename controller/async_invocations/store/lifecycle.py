@@ -216,6 +216,7 @@ def redriven(progress: Progress, envelope: Envelope, now_unix_ms: int) -> Progre
         queue_until_unix_ms=now_unix_ms + envelope.queue_s * 1000,
         claims=progress.claims,
         runs=progress.runs + 1,
+        redrives=progress.redrives + 1,
         bill=progress.bill,
         moments=progress.moments,
     )
@@ -287,6 +288,12 @@ def _noted(progress: Progress, now_unix_ms: int, what: str) -> Progress:
 
 
 # ── webhooks ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def message_id(progress: Progress, envelope: Envelope) -> str:
+    """The id of an end's webhook, the same for each attempt: receivers drop a second message with one that they know,
+    and an invocation that was redriven ends again."""
+    return envelope.id if not progress.redrives else f"{envelope.id}.redrive-{progress.redrives}"
 
 
 def delivering(progress: Progress, now_unix_ms: int) -> Progress:

@@ -66,13 +66,15 @@ class WebhookDelivery:
             )
         )
         try:
-            secrets = await self._secrets.get(envelope.project or project_of(envelope.function))
+            project = envelope.project or project_of(envelope.function)
+            secrets = await self._secrets.get(project)
         except SecretCipherError as closed:
             status, error = 0, closed.message
         else:
             now_s = time.time()
-            headers = signing.headers(secrets.at(int(now_s * 1000)), envelope.id, int(now_s), body)
-            status, error = await self._http.post(envelope.webhook, headers, body)
+            message = lifecycle.message_id(entry.progress, envelope)
+            headers = signing.headers(secrets.at(int(now_s * 1000)), message, int(now_s), body)
+            status, error = await self._http.post(envelope.webhook, headers, body, project=project)
         now_unix_ms = self._clock.now_unix_ms()
         after = lifecycle.delivered(claimed.progress, now_unix_ms, http_status=status, error=error)
         await self._invocations.write(claimed, after, publish=after.status)

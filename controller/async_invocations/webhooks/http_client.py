@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -20,6 +21,8 @@ from .signing import WebhookRefused, check_address, check_url
 POST_S = 10.0
 READ_BYTES = 64 * 1024
 """How much of the receiver's response is read and discarded."""
+PROJECT: ContextVar[str] = ContextVar("project", default="")
+"""Project of the delivery, for the resolver: aiohttp tells it the name alone."""
 
 
 class CheckedResolver(AbstractResolver):
@@ -33,7 +36,7 @@ class CheckedResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         results = []
-        for kind, _, protocol, _, address in await self._lookups.resolve(host, port, family):
+        for kind, _, protocol, _, address in await self._lookups.resolve(host, port, family, project=PROJECT.get()):
             await self.check(host, ipaddress.ip_address(str(address[0]).partition("%")[0]))
             results.append(
                 ResolveResult(
@@ -69,8 +72,9 @@ class WebhookClient:
             await self._session.close()
         await self._resolver.close()
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
-        """Posts a webhook; returns the receiver's status (0: none) and the error ("": none)."""
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, project: str = "") -> tuple[int, str]:
+        """Posts a project's webhook; returns the receiver's status (0: none) and the error ("": none)."""
+        PROJECT.set(project)
         try:
             check_url(url, self._allowed)
             async with asyncio.timeout(POST_S):

@@ -96,7 +96,7 @@ class WebhookSecrets:
         """Ids of the master keys that encrypted them."""
         raw = await cast(Awaitable[list[bytes]], self._client.hvals(keys.WEBHOOK_SECRETS))
         records = [self._decoder.decode(one) for one in raw if _is_encrypted(one)]
-        return {found.master for record in records for found in (record, *record.old)}
+        return {master for record in records for master in (record.master, *(one.master for one in record.old))}
 
     async def forget(self, project: str) -> None:
         await self._client.hdel(keys.WEBHOOK_SECRETS, project)

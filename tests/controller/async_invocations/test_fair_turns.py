@@ -10,14 +10,19 @@ from typing import Any
 
 import msgspec
 import redis.asyncio as redis
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleetstart.controller.async_invocations.fair_turns import (
     DELIVERIES_MAX,
     DELIVERIES_OF_ONE,
     FIRST_CALLS,
-    SLOW_S,
+    LATER_EACH_S,
+    LATER_LEAST_S,
+    LATER_MOST_S,
     TOGETHER_MAX,
     delivery_turn,
+    later_s,
     next_function,
 )
 from fleetstart.controller.async_invocations.runner import PER_FUNCTION_MAX, InvocationRunner
@@ -120,15 +125,24 @@ def test_a_runner_full_of_two_backlogs_begins_a_third_functions_call(redis_url: 
     asyncio.run(run())
 
 
-def test_a_delivery_waits_for_quick_ones_of_its_function_and_makes_way_behind_slow_ones() -> None:
+def test_a_delivery_behind_those_of_its_function_makes_way_for_others() -> None:
     a, b = FunctionName("a"), FunctionName("b")
-    quick = [(a, 10.0)] * DELIVERIES_OF_ONE
-    assert delivery_turn(a, quick[1:], 10.0) == "begin"
-    assert delivery_turn(a, quick, 10.0) == "wait"
-    assert delivery_turn(a, quick, 10.0 + SLOW_S) == "later"
-    assert delivery_turn(b, quick, 10.0 + SLOW_S) == "begin"
-    everyone = [(FunctionName(str(number)), 0.0) for number in range(DELIVERIES_MAX)]
-    assert delivery_turn(b, everyone, 10.0) == "wait"
+    assert delivery_turn(a, {a: DELIVERIES_OF_ONE - 1}) == "begin"
+    assert delivery_turn(a, {a: DELIVERIES_OF_ONE}) == "later", "whether its receiver is slow or not"
+    assert delivery_turn(b, {a: DELIVERIES_OF_ONE}) == "begin"
+    everyone = {FunctionName(str(number)): 1 for number in range(DELIVERIES_MAX)}
+    assert delivery_turn(b, everyone) == "wait"
+
+
+@given(st.floats(0.0, 10.0), st.integers(1, 3_000))
+def test_deliveries_that_are_put_off_are_due_before_there_are_places_for_them(takes_s: float, backlog: int) -> None:
+    """Those under way began at even distances, as they do while a backlog is worked off."""
+    begun_s = [-takes_s * number / DELIVERIES_OF_ONE for number in range(1, DELIVERIES_OF_ONE + 1)]
+    due_s = 0.0
+    for _ in range(backlog):
+        due_s = later_s(begun_s, due_s, 0.0)
+    assert due_s <= LATER_MOST_S
+    assert due_s <= LATER_LEAST_S + backlog * max(LATER_EACH_S, takes_s / DELIVERIES_OF_ONE) + 1e-6
 
 
 def test_webhooks_of_a_function_are_not_behind_those_of_one_whose_receiver_never_answers(

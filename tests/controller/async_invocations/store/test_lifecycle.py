@@ -136,6 +136,17 @@ def test_what_the_platform_loses_is_a_dead_letter_in_the_end(code: str) -> None:
     assert again.runs == progress.runs + 1, "each run has a row of its own in the ledger"
 
 
+def test_each_end_has_a_message_id_of_its_own_which_its_deliveries_share() -> None:
+    """Receivers drop what has an id that they know, and so that a redriven call had succeeded after all."""
+    call = envelope()
+    failed = lifecycle.ended(running(call), call, RunOutcome(error=error("handler_error")), BEGUN)
+    told = lifecycle.delivering(failed, BEGUN)
+    again = lifecycle.claimed(lifecycle.redriven(told, call, BEGUN), "gw", BEGUN)
+    ended = lifecycle.ended(again, call, RunOutcome(answer=answer()), BEGUN)
+    ids = [lifecycle.message_id(one, call) for one in (failed, told, ended, lifecycle.redelivered(ended, BEGUN))]
+    assert ids == [call.id, call.id, f"{call.id}.redrive-1", f"{call.id}.redrive-1"]
+
+
 @pytest.mark.parametrize("code", ["worker_lost", "store_error"])
 def test_a_lost_run_is_made_again_however_long_it_took(code: str) -> None:
     """It expired at once if its run alone was longer than it could wait: by default those of an hour."""

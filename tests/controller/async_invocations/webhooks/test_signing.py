@@ -147,11 +147,14 @@ def test_the_public_address_of_the_platform_is_not_connected_to(monkeypatch: pyt
 def test_slow_lookups_have_a_deadline_and_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "LOOKUP_S", 0.05)
     slow = threading.Event()
+    threads = threading.active_count()
     real = socket.getaddrinfo
 
     def looked_up(host: str, *args: Any, **options: Any) -> Any:
         if host.endswith(".slow"):
             slow.wait(30)
+        if host == "absent":
+            raise socket.gaierror
         return real("127.0.0.1", *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
@@ -159,16 +162,21 @@ def test_slow_lookups_have_a_deadline_and_hold_up_nobody_else(monkeypatch: pytes
     async def scenario() -> None:
         names = lookups.NameLookups(())
         found = await asyncio.gather(
-            *(names.resolve(f"{number}.slow", 80) for number in range(3 * lookups.THREADS)), return_exceptions=True
+            *(names.resolve(f"{number}.slow", 80, project="a") for number in range(2 * lookups.THREADS)),
+            return_exceptions=True,
         )
+        with pytest.raises(socket.gaierror):
+            await names.resolve("absent", 80, project="b")
         assert {type(one) for one in found} == {TimeoutError}
+        assert threading.active_count() - threads <= lookups.THREADS_OF_ONE
         async with asyncio.timeout(5):
             assert await asyncio.get_running_loop().getaddrinfo("other", 80), "with the threads of everybody else"
+            assert await names.resolve("quick", 80, project="b")
         slow.set()
         async with asyncio.timeout(5):
             while True:
                 with contextlib.suppress(TimeoutError):
-                    assert await names.resolve("quick", 80)
+                    assert await names.resolve("quick", 80, project="a")
                     break
         names.close()
 
