@@ -79,10 +79,12 @@ def as_exception(error: BaseException) -> Exception:
 
 def of_user(error: BaseException) -> Exception:
     """The error that user code raised, as one that fails its call alone. A CancelledError may be of a task that it has
-    awaited. Errors: the error itself, if it is the end of the current task: its cancellation, or its generator's end.
+    awaited, or of its own, which nothing but its time ends from outside. Errors: GeneratorExit itself, which ends a
+    coroutine.
     """
-    task = asyncio.current_task()
-    cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-    if cancelled or isinstance(error, GeneratorExit):
+    if isinstance(error, GeneratorExit):
         raise error
+    if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) is not None:
+        while task.cancelling():
+            task.uncancel()
     return as_exception(error)

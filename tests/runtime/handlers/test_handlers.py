@@ -82,6 +82,9 @@ FORMS = """
         task = asyncio.ensure_future(asyncio.sleep(9))
         task.cancel()
         await task
+    async def cancels_itself():
+        asyncio.current_task().cancel()
+        await asyncio.sleep(9)
     async def stops():
         class End(BaseException): ...
         raise End
@@ -271,6 +274,7 @@ def test_a_result_without_a_json_form_is_the_handlers_error(functions: Functions
         ("leaving_async", "SystemExit"),
         ("leaving_app", "SystemExit"),
         ("awaits_cancelled", "CancelledError"),
+        ("cancels_itself", "CancelledError"),
         ("stops", "raised End"),
         ("odd_name", "h\\udce9me"),
     ],
