@@ -107,6 +107,7 @@ class Controller:
         if not self._stopping.is_set():
             self._drain_ends_s = time.monotonic() + self._config.drain_s
         self._stopping.set()
+        self._core.gateway.stop()
         self._invocations.stop()
         self._server.should_exit = True
 

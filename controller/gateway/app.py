@@ -36,6 +36,7 @@ from ..state.sync import StateSync
 from .admission.admission import AdmissionControl
 from .admission.feasibility import FeasibilityCheck
 from .admission.wait_predictor import WaitPredictor
+from .dispatch.call_endings import CallEndings
 from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecord, CallRecorder
 from .dispatch.call_response import send_error
 from .dispatch.dispatcher import Dispatcher, SlotAcquirer
@@ -88,6 +89,7 @@ class Gateway:
             status_of=self._router.status_of,
         )
         self._dispatcher = Dispatcher(self._session, links, slots, final_status=self._router.final_status)
+        self._endings = CallEndings(self._session, links)
         self._websockets = WebSocketProxy(
             self._router,
             self._recorder,
@@ -96,6 +98,7 @@ class Gateway:
             self._session,
             links,
             billing,
+            self._endings,
             final_status=self._router.final_status,
         )
 
@@ -112,6 +115,10 @@ class Gateway:
     @property
     def bodies(self) -> BodyBudget:
         return self._admission.bodies
+
+    def stop(self) -> None:
+        """Calls whose clients have left are waited for no longer: the controller shuts down."""
+        self._endings.stop()
 
     async def close(self) -> None:
         await self._session.close()
@@ -222,14 +229,14 @@ class Gateway:
                 else:
                     await self._fail(record, _drain_timeout(record), send)
                 raise
+            disconnect.clear_cancellation()
             if record.attaches:
                 record.hand_over()
             if record.call.stored is not None and record.call.stored.handed_back:
                 record.fail(_drain_timeout(record))
             else:
                 record.set_outcome(CLIENT_CLOSED_REQUEST, CLIENT_GONE)
-                record.release(waive=False)
-            disconnect.clear_cancellation()
+                await self._endings.wait(record)
         except Exception as error:
             log.exception("a call failed in the gateway", extra={"invocation": record.call.id})
             await self._fail(record, FleetError(f"{type(error).__name__} in the gateway"), send)

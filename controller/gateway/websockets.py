@@ -39,6 +39,7 @@ from ..http.request_body import header
 from ..http.scope import GIVEN_REQUEST_ID
 from ..http.websocket import SWITCHING_PROTOCOLS, reject_handshake
 from .admission.admission import AdmissionControl
+from .dispatch.call_endings import CallEndings
 from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecorder
 from .dispatch.call_response import platform_headers
 from .dispatch.dispatcher import FinalStatus, SlotAcquirer
@@ -75,6 +76,7 @@ class WebSocketProxy:
         session: aiohttp.ClientSession,
         links: NodeLinks,
         billing: BudgetWatch,
+        endings: CallEndings,
         *,
         final_status: FinalStatus,
     ) -> None:
@@ -85,6 +87,7 @@ class WebSocketProxy:
         self._session = session
         self._links = links
         self._billing = billing
+        self._endings = endings
         self._final_status = final_status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,6 +185,7 @@ class WebSocketProxy:
                     status = error.status if error.status >= 400 else 502
                     text = f"function {name} rejected the WebSocket with HTTP {error.status}"
                     raise WebSocketRejected(text, status) from error
+                record.backend.note_full(attempt.worker, time.monotonic_ns())
                 record.release_for_retry(attempt, BUSY_BACKOFF_NS)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, NodeNotVouched):
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
@@ -234,12 +238,20 @@ class WebSocketProxy:
         ended_ns = time.monotonic_ns()
         record.responded(opened_ns, ended_ns)
         record.set_outcome(SWITCHING_PROTOCOLS, close.error)
+        if close.by_client:
+            await _close(upstream, close)
+            await self._endings.wait(record)
+            return
         lost = close.error == WorkerLost.code
         waive = lost and not is_billed_when_cut(await self._final_status(attempt.worker.id))
         record.release(waive=waive, until_ns=ended_ns)
         record.finish()
-        if not close.by_client:
-            await session.close(close)
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
-            async with asyncio.timeout(CLOSE_S):
-                await upstream.close(code=sendable(close.code), message=close.reason.encode())
+        await session.close(close)
+        await _close(upstream, close)
+
+
+async def _close(upstream: aiohttp.ClientWebSocketResponse, close: SocketClose) -> None:
+    """Closes the worker's side."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+        async with asyncio.timeout(CLOSE_S):
+            await upstream.close(code=sendable(close.code), message=close.reason.encode())

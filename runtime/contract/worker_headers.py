@@ -32,6 +32,9 @@ STREAM_HEADER = "fs-stream"
 """Calls that outlive their gateway. On a request: `keep`, it goes on without its connection, and its answer is kept;
 `attach`, no call, but the kept answer of the call with this id. On a response: `gone`, it is not
 kept any more; `unknown`, there was no such call: it can be sent again."""
+END_HEADER = "fs-call-end"
+"""On a request with STREAM_HEADER `attach`: it asks for the end of a call that runs, and for no answer. The worker
+responds when the call with this id has ended. One of an earlier release has no such answer, and responds at once."""
 PROGRESS_HEADER = "fs-progress"
 """Progress events. On a request: report progress, whatever the caller accepts. On a response: it is a stream of
 `progress` events and then either the items of a stream, or the answer: an `answer` event with an AnswerHead, and its

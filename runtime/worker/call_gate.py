@@ -23,6 +23,7 @@ from ..contract.worker_headers import (
     BUSY_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
+    END_HEADER,
     ENTERED_HEADER,
     ERROR_HEADER,
     LINK_HEADER,
@@ -31,7 +32,7 @@ from ..contract.worker_headers import (
     TOKEN_HEADER,
 )
 from ..worker_io import user_errors
-from ..worker_io.asgi import App, Headers, Message, Receive, ResponseAborted, Scope, Send, respond_error
+from ..worker_io.asgi import App, Headers, Message, Receive, ResponseAborted, Scope, Send, respond, respond_error
 from ..worker_io.call_links import CallLinks
 from ..worker_io.callee_errors import as_seen_outside
 from ..worker_io.log_tagging import CURRENT_REQUEST_ID
@@ -44,6 +45,7 @@ _REQUEST = REQUEST_HEADER.encode()
 _DEADLINE = DEADLINE_HEADER.encode()
 _ERROR = ERROR_HEADER.encode()
 _ENTERED = ENTERED_HEADER.encode()
+_END = END_HEADER.encode()
 _LINK = LINK_HEADER.encode()
 _LINK_LIMIT = LINK_LIMIT_HEADER.encode()
 _ERROR_EVENT = b"event: error\n"
@@ -112,6 +114,10 @@ class Meter:
         if not self._calls:
             self._busy_before_ns += now_ns - self._busy_since_ns
 
+    def runs(self, request: str) -> bool:
+        """Checks whether a call with that id runs."""
+        return any(call.request == request for call in self._calls.values())
+
     def usage(self, now_ns: int) -> Usage:
         """Calls so far, running calls, busy time (with at least one running call) and mean speed."""
         busy_ns = self._busy_before_ns + (now_ns - self._busy_since_ns if self._calls else 0)
@@ -159,6 +165,8 @@ class CallGate:
         self._changed = changed
         self._network = network
         self._entering = entering
+        self._endings: dict[str, asyncio.Event] = {}
+        """What the ends of calls are waited for with, by their ids."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -175,6 +183,11 @@ class CallGate:
         if scope["type"] == "websocket" and self._links is not None and (gateway := _header(scope, _LINK)):
             limit = _header(scope, _LINK_LIMIT)
             await self._links.serve(gateway, int(limit) if limit else None, receive, send)
+            return
+        if scope["type"] == "http" and _header(scope, _END):
+            if self._meter.runs(request):
+                await self._endings.setdefault(request, asyncio.Event()).wait()
+            await respond(send, 200, b"", b"text/plain")
             return
         if scope["type"] == "websocket" and not self._sockets:
             await respond_error(send, websockets.NOT_SUPPORTED, request)
@@ -195,6 +208,8 @@ class CallGate:
                 await self._call(scope, receive, send, request, timeout_s)
         finally:
             self._meter.end(number, time.monotonic_ns())
+            if (ended := self._endings.pop(request, None)) is not None:
+                ended.set()
             self._changed()
 
     def _rejection(self, why: str, request: str) -> tuple[FleetError, str, Headers]:

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 
 from ..contract.errors import WorkerLost
-from ..contract.worker_headers import REQUEST_HEADER, STREAM_HEADER, TOKEN_HEADER
+from ..contract.worker_headers import END_HEADER, REQUEST_HEADER, STREAM_HEADER, TOKEN_HEADER
 from ..worker_io.asgi import (
     App,
     ClientDisconnected,
@@ -45,6 +45,7 @@ SEEN_MAX = 10_000
 """Number of calls of which the worker knows that it had them: of others a gateway knows that they never ran here."""
 
 _TOKEN, _REQUEST, _STREAM = (name.encode() for name in (TOKEN_HEADER, REQUEST_HEADER, STREAM_HEADER))
+_END = END_HEADER.encode()
 
 
 class AnswerGone(WorkerLost):
@@ -167,6 +168,8 @@ class KeptAnswers:
         token, request, wanted = _headers(scope)
         if not wanted or not hmac.compare_digest(token, self._token):
             await self._app(scope, receive, send)  # which refuses a wrong token
+        elif any(name == _END for name, _ in scope["headers"]):
+            await self._app(scope, receive, send)  # which knows what runs
         elif wanted == b"attach":
             await self._attach(request, receive, send)
         else:

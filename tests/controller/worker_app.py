@@ -13,6 +13,7 @@ from fleetstart.runtime.contract.worker_headers import (
     CONTINUE_HEADER,
     DEADLINE_HEADER,
     DRAINING_HEADER,
+    END_HEADER,
     MARK,
     PROGRESS_HEADER,
     TOKEN_HEADER,
@@ -28,6 +29,9 @@ class WorkerApp:
         self.running = 0
         self.most = 0
         self.calls: list[str] = []
+        self.asked_ends = 0
+        self.open: set[str] = set()
+        """Ids of the running calls."""
         self.cancelled: list[str] = []
         self.draining = False
         self.dead = False
@@ -37,6 +41,12 @@ class WorkerApp:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         headers = {k.decode(): v.decode() for k, v in scope["headers"]}
         assert headers[TOKEN_HEADER] == self.token
+        if END_HEADER in headers:
+            self.asked_ends += 1
+            while headers["x-request-id"] in self.open:
+                await asyncio.sleep(0.005)
+            await _respond(send, 200, b"", [])
+            return
         assert int(headers[DEADLINE_HEADER]) >= 0
         assert int(headers[CONTINUE_HEADER]) >= 0
         if self.draining or self.running >= self.slots:
@@ -46,6 +56,7 @@ class WorkerApp:
         self.running += 1
         self.most = max(self.most, self.running)
         self.calls.append(headers["x-request-id"])
+        self.open.add(headers["x-request-id"])
         try:
             await self._act(scope, headers, receive, send)
         except asyncio.CancelledError:
@@ -53,6 +64,7 @@ class WorkerApp:
             raise
         finally:
             self.running -= 1
+            self.open.discard(headers["x-request-id"])
 
     def while_it_lives(self, served: Any) -> Any:
         """An app of the worker, until it dies: a dead one answers nothing."""
@@ -67,6 +79,8 @@ class WorkerApp:
     async def _act(self, scope: dict[str, Any], headers: dict[str, str], receive: Any, send: Any) -> None:
         path = scope["path"]
         body = await _body(receive)
+        while path == "/deaf" and not self.release.is_set():
+            await asyncio.sleep(0.005)
         if path == "/hold":
             await self._until_released(receive, headers["x-request-id"])
         once = scope["query_string"] == b"once" and headers["fs-attempt"] != "1"

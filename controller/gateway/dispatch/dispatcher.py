@@ -148,6 +148,7 @@ class Dispatcher:
                 await self._attempt(record, attempt, stream, send)
                 return
             except UpstreamBusy:
+                record.backend.note_full(attempt.worker, time.monotonic_ns())
                 record.release_for_retry(attempt, BUSY_BACKOFF_NS)
             except UpstreamUnreachable:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)

@@ -27,6 +27,11 @@ from .recent_calls import RecentCalls
 
 BUSY_BACKOFF_NS = 20_000_000
 """Backoff of a worker that was full (with another gateway's calls), unless a call of ours ends there."""
+FULL_COUNTS_NS = 500_000_000
+"""Time for which a worker must have said that it is full until slots of which nothing is known here count as taken:
+what other gateways run on it is reported sooner."""
+FULL_KEPT_NS = 1_000_000_000
+"""Time for which this counts after it was said last, so that a worker that nobody asks is not kept for it."""
 SUSPECT_BACKOFF_NS = 500_000_000
 """Backoff of a worker that broke a connection: by then its node has reported whether it lives."""
 
@@ -119,6 +124,9 @@ class Worker:
     attempts: set[Attempt] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)
     avoid_until_ns: int = 0
+    full_since_ns: int = 0
+    """Since when it says that it is full, for whatever goes on there after an answer; 0 if it does not."""
+    full_seen_ns: int = 0
     called: bool = False
     entered: int = 0
     """Calls that it has entered, as of the responses that have come."""
@@ -274,8 +282,8 @@ class VersionBackend:
                 self.service_time.observe(attempt.service_s(now_ns))
         if worker.id in self._draining and not worker.attempts:
             del self._draining[worker.id]
-        if worker.avoid_until_ns and not waive and not broke:
-            worker.avoid_until_ns = 0
+        if not waive and not broke:
+            worker.avoid_until_ns = worker.full_since_ns = 0
         if self.queue:
             self.dispatch_waiting(now_ns)
         return billed_ms
@@ -283,6 +291,19 @@ class VersionBackend:
     def avoid(self, worker: Worker, now_ns: int, for_ns: int) -> None:
         worker.avoid_until_ns = now_ns + for_ns
         self._later(for_ns / 1e9 + 0.001, lambda: self.dispatch_waiting(time.monotonic_ns()))
+
+    def note_full(self, worker: Worker, now_ns: int) -> None:
+        """Notes that the worker said that it is full, where a slot was free as far as is known here."""
+        if not worker.full_since_ns or now_ns - worker.full_seen_ns > FULL_KEPT_NS:
+            worker.full_since_ns = now_ns
+        worker.full_seen_ns = now_ns
+
+    def _hidden(self, worker: Worker, now_ns: int) -> int:
+        """Slots of a worker that are taken by what no gateway knows of, such as the background tasks of an app."""
+        lasting = worker.full_since_ns and now_ns - worker.full_since_ns >= FULL_COUNTS_NS
+        if not lasting or now_ns - worker.full_seen_ns > FULL_KEPT_NS:
+            return 0
+        return max(0, self.spec.concurrency - len(worker.attempts) - self._elsewhere(worker.id))
 
     def note_entered(self, worker: Worker, count: str) -> None:
         """Records how many calls the worker had entered when it began a response; user code may have written it."""
@@ -345,7 +366,8 @@ class VersionBackend:
             if worker.attempts
         }
         queued, running = len(self.queue), self.running
-        running = max(running, self.peak - queued)
+        hidden = sum(self._hidden(worker, now_ns) for worker in self.workers.values())
+        running = max(running, self.peak - queued) + hidden
         self.reported_busy = bool(queued or running)
         oldest = min((queued.call for queued in self.queue), key=lambda call: call.accepted_unix_ns, default=None)
         return FunctionLoad(

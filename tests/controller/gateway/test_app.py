@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
 
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.contract.timeline import Timeline
@@ -225,6 +226,27 @@ def test_a_client_that_leaves_cancels_its_call(controller: ControllerProcess, no
     [row] = wait_until(lambda: [r for r in controller.rows("hello") if r["request_id"] == "left"])
     assert (row["status"], [row["id"]]) == (499, app.cancelled)
     assert controller.http.get("/fn/hello").status_code == 200
+
+
+def test_a_call_that_goes_on_without_its_client_keeps_its_slot_and_is_billed(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    """As a thread does, or an app that does not listen. Its worker has no slot for the next call, which would wait."""
+    controller.deploy("hello", scale={"max": 2})
+    controller.http.get("/fn/hello")
+    app = next(iter(node.apps.values()))
+    connection = http.client.HTTPConnection("127.0.0.1", httpx.URL(controller.url).port, timeout=20)
+    connection.request("GET", "/fn/hello/deaf", headers={"x-request-id": "left"})
+    wait_until(lambda: app.running, what="a call on the worker")
+    connection.close()
+    wait_until(lambda: app.asked_ends, what="the question when it ends")
+    answer = controller.http.get("/fn/hello")
+    assert (answer.status_code, answer.headers["fs-attempts"], len(node.ordered())) == (200, "1", 2)
+    assert not [row for row in controller.rows("hello") if row["request_id"] == "left"]
+    app.release.set()
+    [row] = wait_until(lambda: [r for r in controller.rows("hello") if r["request_id"] == "left"])
+    assert (row["status"], row["error"]) == (499, "client_gone")
+    assert row["billed_ms"] == pytest.approx(row["total_ms"], abs=100)
 
 
 def test_the_deadline_ends_a_call(controller: ControllerProcess, node: HandNode) -> None:

@@ -14,6 +14,7 @@ from fleetstart.runtime.contract.node.messages import Usage
 from fleetstart.runtime.contract.node.speed import Speed
 from fleetstart.runtime.contract.process.redaction import Redactor
 from fleetstart.runtime.worker.call_gate import CallGate, Meter, redact_errors
+from fleetstart.runtime.worker.kept_answers import KeptAnswers
 from fleetstart.runtime.worker_io.asgi import Message, Receive, ResponseAborted, Scope, Send, respond, respond_error
 
 
@@ -93,6 +94,48 @@ def test_an_app_that_only_sends_leaves_the_loop_to_others_and_is_ended_in_its_ti
     scope = {"type": "http", "headers": [(b"fs-worker-token", b"t"), (b"fs-deadline-ms", b"20")]}
     with pytest.raises(ResponseAborted):
         asyncio.run(gate(scope, no_more, send))
+
+
+def test_the_end_of_a_call_is_told_to_a_gateway_that_asks_for_it() -> None:
+    """A client that has left is not heard by all: until then the call has its slot."""
+    heard: list[str] = []
+
+    async def scenario() -> None:
+        goes_on = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            heard.append("begun")
+            await goes_on.wait()
+            heard.append("ended")
+
+        meter = Meter(1)
+        gate = CallGate(app, token="t", meter=meter, bundle_dir="/", changed=lambda: None)
+        answers = KeptAnswers(gate, token="t")
+
+        async def receive() -> Message:
+            return {"type": "http.request"}
+
+        def request(*more: tuple[bytes, bytes], token: bytes = b"t") -> asyncio.Task[None]:
+            async def send(message: Message) -> None:
+                if "status" in message:
+                    heard.append(f"{message['status']} to {dict(more).get(b'fs-stream', b'call').decode()}")
+
+            headers = [(b"fs-worker-token", token), (b"x-request-id", b"inv-1"), *more]
+            return asyncio.create_task(answers({"type": "http", "headers": headers}, receive, send))
+
+        end = ((b"fs-stream", b"attach"), (b"fs-call-end", b"1"))
+        await request(*end)
+        call = request()
+        await asyncio.sleep(0)
+        assert meter.running == 1
+        asked, forged = request(*end), request(*end, token=b"guessed")
+        await forged
+        assert heard == ["200 to attach", "begun", "401 to attach"]
+        goes_on.set()
+        await asyncio.gather(call, asked)
+        assert heard[3:] == ["ended", "500 to call", "200 to attach"]
+
+    asyncio.run(scenario())
 
 
 intervals = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200)), max_size=30)

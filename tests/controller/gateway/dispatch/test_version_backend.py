@@ -185,6 +185,32 @@ def test_failing_ends_the_waiting_of_the_older_only() -> None:
     in_loop(test)
 
 
+def test_a_worker_that_says_for_long_that_it_is_full_counts_as_busy() -> None:
+    """An app may work on after its answer: without that no other worker would be started for the calls that wait."""
+
+    def running(version: VersionBackend, at_ms: int) -> int:
+        version.peak = 0
+        return version.load(at_ms * MS).running
+
+    version = backend(concurrency=2, elsewhere=lambda _: 0)
+    version.on_status(status("a"), 0)
+    (worker,) = version.workers.values()
+    for at_ms in (100, 300, 590):
+        version.note_full(worker, at_ms * MS)
+        assert running(version, at_ms) == 0, "another gateway's call may explain it, whose report comes"
+    version.note_full(worker, 600 * MS)
+    assert running(version, 600) == 2
+    assert running(version, 1601) == 0, "nobody asks it any more"
+    version.note_full(worker, 1700 * MS)
+    assert running(version, 1700) == 0
+    version.note_full(worker, 2300 * MS)
+    assert running(version, 2300) == 2
+    attempt = version.try_acquire(call("1"), 2300 * MS)
+    assert attempt is not None
+    version.release(attempt, 2301 * MS, waive=False)
+    assert running(version, 2302) == 0, "it has served a call"
+
+
 def test_a_short_peak_is_not_forgotten_between_reports() -> None:
     version = backend(concurrency=4)
     version.on_status(status("a"), 0)
