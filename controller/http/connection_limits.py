@@ -4,13 +4,16 @@ A request's head (request line and headers) is limited in bytes, headers and tim
 places are taken, the connection that has waited longest between requests gives way: calls under way keep theirs.
 
 Trailers are counted as a head's bytes and dropped: taken for headers, as uvicorn does, they would come after a key was
-checked. An upgrade to anything but a WebSocket is ignored, and a client of HTTP/1.0 gets no chunks.
+checked. A head that a server or proxy in front may read in another way is refused. An upgrade to anything but a
+WebSocket is ignored, and a client of HTTP/1.0 gets no chunks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -32,6 +35,9 @@ HEAD_S = 15.0
 LINGER_S = 2.0
 LINGER_BYTES = 1024 * 1024
 """A client that is refused may still be sending: closing at once would reset the connection before it has read why."""
+HTTP_HINT = "RFC 9112 says what a request looks like"
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+"""What a Host may consist of (RFC 3986, authority without user)."""
 DESCRIPTORS_RESERVED = 256
 """For Redis, the object store, log files and what else the process has open."""
 
@@ -49,6 +55,21 @@ class HeadTimeout(Refused):
 def connections_max(descriptors: int) -> int:
     """Number of client connections for that many descriptors: each call under way needs a second, to its worker."""
     return max(16, (descriptors - DESCRIPTORS_RESERVED) // 2)
+
+
+def head_fault(version: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """What is wrong with a head that the parser has read, by RFC 9112; empty if nothing is. Names are lower case."""
+    hosts = [value for name, value in headers if name == b"host"]
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if version not in ("1.0", "1.1"):
+        return f"its version is HTTP/{version}, and this server speaks 1.1"
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        return f"it has {len(hosts) or 'no'} Host headers, and needs one"
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        return "its Host is none"
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        return "its Transfer-Encoding is not `chunked` in HTTP/1.1"
+    return ""
 
 
 class ConnectionTable:
@@ -175,7 +196,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > HEAD_MAX_BYTES and not self._refused:
-            self._refuse_trailers()
+            self._refuse(HeadersTooLarge(f"the request's trailers have more than {HEAD_MAX_BYTES} bytes"))
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -202,6 +223,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         if len(self.headers) > HEADERS_MAX:
             self._refuse(HeadersTooLarge(f"the request has {len(self.headers)} headers; {HEADERS_MAX} are allowed"))
+            return
+        if fault := head_fault(self.parser.get_http_version(), self.headers):
+            self._refuse(Refused(f"the request is no valid HTTP: {fault}", hint=HTTP_HINT))
             return
         super().on_headers_complete()
 
@@ -257,18 +281,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._refused and not self.transport.is_closing():
             self._refuse(HeadTimeout(f"the request's headers did not arrive within {HEAD_S:g} s"))
 
-    def _refuse_trailers(self) -> None:
-        answered = self._running is not self.cycle or self.cycle.response_started
-        self._end_running()
-        if answered:
-            self._refused = True
-            self.transport.abort()
-        else:
-            self._refuse(HeadersTooLarge(f"the request's trailers have more than {HEAD_MAX_BYTES} bytes"))
+    # ── refusals ───────────────────────────────────────────────────────────────────────────────────
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what the parser cannot read, with its reason; uvicorn calls this while it handles the error."""
+        if not self._refused:
+            self._refuse(Refused(f"the request is no valid HTTP: {sys.exception() or msg}", hint=HTTP_HINT))
 
     def _refuse(self, error: FleetError) -> None:
+        """Answers with the error, and closes. Requests that came before are answered first, and then it is not sent."""
         self._refused = True
         self._stop_timer()
+        if self._running is not None and not self._running.response_complete:
+            if self._in_head or not self.cycle.more_body:
+                return  # the connection ends after the requests before it
+            answered = self._running is not self.cycle or self.cycle.response_started
+            self._end_running()
+            if answered:
+                self.transport.abort()
+                return
         body = error_json(error, "")
         headers = [*error_headers(error, ""), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         head = [b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())]

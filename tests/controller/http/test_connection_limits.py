@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import sys
 import threading
@@ -136,6 +137,58 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
 ONE_CHUNK = b"5\r\nhello\r\n0\r\n"
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"Host: a\r\nHost: a\r\n", "2 Host headers"),
+        (b"Host: a\r\nHost: b\r\n", "2 Host headers"),
+        (b"X: y\r\n", "no Host headers"),
+        (b"Host: a b\r\n", "its Host is none"),
+        (b"Host: a, b\r\n", "its Host is none"),
+        (b"Host: a\r\nTransfer-Encoding: gzip, chunked\r\n", "Transfer-Encoding"),
+        (b"Host: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n", "Content-Length"),
+        (b"Host: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n", "Content-Length"),
+        (b"Host: a\r\nX Y: z\r\n", "Invalid header token"),
+        (b"Host: a\r\nX: y\r\n folded\r\n", "header"),
+    ],
+)
+def test_a_head_that_another_server_may_read_in_another_way_is_refused(head: bytes, said: str) -> None:
+    with _serving() as port:
+        answer = _answer(port, b"POST / HTTP/1.1\r\n" + head + b"\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == "refused"
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "fault"),
+    [
+        ("1.1", [(b"host", b"a.example:80")], ""),
+        ("1.1", [(b"host", b"[::1]:80")], ""),
+        ("1.1", [(b"host", b"")], ""),
+        ("1.0", [], ""),
+        ("1.1", [(b"host", b"a"), (b"transfer-encoding", b"Chunked")], ""),
+        ("1.0", [(b"transfer-encoding", b"chunked")], "Transfer-Encoding"),
+        ("1.1", [(b"host", b"a"), (b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"chunked")], "Transfer"),
+        ("2.0", [(b"host", b"a")], "HTTP/2.0"),
+    ],
+)
+def test_a_head_is_checked_by_its_version(version: str, headers: list[tuple[bytes, bytes]], fault: str) -> None:
+    assert fault in (found := connection_limits.head_fault(version, headers))
+    assert bool(found) is bool(fault)
+
+
+def test_what_is_no_request_does_not_come_between_an_earlier_one_and_its_answer() -> None:
+    request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi"
+    for behind in (b"\x00garbage\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX Y: z\r\n\r\n"):
+        with _serving() as port:
+            answer = _answer(port, request + behind)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"\r\n\r\nok"), "and then it ends"
+
+
 def test_trailers_are_no_headers() -> None:
     with _serving(_echo) as port:
         request = CHUNKED + b"Connection: close\r\n\r\n" + ONE_CHUNK + b"Authorization: Bearer x\r\nX-Late: 1\r\n\r\n"
@@ -217,11 +270,11 @@ def test_a_call_is_told_that_its_client_has_left_also_if_another_request_waited_
 def test_no_more_than_some_requests_wait_behind_the_one_that_is_answered() -> None:
     """Each takes memory, before its key is known. Those that are not answered are sent again by their client."""
     with _serving() as port:
-        answer = _answer(port, b"GET / HTTP/1.1\r\n\r\n" * 2000)
+        answer = _answer(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2000)
         assert answer.count(b"HTTP/1.1 200 ") == 1 + PIPELINED_MAX
         assert answer.endswith(b"ok")
-        last = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
-        whole = _answer(port, b"GET / HTTP/1.1\r\n\r\n" * PIPELINED_MAX + last)
+        last = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        whole = _answer(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * PIPELINED_MAX + last)
         assert whole.count(b"HTTP/1.1 200 ") == 1 + PIPELINED_MAX
 
 
@@ -237,10 +290,10 @@ def test_a_request_that_waited_behind_another_keeps_its_connection(monkeypatch: 
         await _app(scope, receive, send)
 
     with _serving(waits) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        close = b"GET /second HTTP/1.1\r\nConnection: close\r\n\r\n"
-        client.sendall(b"GET /first HTTP/1.1\r\n\r\n" + close)
+        close = b"GET /second HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        client.sendall(b"GET /first HTTP/1.1\r\nHost: a\r\n\r\n" + close)
         assert begun.wait(10)
-        assert _answer(port, b"GET / HTTP/1.1\r\n\r\n") == b"", "there is no room for another"
+        assert _answer(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") == b"", "there is no room for another"
         release.set()
         answer = b""
         while piece := client.recv(65536):
