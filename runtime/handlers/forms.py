@@ -6,10 +6,11 @@ of the values. python-multipart splits the bytes; it is imported with the first 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
@@ -26,6 +27,8 @@ HEADER_MAX_BYTES = 8 * 1024
 FORM_HINT = "send it as multipart/form-data, as `curl -F name=value -F file=@path` does"
 MULTIPART = b"multipart/form-data"
 URLENCODED = b"application/x-www-form-urlencoded"
+_ENCODED_NAME = re.compile(rb";\s*filename\*=(utf-8|iso-8859-1)'[^';]*'([^;\s]+)", re.IGNORECASE)
+"""A file's name as RFC 5987 writes it, which older HTTP libraries send alone if it is not ASCII."""
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ async def read_form(receive: Receive, content_type: bytes) -> Form:
     boundary = options.get(b"boundary")
     if not boundary or len(boundary) > 70:
         raise InvalidInput("the multipart body's content type names no boundary", hint=FORM_HINT)
-    reading = _FormBuilder(parse_options_header)
+    reading, preamble = _FormBuilder(parse_options_header), _Preamble(boundary)
     try:
         parser = MultipartParser(boundary, reading.callbacks())
         more = True
@@ -77,9 +80,11 @@ async def read_form(receive: Receive, content_type: bytes) -> Form:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
-            parser.write(message.get("body", b""))
+            parser.write(preamble.without(message.get("body", b"")))
             more = message.get("more_body", False)
         parser.finalize()
+        if not preamble.over:
+            raise InvalidInput("the multipart body has no boundary as its content type names it", hint=FORM_HINT)
         if not reading.ended:
             raise InvalidInput("the multipart body ends in the middle of a part", hint=FORM_HINT)
         return reading.form
@@ -108,6 +113,27 @@ def _without_room(error: OSError) -> TooLarge:
         f"the request's files do not fit into the worker's temporary folder: {error.strerror}",
         hint="send a smaller file, or give the function more memory: half of it is for files",
     )
+
+
+class _Preamble:
+    """The text that may stand before the first boundary of a multipart body (RFC 2046), and says nothing."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._delimiter = b"--" + boundary
+        self._held = b"\r\n"  # a body that begins with its boundary has no line before it
+        self.over = False
+
+    def without(self, data: bytes) -> bytes:
+        """What of the data comes after the preamble. Keeps no more of it than a delimiter may begin in."""
+        if self.over:
+            return data
+        self._held += data
+        at = self._held.find(b"\r\n" + self._delimiter)
+        if at < 0:
+            self._held = self._held[-len(self._delimiter) - 1 :]
+            return b""
+        self.over = True
+        return self._held[at + 2 :]
 
 
 class _FormBuilder:
@@ -158,8 +184,8 @@ class _FormBuilder:
         if name == b"content-disposition":
             _, options = self._options(value)
             self._part.name = options.get(b"name", b"").decode(errors="replace")
-            if b"filename" in options:
-                self._part.filename = options[b"filename"].decode(errors="replace")
+            if b"filename" in options or _ENCODED_NAME.search(value):
+                self._part.filename = _file_name(options, value)
                 unnamed = self._part.body
                 self._part.body = File(self._part.filename, unnamed.content_type)
                 unnamed.close()
@@ -172,6 +198,14 @@ class _FormBuilder:
 
     def _end(self) -> None:
         self.ended = True
+
+
+def _file_name(options: Mapping[bytes, bytes], disposition: bytes) -> str:
+    """The plain name of a file is the one that counts (RFC 7578)."""
+    encoded = _ENCODED_NAME.search(disposition)
+    if b"filename" in options or encoded is None:
+        return options[b"filename"].decode(errors="replace")
+    return unquote_to_bytes(encoded[2]).decode(encoded[1].decode(), errors="replace")
 
 
 # ── values ─────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import resource
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from fleetstart.runtime.contract.errors import InvalidInput, TooLarge
 from fleetstart.runtime.contract.sizes import MIB
 from fleetstart.runtime.handlers.app import handler_app
+from fleetstart.runtime.handlers.forms import read_form
 from fleetstart.runtime.sdk.files import File
 from fleetstart.runtime.worker_io.asgi import Message
 
@@ -102,3 +104,42 @@ def test_a_file_that_may_be_missing_is_shown_too() -> None:
     with pytest.raises(InvalidInput) as caught:
         post(look, b"image/png", b"\xff\xd8")
     assert "curl -F picture=@FILE URL" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("disposition", "name"),
+    [
+        ('filename="na\u00efve.txt"', "na\u00efve.txt"),
+        ("filename*=utf-8''na%C3%AFve%20f.txt", "na\u00efve f.txt"),
+        ("filename*=ISO-8859-1'en'%A3.txt", "\u00a3.txt"),
+        ("filename=\"plain.txt\"; filename*=UTF-8''other.txt", "plain.txt"),
+    ],
+)
+def test_a_files_name_may_be_written_in_each_way_that_clients_have(disposition: str, name: str) -> None:
+    def name_of(picture: File) -> str:
+        return picture.name
+
+    body = (FORM % b"1234").replace(b"filename=a", disposition.encode())
+    assert json.loads(post(name_of, b"multipart/form-data; boundary=B", body)) == name
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("preamble", [b"", b"\r\n", b"A message in several parts.\r\n", b"--A\r\n-\r\n"])
+def test_text_before_the_first_boundary_says_nothing(preamble: bytes, size: int) -> None:
+    body = preamble + FORM % b"1234"
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    form = asyncio.run(read_form(receive, b"multipart/form-data; boundary=B"))
+    assert [part.body.content() for part in form.parts] == [b"1234"]
+    form.close()
+
+
+def test_a_form_without_the_boundary_that_it_names_says_so() -> None:
+    def size(picture: File) -> int:
+        return picture.size_bytes
+
+    with pytest.raises(InvalidInput, match="has no boundary as its content type names it"):
+        post(size, b"multipart/form-data; boundary=other", FORM % b"1234")
