@@ -44,6 +44,7 @@ from .up import supervisor_argv, wait_ready
 LOOK_S = 0.3
 """Interval at which files are checked; a change is deployed at the second check that sees it."""
 PREFIX = "fs-dev-"
+EMPTY = "{}"
 
 
 @click.command(
@@ -60,7 +61,7 @@ PREFIX = "fs-dev-"
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the server; default: a free one.")
 @click.option("--cold", is_flag=True, help="Call it from zero after each save, and at Enter; show the timeline.")
 @click.option("--path", default="", metavar="PATH", help="Path of --cold's calls, such as /v1/chat/completions.")
-@click.option("--body", default="{}", metavar="JSON|@FILE", help="Body of --cold's calls; default {}.")
+@click.option("--body", default=EMPTY, metavar="JSON|@FILE", help="Body of --cold's calls; default {}.")
 @click.option("--url", default="", help="Deploy it to this server as NAME-dev, not to a local system.")
 @verb(server=False)
 @click.pass_obj
@@ -83,6 +84,8 @@ def command(
     URLs, then the workers' logs. If a save cannot be deployed, the error is printed and the previous version keeps
     serving. With --cold, no worker and no weights stay between calls, and each save shows the change of the cold start.
     """
+    if (path or body != EMPTY) and not cold:
+        raise click.UsageError("--path and --body are for the calls of --cold: give that, too")
     if cold and url:
         raise click.UsageError("--cold works on the local system only: give it without --url")
     file, handlers = select_handlers(handler, flags_of(**flags))  # errors in it are raised before anything is started

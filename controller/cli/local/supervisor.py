@@ -298,7 +298,7 @@ def _listening(address: ListenAddress) -> socket.socket:
         )
     except OSError as error:
         option = "--port 0" if address.host == "127.0.0.1" else f"--listen {address._replace(port=0)}"
-        raise AddressInUse(f"cannot listen on {address}: {error}; `fs up {option}` takes a free port") from error
+        raise AddressInUse(f"cannot listen on {address}: {error}; `{option}` takes a free port") from error
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from fleetstart.controller.cli.commands import dev
@@ -35,11 +36,20 @@ def test_ctrl_c_ends_a_supervisor_that_has_only_just_been_started(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_start_that_fails_names_no_folder_that_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [("--path", "/v1/models"), ("--body", '{"name": "Ada"}')])
+def test_what_cold_calls_would_be_is_not_ignored_without_them(option: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="for the calls of --cold"):
+        dev.command.main(["handler.py", *option], obj=tmp_path, standalone_mode=False)
+
+
+def test_a_start_that_fails_names_no_folder_that_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartFailed) as failed, dev._own_system(port, keep_weights=True):
             pass
+    assert "; `--port 0` takes a free port" in capfd.readouterr().err
     assert str(tmp_path) not in failed.value.message + failed.value.hint
     assert list(tmp_path.iterdir()) == []
