@@ -30,6 +30,7 @@ const state = document.getElementById("state");
 const notice = document.getElementById("notice");
 let asking = new AbortController();
 let timer = 0;
+let shown = null;
 
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -70,8 +71,10 @@ function takeKey() {
   notice.hidden = true;
 }
 
-async function show(fresh) {
+// `asked`: somebody waits for it, and is told what fails.
+async function show(fresh, asked = fresh) {
   clearTimeout(timer);
+  shown = pagePath();
   asking.abort();
   const mine = (asking = new AbortController());
   const { module, parts, query } = route();
@@ -83,19 +86,33 @@ async function show(fresh) {
     const found = await module.load(parts, query, mine.signal);
     if (mine.signal.aborted) return;
     waitMs = pauseMs(performance.now() - begunMs);
-    const wanted = h("main", { id: "page" }, module.view(found, Date.now(), query));
+    const wanted = h("main", { id: "page", tabindex: -1 }, module.view(found, Date.now(), query));
+    const held = focused();
     const read = fresh ? [] : [...page.querySelectorAll(".lines")].filter((pane) => !atEnd(pane));
     if (fresh) page.replaceChildren(...wanted.childNodes);
     else morph(page, wanted);
+    if (held && document.activeElement === document.body) (page.querySelector(held) ?? page).focus({ preventScroll: true });
     for (const pane of page.querySelectorAll(".lines")) if (!read.includes(pane)) pane.scrollTop = pane.scrollHeight;
     tell("live", "live");
     notice.hidden = true;
   } catch (error) {
     if (mine.signal.aborted) return;
-    trouble(error, fresh);
+    trouble(error, asked);
     if (!notice.hidden) return; // nothing is asked for until a key is given
   }
   timer = setTimeout(again, waitMs);
+}
+
+function pagePath() {
+  return location.hash.split("?")[0] || "#/";
+}
+
+// How to find what has the focus on the page when that is drawn anew: the field itself, or the page, so that the next
+// tab does not begin at the top of the window. Null if the focus is elsewhere.
+function focused() {
+  const active = document.activeElement;
+  if (!page.contains(active)) return null;
+  return active.form && active.name ? `form[data-act="${active.form.dataset.act}"] [name="${active.name}"]` : "#page";
 }
 
 // A log follows its end, unless it was scrolled up.
@@ -113,7 +130,7 @@ function tell(kind, text) {
   if (state.textContent !== text) state.textContent = text;
 }
 
-function trouble(error, fresh) {
+function trouble(error, asked) {
   if (!(error instanceof Refused)) {
     tell("gone", "no response, retrying");
     if (!(error instanceof TypeError)) console.error(error);
@@ -124,7 +141,7 @@ function trouble(error, fresh) {
     return;
   }
   tell("gone", `HTTP ${error.status}`);
-  if (fresh || error.status === 404) {
+  if (asked || error.status === 404) {
     page.replaceChildren(h("p", { class: "trouble" }, error.message), h("p", { class: "empty" }, error.hint || "It may have expired: traces are kept for a day.", " ",
       h("a", { href: "#/" }, "All functions")));
   }
@@ -151,10 +168,12 @@ function sentence(text) {
   return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 }
 
+// Another order, search or length of a page's list leaves focus and place as they are.
 addEventListener("hashchange", () => {
   takeKey();
-  scrollTo(0, 0);
-  show(true);
+  const same = pagePath() === shown && page.querySelector("section") !== null;
+  if (!same) scrollTo(0, 0);
+  show(!same, true);
 });
 listen(page, () => show(false));
 document.addEventListener("visibilitychange", () => document.hidden || show(false));

@@ -142,13 +142,17 @@ def test_functions_are_sorted_by_the_chosen_column(system: System, page: Page) -
         system.http.post("/fn/count")
     go(page, "?sort=calls", "calls/min")
     wait_until(lambda: names(page)[:1] == ["count"], what="the most called one first")
-    page.run("[...document.querySelectorAll('th a')].find((link) => link.innerText === 'calls/min').click()")
+    page.run("window.column = [...document.querySelectorAll('th a')].find((link) => link.innerText === 'calls/min')")
+    page.run("column.focus(), column.click()")
     wait_until(lambda: names(page)[-1:] == ["count"], what="the most called one last")
     assert page.run("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "ascending"
+    assert page.run("document.activeElement === column"), "somebody at a keyboard goes on from where they are"
     fill(page, "find", q="repeat")
+    page.run("document.querySelector('[name=q]').focus()")
     submit(page, "find")
     wait_until(lambda: names(page) == ["repeat"], what="the one")
     assert "sort=calls" in page.run("location.hash"), "a search keeps the order"
+    wait_until(lambda: page.run("document.activeElement.value") == "repeat", what="the focus in its field")
 
 
 def test_a_link_that_was_cut_within_a_name_says_what_is_missing(page: Page) -> None:
