@@ -37,8 +37,6 @@ from ..state.view import View
 
 LIMIT = 50
 LIMIT_MAX = 1_000
-SEARCHED = 10_000
-"""Invocations that a listing searches, at most."""
 GRACE_MAX_S = 30 * 86_400
 
 
@@ -80,14 +78,15 @@ class InvocationsApi:
             )
         dead = query.get("dead", "0") not in ("", "0", "false")
         limit = _limit(query.get("limit", ""))
+        caller = caller_of(request)
         found: list[InvocationInfo] = []
-        searched = 0
-        sees = caller_of(request).sees
-        async for entry in self._invocations.newest(min(limit, 100)):
-            searched += 1
-            if sees(entry.envelope.function) and _fits(entry, function, status, dead=dead):
+        functions = [function] if function else caller.key.functions if caller.key is not None else []
+        async for entry in self._invocations.find(
+            min(limit, 100), functions=functions, project=caller.project, status=status, dead=dead
+        ):
+            if caller.sees(entry.envelope.function):
                 found.append(self._presenter.briefly(entry))
-            if len(found) >= limit or searched >= SEARCHED:
+            if len(found) >= limit:
                 break
         return json_response(found)
 
@@ -246,11 +245,6 @@ def _secret_info(project: str, secrets: SigningSecrets) -> WebhookSecret:
     until_unix_ms = max((until_unix_ms for _, until_unix_ms in secrets.old), default=0)
     old_until_unix_ms = until_unix_ms if until_unix_ms > now_unix_ms() else 0
     return WebhookSecret(project=project, secret=secrets.current, old_until_unix_ms=old_until_unix_ms)
-
-
-def _fits(entry: StoredInvocation, function: str, status: str, *, dead: bool) -> bool:
-    envelope, progress = entry.envelope, entry.progress
-    return function in ("", envelope.function) and status in ("", progress.status) and (not dead or progress.dead)
 
 
 def _retargeted(target: str, function: str, version: int | str | None) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ import redis.asyncio as redis
 
 from fleetstart.runtime.contract import redis_keys as keys
 from fleetstart.runtime.contract.errors import NotFound, QueueFull, Unavailable
+from fleetstart.runtime.contract.function.names import DEFAULT_PROJECT
 from fleetstart.runtime.contract.ids import FunctionName, InvocationId
 from fleetstart.runtime.contract.process.subscription import messages
 from fleetstart.runtime.contract.process.tasks import wait_at_most
@@ -32,11 +33,16 @@ from . import lifecycle
 log = logging.getLogger(__name__)
 
 DUE_MAX = 10_000
-"""Invocations of one function that wait, run or have an undelivered webhook; more are rejected."""
+"""Invocations of one function that wait or run; more are rejected."""
+SEARCHED = 250_000
+"""Invocations that a search looks at, at most: a few seconds of Redis, in pieces."""
+SEARCHED_AT_ONCE = 250
+"""Invocations that are looked at in one round trip: a few milliseconds, in which Redis serves nobody else."""
 TRIES = 20
 """Attempts of a compare-and-set. So many concurrent changes of one invocation are a bug."""
 RECHECK_S = 1.0
 """Polling interval of a waiter: a published event may be lost."""
+_NO_ID = InvocationId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class InvocationStore:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._script = Script(client, "invocation")
+        self._search = Script(client, "find_invocations")
         self._envelopes = RecordDecoder(Envelope)
         self._progress = RecordDecoder(Progress)
         self._listeners: list[Callable[[str, InvocationId], None]] = []
@@ -89,26 +96,30 @@ class InvocationStore:
             raise not_kept(invocation)
         return entry
 
-    async def newest(self, limit: int) -> AsyncIterator[StoredInvocation]:
-        """Yields all invocations, the last accepted first; reads pages of `limit`."""
-        begin = 0
-        while True:
-            found = await self._client.zrevrange(keys.INVOCATIONS_INDEX, begin, begin + limit - 1)
-            names = cast(list[bytes], found)
-            if not names:
+    async def find(
+        self, limit: int, *, functions: Sequence[str] = (), project: str = "", status: str = "", dead: bool = False
+    ) -> AsyncIterator[StoredInvocation]:
+        """Yields invocations, the last accepted first: of the `functions`, if there are some, of a project, in a state,
+        or dead letters. Searches the newest `SEARCHED`; `limit` is how many are wanted at a time."""
+        begin, seen = 0, set[bytes]()
+        while begin < SEARCHED:
+            arguments: list[str | bytes | int] = [begin, begin + SEARCHED_AT_ONCE - 1, keys.invocation(_NO_ID), limit]
+            looked, *found = await self._search(
+                [keys.INVOCATIONS_INDEX], [*arguments, status, int(dead), project, DEFAULT_PROJECT, *functions]
+            )
+            if not looked:
                 return
-            async with self._client.pipeline(transaction=False) as pipe:
-                for name in names:
-                    pipe.hmget(keys.invocation(InvocationId(name.decode())), ["call", "state"])
-                answers = await pipe.execute()
-            for raw in answers:
+            begin += looked
+            for name, *raw in zip(found[::3], found[1::3], found[2::3], strict=True):
+                if name in seen:  # newer ones have come meanwhile, and moved it
+                    continue
+                seen.add(name)
                 try:
                     entry = self._entry(raw)
                 except Unavailable:
                     continue  # of another release, which lists it
                 if entry is not None:
                     yield entry
-            begin += len(names)
 
     async def due(self, now_unix_ms: int, limit: int) -> DueInvocations:
         """Reads what is due. The functions that had calls at the last look are asked for together with those that have

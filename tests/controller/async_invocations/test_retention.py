@@ -62,7 +62,7 @@ def test_expired_calls_are_deleted_many_at_a_time(redis_url: str, tmp_path: Path
             )
             async with asyncio.timeout(30):
                 assert await sweeper.sweep(now_unix_ms + 3_600_000) == 3 * DELETES
-            assert not [call async for call in invocations.newest(100)]
+            assert not [call async for call in invocations.find(100)]
 
     asyncio.run(sweep())
 
