@@ -28,6 +28,7 @@ from ..curl_hint import access_line
 from ..doctor.checks import check_namespaces
 from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services, read_supervisor, tail
 from ..local.backends import require_backends
+from ..local.disk_room import lack_of_room
 from ..local.listen import ListenAddress, parse_listen
 from ..local.services import CONTROLLER, NODE, REDIS, find_redis
 from ..output import Unreachable
@@ -358,4 +359,6 @@ def _fail(layout: HomeLayout, part: str, reason: str, *, leave: bool = False) ->
             output.message(f"    {line}")
     if not leave:
         stop_supervisor(layout)
+    if lack := lack_of_room(layout.home):
+        raise StartFailed(f"{reason}: {lack}", hint="make room there, or set FS_HOME to a folder on another disk")
     raise StartFailed(reason, hint=f"all logs are in {layout.logs}; `fs doctor` checks what this machine lacks")
