@@ -40,6 +40,7 @@ from .background import BackgroundTask
 from .billing.archive_store import LedgerArchive
 from .billing.compactor import Compactor
 from .billing.ledger_reader import LedgerReader
+from .billing.stored_sums import StoredSums
 from .config import Config
 from .core_wiring import Core
 from .history.service import HistoryApi
@@ -89,11 +90,12 @@ def build_management(
     volumes = Volumes(core.state, store)
     archive = LedgerArchive(store)
     reader = LedgerReader(core.client, archive)
+    sums = StoredSums(store, archive, reader, core.fence)
     rollouts = RolloutController(core.state, registry, core.scheduler, core.links)
     history = History(core.client, reader)
     history_writer = HistoryWriter(core.client, core.gateway_id)
     audit = AuditLog(core.client, store, core.fence, AuditJournal(config.home / "audit", core.gateway_id))
-    billing = BillingApi(core.client, reader, core.billing, core.view)
+    billing = BillingApi(core.client, reader, sums, core.billing, core.view)
     calls, lag = CallMetrics(), LoopLag()
     webhook_secrets = WebhookSecrets(core.client, cipher)
     invocations = build_async_invocations(config, core, store, history, stopping, webhook_secrets)
@@ -129,6 +131,7 @@ def build_management(
             volumes,
             LayerCollector(core.client, store, registry),
             Compactor(core.client, archive, reader, core.fence, segment_rows=config.segment_rows),
+            sums,
             lag,
             audit,
             history_writer,

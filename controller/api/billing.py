@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,22 +21,27 @@ from ..auth.request_context import caller_of, query_function, set_audit_change
 from ..billing.archive_format import LedgerEntry
 from ..billing.budget_watch import BudgetWatch
 from ..billing.budgets import BudgetState, budget_of, period_at
+from ..billing.group_sums import Sums, sum_rows
 from ..billing.ledger_reader import LedgerReader
+from ..billing.stored_sums import StoredSums
 from ..billing.usage import InvoiceSums, UsageSums, month_span, parse_by
 from ..http.json_api import json_body, json_response, now_unix_ms, query_int
 from ..schemas.functions import BudgetInfo, BudgetTerms, LedgerLine, NewPrices
 from ..state.view import View
 
 CHUNK_ROWS = 1000
-"""Rows that are summed at a time: a millisecond or two, then the loop serves calls."""
+"""Rows, or sums of rows, that are summed at a time: a millisecond or two, then the loop serves calls."""
 TIME_MAX_MS = 1 << 53
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class BillingApi:
-    def __init__(self, client: redis.Redis, reader: LedgerReader, watch: BudgetWatch, view: View) -> None:
+    def __init__(
+        self, client: redis.Redis, reader: LedgerReader, sums: StoredSums, watch: BudgetWatch, view: View
+    ) -> None:
         self._client = client
+        self._stored_sums = sums
         self._reader = reader
         self._watch = watch
         self._view = view
@@ -49,7 +55,7 @@ class BillingApi:
     async def usage(self, request: Request) -> Response:
         since_unix_ms, until_unix_ms = _span(request)
         sums = UsageSums(by=parse_by(request.query_params.get("by", "")), function=query_function(request))
-        async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
+        async for chunk in self._sums(request, since_unix_ms, until_unix_ms, by_parent=sums.by_parent):
             sums.add(chunk)
         return json_response(sums.result(since_unix_ms, until_unix_ms))
 
@@ -57,7 +63,7 @@ class BillingApi:
         month = request.path_params["month"]
         since_unix_ms, until_unix_ms = month_span(month)
         sums = InvoiceSums(function=query_function(request))
-        async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
+        async for chunk in self._sums(request, since_unix_ms, until_unix_ms):
             sums.add(chunk)
         headers = await self._reader.headers()
         return json_response(
@@ -81,6 +87,21 @@ class BillingApi:
                 )
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def _sums(
+        self, request: Request, since_unix_ms: int, until_unix_ms: int, *, by_parent: bool = False
+    ) -> AsyncIterator[Sums]:
+        """Yields sums of the ledger's rows of functions that the caller may see."""
+        if by_parent:  # stored sums are not by parent
+            async for chunk in self._chunks(request, since_unix_ms, until_unix_ms):
+                yield sum_rows(chunk, by_parent=True).items()
+            return
+        caller = caller_of(request)
+        async for sums in self._stored_sums.read(since_unix_ms, until_unix_ms):
+            left = iter(sums)
+            while some := list(islice(left, CHUNK_ROWS)):
+                yield [one for one in some if caller.sees(one[0].function)]
+                await asyncio.sleep(0)
 
     async def _chunks(
         self, request: Request, since_unix_ms: int, until_unix_ms: int

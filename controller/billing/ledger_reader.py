@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis.asyncio as redis
 
@@ -23,6 +23,12 @@ from .archive_store import LedgerArchive
 PAGE_ROWS = 500
 """Rows read at a time: a few milliseconds, then the event loop serves calls."""
 BEFORE_ALL = EntryId(0, 0)
+
+
+class Segments(NamedTuple):
+    """Segments that follow one another."""
+
+    headers: tuple[SegmentHeader, ...]
 
 
 class LedgerReader:
@@ -38,14 +44,34 @@ class LedgerReader:
 
         Errors: REDIS_ERRORS and those of `LedgerArchive.entries`.
         """
+        async for part in self.parts(since_unix_ms, until_unix_ms):
+            if isinstance(part, Segments):
+                for header in part.headers:
+                    yield await self._archive.entries(header)
+            else:
+                yield part
+
+    async def parts(
+        self, since_unix_ms: int = 0, until_unix_ms: int | None = None
+    ) -> AsyncGenerator[Segments | list[LedgerEntry], None]:
+        """The same rows, but segments that are in that time with all of their rows are named and not read."""
         cursor = max(BEFORE_ALL, EntryId(since_unix_ms, -1))
+        until = EntryId(1 << 63 if until_unix_ms is None else until_unix_ms, -1)
         while True:
             headers, page = await self._snapshot("XRANGE", _after(cursor), "+")
             at = bisect_right(headers, cursor, key=lambda header: header.last)
+            end = bisect_right(headers, until, lo=at, key=lambda header: header.last)
+            begun = at < len(headers) and headers[at].first <= cursor
+            if at < end and not begun:
+                yield Segments(tuple(headers[at:end]))
+                cursor = headers[end - 1].last
+                continue
             whole = at < len(headers)
+            if whole and headers[at].first >= until:
+                return
             if whole:
                 page = [entry for entry in await self._archive.entries(headers[at]) if entry.id > cursor]
-            wanted = [entry for entry in page if until_unix_ms is None or entry.id.unix_ms < until_unix_ms]
+            wanted = [entry for entry in page if entry.id < until]
             if wanted:
                 yield wanted
             if len(wanted) < len(page) or (not whole and len(page) < PAGE_ROWS):

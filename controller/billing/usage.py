@@ -6,32 +6,22 @@ Any grouping is a partition of the same rows, so its lines add up to the same to
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from operator import attrgetter
 
-from fleetstart.runtime.contract.billing.ledger import InvocationRow, LedgerRow, PhaseRow
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.ids import FunctionName, Version
 from fleetstart.runtime.contract.sizes import GIB
 
 from ..schemas.functions import Invoice, InvoiceLine, Usage, UsageLine
-from ..state.access_records import DEFAULT
-from .archive_format import LedgerEntry
+from .group_sums import GroupSum, RowGroup, Sums, add_to, day_name
 
 DIMENSIONS = ("function", "version", "phase", "key", "project", "caller", "parent", "tag", "day")
 DEFAULT_BY = ("function", "version", "phase")
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
-
-MEASURED: dict[str, Callable[[tuple[int, int]], int]] = {
-    "cpu_ms": sum,
-    "memory_peak_bytes": max,
-    "received_bytes": sum,
-    "sent_bytes": sum,
-    "device_peak_bytes": max,
-}
-"""Columns of workers' rows that are for information, and how those of several rows are joined."""
 
 By = tuple[str, ...]
 Group = tuple[str | int, ...]
@@ -52,23 +42,9 @@ def parse_by(text: str) -> By:
     return by or DEFAULT_BY
 
 
-def phase_of(row: LedgerRow) -> str:
-    return "invocation" if isinstance(row, InvocationRow) else row.phase
-
-
-def duration_ms(row: LedgerRow) -> int:
-    """The time that the rate applies to: an invocation's share of its worker's time, a phase's length."""
-    return row.billed_ms if isinstance(row, InvocationRow) else row.duration_ms
-
-
-def is_waived(row: LedgerRow) -> bool:
-    """True if the row is unbilled time of a worker. `execute` time is billed by the invocations that share it."""
-    return row.rate_nusd_per_gib_s == 0 and row.device_rate_nusd_per_gib_s == 0 and phase_of(row) != "execute"
-
-
-def day_of(entry: LedgerEntry) -> str:
-    """The day (UTC) on which an entry was booked."""
-    return datetime.fromtimestamp(entry.id.unix_ms // 1000, UTC).strftime("%Y-%m-%d")
+def is_waived(group: RowGroup) -> bool:
+    """True for unbilled time of a worker. `execute` time is billed by the invocations that share it."""
+    return group.rate_nusd_per_gib_s == 0 and group.device_rate_nusd_per_gib_s == 0 and group.phase != "execute"
 
 
 def month_span(text: str) -> tuple[int, int]:
@@ -88,50 +64,28 @@ def _first_ms(year: int, month: int) -> int:
 
 
 @dataclass(slots=True)
-class _Sum:
-    rows: int = 0
-    duration_ms: int = 0
-    waived_ms: int = 0
-    cost_nusd: int = 0
-    device_byte_ms: int = 0
-    measured: dict[str, int] = field(default_factory=dict)
-    """What workers used, of MEASURED; without what no row has."""
-
-    @property
-    def device_gib_ms(self) -> int:
-        return (self.device_byte_ms + GIB // 2) // GIB
-
-    def measure(self, row: LedgerRow) -> None:
-        for name, joined in MEASURED.items() if isinstance(row, PhaseRow) else ():
-            value: int | None = getattr(row, name)
-            if value is not None:
-                self.measured[name] = joined((self.measured.get(name, 0), value))
-
-
-@dataclass(slots=True)
 class UsageSums:
-    """Adds rows up by some dimensions; `function` None takes those of all functions."""
+    """Adds sums up by some dimensions; `function` None takes those of all functions."""
 
     by: By = DEFAULT_BY
     function: FunctionName | None = None
-    _sums: dict[Group, _Sum] = field(default_factory=dict)
+    _sums: dict[Group, GroupSum] = field(default_factory=dict)
+    _waived_ms: dict[Group, int] = field(default_factory=dict)
 
-    def add(self, entries: Iterable[LedgerEntry]) -> None:
-        for entry in entries:
-            row = entry.row
-            if self.function is not None and row.function != self.function:
+    @property
+    def by_parent(self) -> bool:
+        """True if it needs sums by parent."""
+        return "parent" in self.by
+
+    def add(self, sums: Sums) -> None:
+        group_of = _group_by(self.by)
+        for rows, total in sums:
+            if self.function is not None and rows.function != self.function:
                 continue
-            group = tuple(_value(entry, name) for name in self.by)
-            total = self._sums.get(group)
-            if total is None:
-                total = self._sums[group] = _Sum()
-            length_ms = duration_ms(row)
-            total.rows += 1
-            total.duration_ms += length_ms
-            total.waived_ms += length_ms if is_waived(row) else 0
-            total.cost_nusd += row.cost_nusd
-            total.device_byte_ms += length_ms * row.device_bytes
-            total.measure(row)
+            group = group_of(rows)
+            add_to(self._sums, group, total)
+            if is_waived(rows):
+                self._waived_ms[group] = self._waived_ms.get(group, 0) + total.duration_ms
 
     def result(self, since_unix_ms: int, until_unix_ms: int) -> Usage:
         lines = [self._line(group, total) for group, total in sorted(self._sums.items())]
@@ -143,7 +97,7 @@ class UsageSums:
             total_nusd=sum(line.cost_nusd for line in lines),
         )
 
-    def _line(self, group: Group, total: _Sum) -> UsageLine:
+    def _line(self, group: Group, total: GroupSum) -> UsageLine:
         shown = dict(zip(self.by, group, strict=True))
         tag = next((value for name, value in shown.items() if name.startswith("tag")), "")
         return UsageLine(
@@ -155,62 +109,50 @@ class UsageSums:
             caller=str(shown.get("caller", "")),
             parent=str(shown.get("parent", "")),
             tag=str(tag),
-            day=str(shown.get("day", "")),
+            day=day_name(int(shown["day"])) if "day" in shown else "",
             rows=total.rows,
             duration_ms=total.duration_ms,
-            waived_ms=total.waived_ms,
-            device_gib_ms=total.device_gib_ms,
+            waived_ms=self._waived_ms.get(group, 0),
+            device_gib_ms=_gib_ms(total),
             cost_nusd=total.cost_nusd,
             **total.measured,
         )
 
 
-def _value(entry: LedgerEntry, dimension: str) -> str | int:
-    row = entry.row
-    match dimension:
-        case "function":
-            return row.function
-        case "version":
-            return row.version
-        case "phase":
-            return phase_of(row)
-        case "key":
-            return row.key if isinstance(row, InvocationRow) else ""
-        case "project":
-            return row.project or DEFAULT
-        case "caller":
-            return row.caller if isinstance(row, InvocationRow) else ""
-        case "parent":
-            return row.parent if isinstance(row, InvocationRow) else ""
-        case "day":
-            return day_of(entry)
-        case "tag":
-            return ",".join(f"{name}={value}" for name, value in sorted(row.tags.items()))
-        case _:
-            return row.tags.get(dimension.removeprefix("tag:"), "")
+def _gib_ms(total: GroupSum) -> int:
+    return (total.device_byte_ms + GIB // 2) // GIB
+
+
+def _group_by(by: By) -> Callable[[RowGroup], Group]:
+    """Makes the function that gives each group of rows the values of some dimensions."""
+    if len(by) > 1 and set(by) <= set(RowGroup.__struct_fields__):
+        return attrgetter(*by)  # half the time of the other one, which counts with many groups
+    return lambda group: tuple(_value(group, name) for name in by)
+
+
+def _value(group: RowGroup, dimension: str) -> str | int:
+    if dimension == "tag":
+        return ",".join(f"{name}={value}" for name, value in group.tags)
+    if dimension.startswith("tag:"):
+        return dict(group.tags).get(dimension.removeprefix("tag:"), "")
+    value: str | int = getattr(group, dimension)
+    return value
 
 
 @dataclass(slots=True)
 class InvoiceSums:
-    """Adds all rows of a month up, by what determines their price."""
+    """Adds all sums of a month up, by what determines the price of a row."""
 
     function: FunctionName | None = None
-    _sums: dict[tuple[FunctionName, Version, str, int, int, str, int], _Sum] = field(default_factory=dict)
+    _sums: dict[tuple[FunctionName, Version, str, int, int, str, int], GroupSum] = field(default_factory=dict)
 
-    def add(self, entries: Iterable[LedgerEntry]) -> None:
-        for entry in entries:
-            row = entry.row
-            if self.function is not None and row.function != self.function:
+    def add(self, sums: Sums) -> None:
+        for rows, total in sums:
+            if self.function is not None and rows.function != self.function:
                 continue
-            rates = (row.rate_nusd_per_gib_s, row.device_type, row.device_rate_nusd_per_gib_s)
-            group = (row.function, row.version, phase_of(row), row.price, *rates)
-            total = self._sums.get(group)
-            if total is None:
-                total = self._sums[group] = _Sum()
-            total.rows += 1
-            total.duration_ms += duration_ms(row)
-            total.cost_nusd += row.cost_nusd
-            total.device_byte_ms += duration_ms(row) * row.device_bytes
+            rates = (rows.rate_nusd_per_gib_s, rows.device_type, rows.device_rate_nusd_per_gib_s)
+            group = (rows.function, rows.version, rows.phase, rows.price, *rates)
+            add_to(self._sums, group, total)
 
     def result(self, month: str, *, complete: bool, segments: int, checksum: str) -> Invoice:
         lines = [
@@ -222,7 +164,7 @@ class InvoiceSums:
                 rate_nusd_per_gib_s=rate,
                 device_type=device_type,
                 device_rate_nusd_per_gib_s=device_rate,
-                device_gib_ms=total.device_gib_ms,
+                device_gib_ms=_gib_ms(total),
                 rows=total.rows,
                 duration_ms=total.duration_ms,
                 cost_nusd=total.cost_nusd,

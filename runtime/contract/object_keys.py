@@ -8,6 +8,7 @@
 | volumes/{id}/manifest.json | the manifest of a volume's version | `fs volume put`, nodes |
 | parts/{sha256} | a part of volumes' files | `fs volume put`, nodes |
 | ledger/{number} | a segment of the ledger | the scheduler |
+| ledger-sums/1/{segments}/{number} | the sum of that many segments from a number on | the scheduler |
 | audit/{name} | a segment of the audit log | the scheduler |
 | invocations/{id}/{object} | the request of a stored invocation, and its answers | gateways |
 | idempotency/{digest}/{owner} | a large answer of an idempotent call | gateways |

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetstart.controller.billing.archive_format import EntryId, LedgerEntry
+from fleetstart.controller.billing.group_sums import day_name, group_of, sum_rows
 from fleetstart.controller.billing.usage import (
     DIMENSIONS,
     InvoiceSums,
     UsageSums,
-    day_of,
     is_waived,
     month_span,
     parse_by,
@@ -50,12 +50,16 @@ def entry(row: LedgerRow, unix_ms: int, number: int = 0) -> LedgerEntry:
     return LedgerEntry(EntryId(unix_ms, number), msgspec.json.encode(row), row)
 
 
+def day_of(entry: LedgerEntry) -> str:
+    return day_name(group_of(entry).day)
+
+
 @pytest.mark.slow
 @given(ledgers, st.lists(st.sampled_from([*DIMENSIONS, "tag:team"]), unique=True, min_size=1))
 def test_every_grouping_adds_up_to_the_same(ledger: list[LedgerEntry], names: list[str]) -> None:
     by = tuple(name for i, name in enumerate(names) if not (name.startswith("tag") and "tag" in "".join(names[:i])))
     sums = UsageSums(by=by)
-    sums.add(ledger)
+    sums.add(sum_rows(ledger).items())
     usage = sums.result(0, 1)
     assert usage.total_nusd == sum(line.cost_nusd for line in usage.lines) == sum(e.row.cost_nusd for e in ledger)
     assert sum(line.rows for line in usage.lines) == len(ledger)
@@ -71,8 +75,8 @@ def test_the_invoices_of_the_months_add_up_to_the_ledger(ledger: list[LedgerEntr
         sums, usage = InvoiceSums(), UsageSums()
         part = [e for e in ledger if since <= e.id.unix_ms < until]
         assert {day_of(e)[:7] for e in part} == {month}
-        sums.add(part)
-        usage.add(part)
+        sums.add(sum_rows(part).items())
+        usage.add(sum_rows(part).items())
         invoice = sums.result(month, complete=True, segments=0, checksum="")
         assert invoice.total_nusd == usage.result(since, until).total_nusd
         total, count = total + invoice.total_nusd, count + invoice.rows
@@ -80,13 +84,14 @@ def test_the_invoices_of_the_months_add_up_to_the_ledger(ledger: list[LedgerEntr
 
 
 def test_what_is_waived_is_shown_and_what_calls_pay_for_is_not_waived() -> None:
-    assert is_waived(phase("w/start/1", of="start"))
-    assert is_waived(phase("w/failed/1", of="failed"))
-    assert is_waived(phase("w/idle/1", of="idle"))
-    assert not is_waived(phase("w/idle/2", of="idle", cost=3))
-    assert not is_waived(phase("w/execute/1", of="execute"))
+    assert is_waived(group_of(entry(phase("w/start/1", of="start"), 0)))
+    assert is_waived(group_of(entry(phase("w/failed/1", of="failed"), 0)))
+    assert is_waived(group_of(entry(phase("w/idle/1", of="idle"), 0)))
+    assert not is_waived(group_of(entry(phase("w/idle/2", of="idle", cost=3), 0)))
+    assert not is_waived(group_of(entry(phase("w/execute/1", of="execute"), 0)))
     sums = UsageSums(by=("function",))
-    sums.add([entry(phase("a", of="fetch"), 0), entry(phase("b", of="execute"), 1), entry(call("c", cost=7), 2)])
+    ledger = [entry(phase("a", of="fetch"), 0), entry(phase("b", of="execute"), 1), entry(call("c", cost=7), 2)]
+    sums.add(sum_rows(ledger).items())
     [line] = sums.result(0, 9).lines
     assert (line.duration_ms, line.waived_ms, line.cost_nusd) == (5 + 5 + 7, 5, 7)
 
@@ -103,7 +108,7 @@ def test_what_workers_used_is_summed_or_the_most_and_what_no_row_has_is_none() -
         msgspec.structs.replace(phase("w/idle/1"), cpu_ms=0, memory_peak_bytes=900, sent_bytes=5),
     ]
     sums = UsageSums(by=("function",))
-    sums.add([entry(row, number) for number, row in enumerate([old, *measured, call("c", cost=7)])])
+    sums.add(sum_rows([entry(row, number) for number, row in enumerate([old, *measured, call("c", cost=7)])]).items())
     [line] = sums.result(0, 9).lines
     assert (line.cpu_ms, line.memory_peak_bytes, line.sent_bytes) == (30, 900, 5)
     assert (line.received_bytes, line.device_peak_bytes) == (None, None)
@@ -117,15 +122,15 @@ def test_by_one_tag_and_by_all() -> None:
         entry(call("c", cost=4), 2),
     ]
     one, every = UsageSums(by=("tag:team",)), UsageSums(by=("tag",))
-    one.add(ledger)
-    every.add(ledger)
+    one.add(sum_rows(ledger).items())
+    every.add(sum_rows(ledger).items())
     assert [(line.tag, line.cost_nusd) for line in one.result(0, 9).lines] == [("", 4), ("ml", 3)]
     assert [line.tag for line in every.result(0, 9).lines] == ["", "env=prod,team=ml", "team=ml"]
 
 
 def test_only_one_function() -> None:
     sums = InvoiceSums(function=FunctionName("g"))
-    sums.add([entry(call("a", cost=1), 0), entry(call("b", cost=2, function="g"), 1)])
+    sums.add(sum_rows([entry(call("a", cost=1), 0), entry(call("b", cost=2, function="g"), 1)]).items())
     assert sums.result("2026-11", complete=False, segments=0, checksum="").total_nusd == 2
 
 
@@ -167,10 +172,10 @@ def test_device_memory_is_summed_beside_host_memory_and_invoiced_by_type_and_rat
     ledger = [entry(row, 20_000 * DAY_MS, i) for i, row in enumerate((on_h100, on_t4, call("c", cost=5)))]
     for by in (("function",), ("day", "phase"), ("key",)):
         sums = UsageSums(by=by)
-        sums.add(ledger)
+        sums.add(sum_rows(ledger).items())
         assert sum(line.device_gib_ms for line in sums.result(0, 1).lines) == 48_000 + 1000
     invoice = InvoiceSums()
-    invoice.add(ledger)
+    invoice.add(sum_rows(ledger).items())
     lines = invoice.result("2024-10", complete=True, segments=0, checksum="").lines
     assert [(line.device_type, line.device_rate_nusd_per_gib_s, line.device_gib_ms) for line in lines] == [
         ("", 0, 0), ("H100", 7, 48_000), ("T4", 1, 1000),
@@ -179,4 +184,4 @@ def test_device_memory_is_summed_beside_host_memory_and_invoiced_by_type_and_rat
 
 def test_kept_devices_are_not_waived() -> None:
     row = msgspec.structs.replace(phase("a"), device_type="H100", device_bytes=1, device_rate_nusd_per_gib_s=3)
-    assert not is_waived(row)
+    assert not is_waived(group_of(entry(row, 0)))
