@@ -15,8 +15,9 @@ from ...contract.weights import token_table
 from ..engine.constraint import ConstraintCompiler
 from ..engine.inference_engine import InferenceEngine
 from ..engine.sampler import SamplingParams
+from ..text.chat_template import ChatTemplate, read_chat_template
 from ..text.table_tokenizer import TableTokenizer
-from ..text.tokenizer import ChatTemplate, Tokenizer, Vocabulary, read_chat_template
+from ..text.tokenizer import Tokenizer, Vocabulary
 from .weights import ModelWeights, optional_file
 
 Result = TypeVar("Result")

@@ -1,27 +1,14 @@
-"""Tokenizer, streaming detokenizer and chat template.
-
-The tokenizer is the `tokenizers` library over the checkpoint's tokenizer.json; chats are rendered by the checkpoint's
-Jinja template in a sandbox, since the checkpoint may be untrusted.
-"""
+"""Tokenizer, which is the `tokenizers` library over the checkpoint's tokenizer.json, and streaming detokenizer."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from datetime import datetime
-from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 import tokenizers
-from jinja2 import TemplateError, meta, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ...contract.decoding import UNDECODABLE
-from ...contract.errors import CheckpointInvalid, InvalidInput
+from ...contract.errors import CheckpointInvalid
 
 REPLACEMENT = "�"
 MAX_HELD_TOKENS = 4
@@ -123,97 +110,3 @@ class Detokenizer:
         self._tokens = self._tokens[-context:]
         self._held, self._given = 0, len(self._tokenizer.decode(self._tokens))
         return fresh
-
-
-_FAULTS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
-"""Errors that a template's own expressions raise, when it is compiled, which computes constants, or rendered."""
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` around what a model answers, with which transformers masks training data: it is shown as it
-    is."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2 has it so
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        begin = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=begin)
-
-
-class ChatTemplate:
-    """Chat template of a model: renders messages. Errors: InvalidInput if the template rejects them."""
-
-    def __init__(self, source: str, special_tokens: dict[str, str], tool_source: str | None = None) -> None:
-        """`tool_source`: template of chats with tools, if the model has one of its own for them."""
-        self._environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
-        )
-        self._environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self._environment.filters["tojson"] = _tojson
-        try:
-            self._template = self._environment.from_string(source)
-            self._tool_template = self._template if tool_source is None else self._environment.from_string(tool_source)
-        except _FAULTS as error:
-            raise CheckpointInvalid(f"the chat template does not compile: {error}") from error
-        self._special_tokens = special_tokens
-        self.tool_source = source if tool_source is None else tool_source
-
-    @cached_property
-    def takes_tools(self) -> bool:
-        """Checks whether the template renders tools."""
-        return "tools" in meta.find_undeclared_variables(self._environment.parse(self.tool_source))
-
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        try:
-            return (self._template if tools is None else self._tool_template).render(given | self._special_tokens)
-        except _FAULTS as error:
-            raise InvalidInput(f"messages: the model's chat template refuses them: {error}") from error
-
-
-def read_chat_template(tokenizer_config: bytes | None, template: bytes | None) -> ChatTemplate | None:
-    """Reads the chat template from chat_template.jinja or else tokenizer_config.json; None without either."""
-    try:
-        config = msgspec.json.decode(tokenizer_config, type=dict[str, Any]) if tokenizer_config else {}
-    except UNDECODABLE as error:
-        raise CheckpointInvalid(f"tokenizer_config.json is not a JSON object: {error}") from error
-    source: Any = template.decode(errors="replace") if template is not None else config.get("chat_template")
-    tool_source = None
-    if isinstance(source, list):  # several templates by name
-        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-        source, tool_source = named.get("default"), named.get("tool_use")
-    if not isinstance(source, str):
-        return None
-    special = {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    return ChatTemplate(source, special, tool_source if isinstance(tool_source, str) else None)
-
-
-def _content(token: Any) -> str:
-    """Text of a special token, which is a string or an object with `content`."""
-    return str(token.get("content", "")) if isinstance(token, dict) else token if isinstance(token, str) else ""
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    """The present time, which templates tell their models."""
-    return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as templates are written for: with the spaces of Python's own encoder, and letters as they are."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...text.tokenizer import ChatTemplate, Vocabulary
+from ...text.chat_template import ChatTemplate
+from ...text.tokenizer import Vocabulary
 from .named_call import ARGUMENTS_MARK, ID_MARK
 from .parameter_call import FUNCTION, PARAMETER
 

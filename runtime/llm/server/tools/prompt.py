@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ...text.tokenizer import ChatTemplate
+from ...text.chat_template import ChatTemplate
 from .formats import PROMPTED, ToolFormat
 from .requests import ToolUse
 

@@ -11,7 +11,8 @@ import torch
 
 from fleetstart.runtime.llm.engine.generation import Request
 from fleetstart.runtime.llm.engine.sampler import SamplingParams
-from fleetstart.runtime.llm.text.tokenizer import Tokenizer, read_chat_template
+from fleetstart.runtime.llm.text.chat_template import read_chat_template
+from fleetstart.runtime.llm.text.tokenizer import Tokenizer
 from tests.runtime.llm.models import Checkpoint, engine, native, plain, run, text_of, tokens_of
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden.json").read_text())["cases"]

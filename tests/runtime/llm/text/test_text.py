@@ -9,11 +9,14 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import Environment
 from tokenizers import decoders, pre_tokenizers
 
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
+from fleetstart.runtime.llm.text import chat_template
+from fleetstart.runtime.llm.text.chat_template import ChatTemplate, read_chat_template
 from fleetstart.runtime.llm.text.stop_strings import StopMatcher
-from fleetstart.runtime.llm.text.tokenizer import ChatTemplate, Detokenizer, Tokenizer, read_chat_template
+from fleetstart.runtime.llm.text.tokenizer import Detokenizer, Tokenizer
 from tests.runtime.llm.models import Checkpoint, byte_tokenizer
 
 TOKENIZER = Tokenizer(byte_tokenizer())
@@ -164,6 +167,46 @@ def test_templates_have_what_those_of_transformers_have() -> None:
 def test_a_template_whose_expressions_fail_refuses_messages(text: str) -> None:
     with pytest.raises(InvalidInput, match="chat template refuses them"):
         ChatTemplate(text, {}).render([])
+
+
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a + b %}{% endfor %}{% endfor %}"
+ENDLESS = {
+    "loops": NESTED,
+    "a loop in itself": "{% for a in range(9) recursive %}{{ loop(range(99999)) if loop.depth < 9 }}{% endfor %}",
+    "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "sums in a loop": "{% for a in range(99999) %}{% set c = range(99999)|sum %}{% endfor %}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_that_computes_without_end_refuses_messages(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_S", 0.1)
+    with pytest.raises(InvalidInput, match=r"chat template refuses them: it computes for more than 0\.1 s"):
+        ChatTemplate(text, {}).render([])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 10 ** (10 ** 9) }}", "{{ ('a' * 9999999999)|length }}", "{{ (9999999999 * [1])|length }}",
+        "{% set x = namespace(y=3) %}{% for a in range(99) %}{% set x.y = x.y * x.y %}{% endfor %}",
+    ],
+)  # fmt: skip
+def test_a_product_that_is_too_large_refuses_messages(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"(product|power) in it is too large"):
+        ChatTemplate(text, {}).render([])
+
+
+def test_loops_are_what_they_are_in_jinja() -> None:
+    text = (
+        "{% for a in 'abc' %}{{ loop.index }}/{{ loop.length }}{{ loop.previtem }}{{ loop.nextitem }}"
+        "{{ '.' if loop.last }}{% else %}none{% endfor %}{% for a in missing %}{% else %} none{% endfor %}"
+        " {% for a, b in {'x': 1}.items() if b * 2 == 2 %}{{ a * 3 }}{{ 2 ** 10 }}{{ 2 * 1.5 }}{% endfor %}"
+        "{% for a in [[1, [2]], 3] recursive %}{{ loop(a) if a is iterable else a }}{{ loop.depth }}{% endfor %}"
+    )
+    plain = Environment().from_string(text).render()
+    assert ChatTemplate(text, {}).render([]) == plain
 
 
 def test_a_template_may_refuse_messages() -> None:

@@ -30,7 +30,8 @@ from fleetstart.runtime.llm.server.tools.formats import (
 from fleetstart.runtime.llm.server.tools.grammar import calls_grammar, free_grammar
 from fleetstart.runtime.llm.server.tools.reader import ToolReader
 from fleetstart.runtime.llm.server.tools.requests import FunctionTool, ToolUse
-from fleetstart.runtime.llm.text.tokenizer import ChatTemplate, Tokenizer
+from fleetstart.runtime.llm.text.chat_template import ChatTemplate
+from fleetstart.runtime.llm.text.tokenizer import Tokenizer
 from tests.runtime.llm.models import Checkpoint, byte_tokenizer, tiny
 from tests.runtime.llm.server.test_openai_responses import Served, openai, served, user
 from tests.runtime.llm.server.test_stream_resume import ask
