@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import ssl
 import time
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from fleetstart.runtime.contract.call_format import redirect_of
 from fleetstart.runtime.contract.errors import DeadlineExceeded, FleetError, WorkerLost
 
 from .address import Address
@@ -92,14 +94,32 @@ def broken_off(error: httpx.TransportError, name: str) -> FleetError:
     return WorkerLost(f"the answer of {name} broke off", hint="call again; `fs logs` may say why")
 
 
+def not_redirected(url: str, response: httpx.Response) -> None:
+    """Errors: Unreachable, if what answers is not the platform and names another server."""
+    if elsewhere := redirect_of(response.status_code, response.headers):
+        raise Unreachable(f"{url} sends its callers to {elsewhere}", hint="use that URL, with FS_URL or Client(url)")
+
+
 class Transport:
-    """Connections of a Client. Any thread may use it."""
+    """Connections of a Client. Any thread may use it. A process that has it by a fork, or by pickle, makes its own."""
 
     def __init__(self, address: Address, policy: RetryPolicy) -> None:
+        self._address = address
         self._url = address.url
         self.policy = policy
         self._reached = False
-        self.http = httpx.Client(**_settings(address))
+        self._process = os.getpid()
+        self._http = httpx.Client(**_settings(address))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Transport, (self._address, self.policy)
+
+    @property
+    def http(self) -> httpx.Client:
+        """The connections of this process: of two on one connection, each would get answers of the other."""
+        if self._process != os.getpid():
+            self._http, self._process = httpx.Client(**_settings(self._address)), os.getpid()
+        return self._http
 
     def send(self, call: CallRequest, *, stream: bool = False) -> httpx.Response:
         """Sends a call until there is an answer. Errors: Unreachable, DeadlineExceeded."""
@@ -110,6 +130,7 @@ class Transport:
             )
             try:
                 response = self.http.send(request, stream=stream)
+                not_redirected(self._url, response)
             except httpx.TransportError as error:
                 time.sleep(attempts.after_error(error, was_reached=self._reached))
                 continue
@@ -139,6 +160,7 @@ class AsyncTransport:
             )
             try:
                 response = await self.http.send(request, stream=stream)
+                not_redirected(self._url, response)
             except httpx.TransportError as error:
                 await asyncio.sleep(attempts.after_error(error, was_reached=self._reached))
                 continue

@@ -21,6 +21,7 @@ import click
 import msgspec
 
 from fleetstart.runtime.contract.billing.ledger import LogLine
+from fleetstart.runtime.contract.call_format import redirect_of
 from fleetstart.runtime.contract.decoding import UNDECODABLE
 from fleetstart.runtime.contract.errors import (
     ErrorBody,
@@ -156,6 +157,7 @@ class ApiClient:
             base_url=base,
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(timeout_s, connect=5.0),
+            event_hooks={"response": [self._require_server]},
             trust_env=not local,
             # Without TLS nobody's certificate is read, and to load those of the world takes longer than the call.
             verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else httpx.create_ssl_context(trust_env=True),
@@ -264,13 +266,13 @@ class ApiClient:
     def log_lines(self, name: str, *, tail: int, follow: bool) -> Iterator[LogLine]:
         query = {"tail": tail, "follow": int(follow)}
         path = f"/api/v1/functions/{quote(name, safe='')}/logs"
-        timeout = self._httpx.Timeout(30.0, read=None if follow else 30.0)
+        timeout, lines = self._httpx.Timeout(30.0, read=None if follow else 30.0), RecordDecoder(LogLine)
         with self.connection_errors(), self.http.stream("GET", path, params=query, timeout=timeout) as response:
             if response.is_error:
                 raise error_of(response.status_code, response.read())
             for line in response.iter_lines():
                 if line:
-                    yield msgspec.json.decode(line, type=LogLine)
+                    yield self._record(line, lines)
 
     @contextmanager
     def connection_errors(self) -> Iterator[None]:
@@ -305,8 +307,16 @@ class ApiClient:
     def _decoded(self, response: httpx.Response, kind: type[Answer]) -> Answer:
         if response.is_error:
             raise error_of(response.status_code, response.content)
+        return self._record(response.content, RecordDecoder(kind))
+
+    def _require_server(self, response: httpx.Response) -> None:
+        """Errors: Unreachable, if what answers is not the platform and names another server."""
+        if elsewhere := redirect_of(response.status_code, response.headers):
+            raise Unreachable(f"{self.url} sends its callers to {elsewhere}", hint="use that URL, with FS_URL or --url")
+
+    def _record(self, data: bytes | str, decoder: RecordDecoder[Answer]) -> Answer:
         try:
-            return RecordDecoder(kind).decode(response.content)  # a server of a later release may say more
+            return decoder.decode(data)  # a server of a later release may say more
         except UnreadableRecord as error:
             raise FleetError(
                 f"{self.url} sent an answer that this `fs` cannot read: {error}",

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from .decoding import UNDECODABLE
 from .errors import ErrorBody, ErrorInfo, FleetError, InvalidOutput, error_from
 from .sse import BILL_EVENT, EventParser, ServerSentEvent
-from .worker_headers import ERROR_HEADER
+from .worker_headers import ERROR_HEADER, REQUEST_HEADER
 
 NOTHING: Any = object()
 """Stands for an input that was not given: None is JSON's null."""
@@ -78,6 +79,15 @@ def raise_for(name: str, status: int, headers: Mapping[str, str], body: bytes) -
         shown = body[:SHOWN_CHARS].decode(errors="replace").strip()
         message = f"function {name} answered HTTP {status}: {shown or 'an empty body'}"
         raise HandlerResponse(message, status=status, headers=dict(headers), body=body)
+
+
+def redirect_of(status: int, headers: Mapping[str, str]) -> str:
+    """Server to which one in front of the platform sends its callers, as a proxy that speaks TLS alone does; empty for
+    every answer of the platform, and of its functions."""
+    if status not in (301, 302, 303, 307, 308) or headers.get(REQUEST_HEADER):
+        return ""
+    to = urlsplit(headers.get("location", ""))
+    return f"{to.scheme}://{to.netloc}" if to.scheme and to.netloc else ""
 
 
 _ERROR = msgspec.json.Decoder(ErrorBody)

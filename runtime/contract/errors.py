@@ -70,7 +70,7 @@ what was expected there and what came.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -139,6 +139,11 @@ class FleetError(Exception):
         self.expected = expected
         self.got = got
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles what it is made of, and not how it was: an error that cannot be read again hangs a pool of
+        processes."""
+        return _restored, (type(self), self.args, vars(self))
+
     def info(self) -> ErrorInfo:
         return ErrorInfo(
             code=self.code,
@@ -150,6 +155,12 @@ class FleetError(Exception):
             expected=_utf8(self.expected),
             got=_utf8(self.got),
         )
+
+
+def _restored(kind: type[FleetError], arguments: tuple[Any, ...], fields: dict[str, Any]) -> FleetError:
+    error = kind.__new__(kind, *arguments)
+    vars(error).update(fields)
+    return error
 
 
 def _utf8(text: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fleetstart.client import Client, errors
+from fleetstart.client import AsyncClient, Client, errors
 from fleetstart.client.request import CallOptions, async_request, call_request
 from fleetstart.client.retry import RetryPolicy
 from fleetstart.client.transport import Attempts
@@ -77,7 +79,8 @@ class Together:
 def test_connections_of_many_callers_stay_open_for_their_next_calls() -> None:
     """Connections that a pool closes beyond a number of idle ones may be those that a thread has just taken."""
     app = Together(150)
-    with serving(app) as server, client_of(server) as client, ThreadPoolExecutor(150) as callers:
+    kept = serving(app, timeout_keep_alive=60)  # at the server's side, also where all of this takes long
+    with kept as server, client_of(server) as client, ThreadPoolExecutor(150) as callers:
         for _ in range(2):
             assert list(callers.map(lambda _: client.function("f")(), range(150))) == [1] * 150
     assert sorted(app.ports[:150]) == sorted(app.ports[150:])
@@ -135,3 +138,72 @@ def test_the_time_of_a_call_bounds_its_handler_and_that_of_an_async_call_does_no
     sync = Attempts("", call_request("f", options, NOTHING, {}), RetryPolicy()).headers()
     assert 19 < float(sync["fs-timeout-s"]) <= 20
     assert "fs-timeout-s" not in Attempts("", async_request("f", options, NOTHING, {}), RetryPolicy()).headers()
+
+
+REDIRECT = (308, {"location": "https://fleet.example.com/fn/f"}, b"moved")
+
+
+def test_a_server_that_sends_its_callers_elsewhere_is_not_taken_for_the_function() -> None:
+    """As a proxy does that speaks TLS alone: its page was the answer."""
+    said = "sends its callers to https://fleet.example.com"
+    with serving(Answers(REDIRECT, REDIRECT)) as server, client_of(server) as client:
+        with pytest.raises(errors.Unreachable, match=said):
+            client.function("f").call(1)
+        with pytest.raises(errors.Unreachable, match=said):
+            list(client.function("f").stream(1))
+
+    async def scenario(url: str) -> None:
+        async with AsyncClient(url, "") as client:
+            await client.function("f").call(1)
+
+    with serving(Answers(REDIRECT)) as server, pytest.raises(errors.Unreachable, match=said):
+        asyncio.run(scenario(server.url))
+
+
+def test_a_redirect_of_a_function_is_its_answer() -> None:
+    own = (303, {"location": "https://elsewhere.example", "x-request-id": "inv-1"}, b"")
+    with serving(Answers(own)) as server, client_of(server) as client:
+        result = client.function("f", returns=bytes).call_with_bill(1)
+    assert (result.status, result.headers["location"]) == (303, "https://elsewhere.example")
+
+
+def test_a_forked_process_has_connections_of_its_own() -> None:
+    """On one connection with its parent each would read answers of the other."""
+    app = Together(1)
+    with serving(app) as server, client_of(server) as client:
+        function = client.function("f")
+        assert function.call(1) == 1
+        child = os.fork()
+        if not child:
+            os._exit(0 if function.call(2) == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert function.call(3) == 1
+    assert app.ports[0] == app.ports[2] != app.ports[1]
+
+
+def test_handles_go_to_other_processes_by_pickle() -> None:
+    """`Pool.map(function.call, inputs)` sends it to each."""
+    with serving(Answers(OK, OK)) as server, Client(server.url, "fs_key", timeout_s=20, retries=3) as client:
+        function = pickle.loads(pickle.dumps(client.function("f", returns=int).with_options(headers={"x-a": "b"})))
+        assert function.call(1) == 1
+        assert (function._options.timeout_s, function._transport.policy.retries) == (20, 3)
+        again = pickle.loads(pickle.dumps(client))
+        assert again.function("f").call(1) == 1
+        for one in (function._transport.http, again):
+            one.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.RateLimited("not now", hint="later", retry_after_s=2.0),
+        errors.InputFailed(3, {"a": 1}, errors.NotFound("no such function", hint="fs ls")),
+        errors.HandlerResponse("no", status=418, headers={"x-a": "b"}, body=b"tea"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_go_to_other_processes_by_pickle(error: errors.FleetError) -> None:
+    """A pool of processes whose worker raised one that cannot be read again hangs."""
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+    assert repr(vars(again)) == repr(vars(error))

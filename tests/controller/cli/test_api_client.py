@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fleetstart.controller.cli.api_client import ApiClient, nearest_function
+from fleetstart.controller.cli.output import Unreachable
 from fleetstart.controller.schemas.functions import FunctionInfo, VersionRef
 from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.function.spec import FunctionSpec
@@ -36,6 +37,22 @@ def test_an_answer_of_another_server_says_so() -> None:
         with pytest.raises(FleetError, match="sent an answer that this `fs` cannot read") as caught:
             client.get("/api/v1/any", FunctionInfo)
         assert "is it a fleetstart server" in str(caught.value.hint)
+        with pytest.raises(FleetError, match="sent an answer that this `fs` cannot read"):
+            list(client.log_lines("f", tail=1, follow=False))
+
+
+def test_a_server_that_sends_its_callers_elsewhere_is_not_spoken_with() -> None:
+    """As a proxy does that speaks TLS alone. Its page was shown as the answer of a function."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"location", b"https://fleet.example.com/api/v1/any")]
+        await send({"type": "http.response.start", "status": 308, "headers": headers})
+        await send({"type": "http.response.body", "body": b"moved"})
+
+    with serving(app) as server, ApiClient(server.url) as client:
+        for ask in (lambda: client.get("/api/v1/any", FunctionInfo), lambda: client.http.post("/fn/f", json={})):
+            with pytest.raises(Unreachable, match=f"{server.url} sends its callers to https://fleet.example.com"):
+                ask()
 
 
 @pytest.mark.parametrize(
