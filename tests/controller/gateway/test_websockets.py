@@ -82,14 +82,17 @@ def echo(impatient: ControllerProcess, node: HandNode) -> Echo:
 
 
 def ended_by(controller: ControllerProcess, *texts: str | list[str]) -> tuple[int, str]:
-    """The end of a WebSocket on which these texts are sent, each list in fragments. Pings are no messages: they do not
-    end its idle time."""
+    """The end of a WebSocket on which these texts are sent, each list in fragments, and each after the answer to the
+    one before: an app that is about to send when the socket ends hears of it by its send alone. Pings are no messages:
+    they do not end its idle time."""
     url = controller.url.replace("http://", "ws://") + "/fn/echo"
     with connect(url, proxy=None, ping_interval=0.1, additional_headers={"fs-timeout-s": "30"}) as socket:
-        for text in texts:
+        for text in texts[:-1]:
             socket.send(text)
+            socket.recv(timeout=20)
+        socket.send(texts[-1])
         with pytest.raises(ConnectionClosed) as closed:
-            [socket.recv(timeout=20) for _ in (*texts, "its end")]
+            [socket.recv(timeout=20) for _ in ("its answer", "its end")]
     assert closed.value.rcvd is not None
     return closed.value.rcvd.code, closed.value.rcvd.reason
 
