@@ -216,6 +216,14 @@ def is_locked(path: Path) -> bool:
         return not mine
 
 
+def clean_if_free(layout: HomeLayout) -> bool:
+    """Removes what a supervisor that has ended, perhaps by SIGKILL, left in `run/`; returns whether none runs."""
+    with try_lock(layout.lock) as mine:
+        if mine:
+            layout.clean_run()
+        return mine
+
+
 def start_ticks(pid: int) -> int | None:
     """Start time of a process in kernel ticks since boot; None if it does not exist or is a zombie."""
     try:

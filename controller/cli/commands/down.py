@@ -13,7 +13,7 @@ import click
 from fleetstart.runtime.contract.errors import FleetError
 
 from .. import output
-from ..home import HomeLayout, read_services, read_supervisor, start_ticks, try_lock
+from ..home import HomeLayout, clean_if_free, read_services, read_supervisor, start_ticks
 from ..local.services import CONTROLLER, NODE, REDIS
 from ..root import verb
 
@@ -58,12 +58,12 @@ def stop_supervisor(layout: HomeLayout, *, now: bool = False) -> bool:
 
     Errors: FleetError if the supervisor outlives even SIGKILL.
     """
-    if not layout.lock.exists() or _clean_if_free(layout):
+    if not layout.lock.exists() or clean_if_free(layout):
         return False
     # A supervisor that took the lock a moment ago has not written its record yet.
     ends = time.monotonic() + KILLED_S
     while (record := read_supervisor(layout)) is None or start_ticks(record.pid) != record.start_ticks:
-        if _clean_if_free(layout):
+        if clean_if_free(layout):
             return False
         if time.monotonic() > ends:
             raise FleetError(
@@ -90,7 +90,7 @@ def stop_supervisor(layout: HomeLayout, *, now: bool = False) -> bool:
                     os.kill(record.pid, signal.SIGTERM)  # each signal but the first ends a grace period
             explained = _explain(stopping, *explained)
             # The lock is free a moment before its holder has ended.
-            if _clean_if_free(layout) and start_ticks(record.pid) != record.start_ticks:
+            if clean_if_free(layout) and start_ticks(record.pid) != record.start_ticks:
                 return True
             time.sleep(POLL_S)
     raise FleetError(f"process {record.pid} does not end", hint=f"see {layout.log('supervisor')}")
@@ -111,10 +111,3 @@ def _explain(stopping: tuple[str, float] | None, silent_until_s: float, explaine
         )
         return silent_until_s, name
     return silent_until_s, explained
-
-
-def _clean_if_free(layout: HomeLayout) -> bool:
-    with try_lock(layout.lock) as mine:
-        if mine:
-            layout.clean_run()
-        return mine

@@ -24,7 +24,7 @@ from ...schemas.nodes import JoinTerms, NodeInfo, NodeJoin
 from .. import output
 from ..api_client import ApiClient, find_server, object_path
 from ..command_group import CommandGroup
-from ..home import HomeLayout, is_locked
+from ..home import HomeLayout, clean_if_free, is_locked
 from ..local.backends import require_backends
 from ..local.join import (
     JoinRecord,
@@ -235,6 +235,7 @@ def _told(layout: HomeLayout, url: str, token: str, name: str, address: str) -> 
 
 def _start(argv: list[str], layout: HomeLayout, environment: Mapping[str, str], record: JoinRecord) -> None:
     """Starts the node in the background, and waits until it is in. Errors: StartFailed; nothing runs then."""
+    clean_if_free(layout)  # deaths that a killed supervisor has counted are none of this start
     process = _spawn(argv, layout, environment)
     try:
         wait_joined(layout, record, process.pid)

@@ -26,7 +26,16 @@ from .. import output
 from ..api_client import ApiClient, own_server
 from ..curl_hint import access_line
 from ..doctor.checks import check_namespaces
-from ..home import HomeLayout, SupervisorRecord, is_locked, read_record, read_services, read_supervisor, tail
+from ..home import (
+    HomeLayout,
+    SupervisorRecord,
+    clean_if_free,
+    is_locked,
+    read_record,
+    read_services,
+    read_supervisor,
+    tail,
+)
 from ..local.backends import require_backends
 from ..local.disk_room import lack_of_room
 from ..local.listen import ListenAddress, parse_listen
@@ -145,6 +154,7 @@ def _start(layout: HomeLayout, argv: Sequence[str], environment: Mapping[str, st
     work."""
     require_backends(redis=environment["FS_REDIS_URL"], store=store)
     started_s = time.monotonic()
+    clean_if_free(layout)  # deaths that a killed supervisor has counted are none of this start
     process = _spawn(argv, layout, environment)
     try:
         status = wait_ready(layout, process)
