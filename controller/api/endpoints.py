@@ -100,8 +100,9 @@ ENDPOINTS: dict[type, tuple[Endpoint, ...]] = {
                  "Whether calls should come here: 503 with the reasons if not", answer=dict),
         Endpoint("GET", "/openapi.json", "key", SystemApi.openapi, "This API, as OpenAPI", answer=dict,
                  documented=False, before_sync=True),
-        Endpoint("GET", "/api/v1/status", "read", SystemApi.status, "Status of the whole system; `probe` tries Redis",
-                 query={"probe": 0}, answer=SystemStatus, before_sync=True),
+        Endpoint("GET", "/api/v1/status", "read", SystemApi.status, "Status of the whole system; `probe` tries Redis, "
+                 "`functions` is `full`, `summary` (a twentieth of the bytes) or `none`",
+                 query={"probe": 0, "functions": "full"}, answer=SystemStatus, before_sync=True),
         Endpoint("GET", "/api/v1/audit", "admin", SystemApi.audit, "The audit log, newest first", unlimited=True,
                  query={"by": "", "since_unix_ms": 0, "limit": AUDIT_ROWS}, answer=list[AuditEvent]),
     ),

@@ -31,7 +31,7 @@ from ..planner.estimates import is_calibrated
 from ..registry.registry import Registry
 from ..scheduler.deploy_forecast import forecast
 from ..scheduler.worker_pool import broken
-from ..schemas.functions import Deployed, FailedStart, FunctionInfo, Prediction
+from ..schemas.functions import Deployed, FailedStart, FunctionInfo, FunctionSummary, Prediction, WorkerSummary
 from ..schemas.planning import Proposal
 from ..state.records import FunctionRecord, VersionKey, VersionRecord
 from ..state.redis_client import REDIS_ERRORS
@@ -197,15 +197,17 @@ class FunctionsApi:
             raise NotFound(f"function {name[:127]} does not exist", hint="`fs ls` lists what does")
         return record
 
-    async def infos(self, sees: Callable[[FunctionName], bool]) -> list[msgspec.Raw]:
+    async def infos(self, sees: Callable[[FunctionName], bool], *, summary: bool = False) -> list[msgspec.Raw]:
         """Functions that `sees` admits, by name, encoded, some in a turn of the loop: ten thousand take a tenth
-        of a second. One whose live version this release cannot read is in the status only."""
+        of a second. One whose live version this release cannot read is in the status only. `summary`: as
+        FunctionSummary."""
         view, found = self._view, list[msgspec.Raw]()
         records = sorted((one for one in view.functions.values() if sees(one.name)), key=lambda one: one.name)
         for begin in range(0, len(records), INFOS_AT_ONCE):
             for record in records[begin : begin + INFOS_AT_ONCE]:
                 if VersionKey(record.name, record.live) in view.versions:
-                    found.append(msgspec.Raw(msgspec.json.encode(self.info(record))))
+                    shown = self._summary(record) if summary else self.info(record)
+                    found.append(msgspec.Raw(msgspec.json.encode(shown)))
             await asyncio.sleep(0)
         return found
 
@@ -232,6 +234,35 @@ class FunctionsApi:
             prediction=prediction_of(view, key),
             scale=scale_of(record, view.versions[key].spec),
             limits=limits_of(record, view.versions[key].spec),
+        )
+
+    def _summary(self, record: FunctionRecord) -> FunctionSummary:
+        view = self._view
+        key = VersionKey(record.name, record.live)
+        spec, load, failure = view.versions[key].spec, view.loads().get(str(key)), view.failures.get(key)
+        return FunctionSummary(
+            name=record.name,
+            version=record.live,
+            project=spec.project,
+            tags=spec.tags,
+            weights=spec.weights,
+            adapter=spec.adapter,
+            workers=[
+                WorkerSummary(
+                    worker=one.worker,
+                    node=one.node,
+                    function=one.function,
+                    version=one.version,
+                    state=one.state,
+                    start=one.start,
+                )
+                for one in view.statuses_of(record.name).values()
+                if one.state not in FINAL
+            ],
+            queued=load.queued if load is not None else 0,
+            running=load.running if load is not None else 0,
+            broken=failure is not None and broken(failure, now_unix_ms()),
+            last_failure=last_failure(record, failure) is not None,
         )
 
     def _last_failure(self, record: FunctionRecord) -> FailedStart | None:

@@ -88,7 +88,7 @@ class SystemApi:
             redis_state = "ok" if view.redis == "ok" else UNTOLD
         elif query_flag(request, "probe"):
             redis_state, store_problem = await self._try_backends()
-        functions = await self._functions.infos(caller.sees)
+        functions = await self._shown_functions(request)
         return json_response(
             SystemStatus(
                 version=installed_version("fleetstart"),
@@ -104,13 +104,23 @@ class SystemApi:
                 draining=sorted(view.draining) if not caller.limited else [],
                 copies=self._copies(now_ns) if not caller.limited else [],
                 certificates=self._certificates() if not caller.limited else [],
-                functions=cast(list[FunctionInfo], functions),
+                functions=functions,
                 budgets=[info for info in self._budgets() if caller.sees(info.function)],
                 access="open" if self._open_access and not view.access.locked else "keys",
                 unreadable=self._unreadable() if not caller.limited else [],
                 limited=caller.limited,
             )
         )
+
+    async def _shown_functions(self, request: Request) -> list[FunctionInfo]:
+        """The functions, as FunctionInfo, as FunctionSummary, or none of them. Errors: InvalidInput."""
+        shown = request.query_params.get("functions", "full")
+        if shown not in ("full", "summary", "none"):
+            raise InvalidInput(f"functions={shown[:40]!r} must be full, summary or none")
+        if shown == "none":
+            return []
+        infos = await self._functions.infos(caller_of(request).sees, summary=shown == "summary")
+        return cast(list[FunctionInfo], infos)
 
     def _copies(self, now_ns: int) -> list[CopyInfo]:
         return [

@@ -15,7 +15,7 @@ export function invocationLink(id, text = id) {
 }
 
 export function workersOf(info) {
-  return info.workers.filter((worker) => LIVE.includes(worker.state));
+  return (info.workers ?? []).filter((worker) => LIVE.includes(worker.state));
 }
 
 export function functionState(info) {

@@ -11,8 +11,8 @@ const PAGE = 50;
 // Columns by which the functions may be sorted: [heading, value, number]. Numbers begin with the largest.
 const COLUMNS = {
   name: ["function", (row) => row.info.name], state: ["state", (row) => row.state.textContent],
-  workers: ["workers", (row) => row.workers, true], running: ["running", (row) => row.info.running, true],
-  queued: ["queued", (row) => row.info.queued, true], calls: ["calls/min", (row) => row.seen.calls_per_min, true],
+  workers: ["workers", (row) => row.workers, true], running: ["running", (row) => row.info.running ?? 0, true],
+  queued: ["queued", (row) => row.info.queued ?? 0, true], calls: ["calls/min", (row) => row.seen.calls_per_min, true],
   p50: ["p50", (row) => row.seen.p50_ms ?? -1, true], p99: ["p99", (row) => row.seen.p99_ms ?? -1, true],
   waited: ["waited for start", (row) => row.seen.waited, true], failed: ["failed", (row) => row.seen.failed, true],
   cost: ["cost today", (row) => row.seen.cost_today_nusd, true],
@@ -21,7 +21,7 @@ const NOTHING = { calls: 0, calls_per_min: 0, failed: 0, refused: 0, waited: 0, 
 
 export async function load(parts, query, signal) {
   const [status, activity, recent] = await Promise.all([
-    get("status", signal), get("activity", signal), find("invocations?limit=12", signal)]);
+    get("status?functions=summary", signal), get("activity", signal), find("invocations?limit=12", signal)]);
   const sort = COLUMNS[query.get("sort")] ? query.get("sort") : "name";
   return { status, activity, recent: recent ?? [], wanted: query.get("q") ?? "", sort, turned: query.get("turned") === "1", query };
 }
@@ -60,7 +60,7 @@ export function view({ status, activity, recent, wanted, sort, turned, query }, 
 
 // Every word is part of the name, project, a tag or the state.
 function fits({ info, state }, wanted) {
-  const text = [info.name, info.spec.project, state.textContent, ...Object.entries(info.spec.tags ?? {}).map((pair) => pair.join("="))].join(" ").toLowerCase();
+  const text = [info.name, info.project ?? "", state.textContent, ...Object.entries(info.tags ?? {}).map((pair) => pair.join("="))].join(" ").toLowerCase();
   return wanted.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
@@ -92,7 +92,7 @@ function functionsTable(rows, minutes, { sort, turned, wanted }) {
     { name: `last ${minutes} min`, num: true }, by("p50"), by("p99"), by("waited"), by("failed"), by("cost"),
   ];
   return table(headings, rows.map(({ info, seen, state, workers }) => [
-    functionLink(info.name), info.version, state, workers, info.running, info.queued,
+    functionLink(info.name), info.version, state, workers, info.running ?? 0, info.queued ?? 0,
     rate(seen.calls_per_min), spark(seen.by_bucket, `${seen.calls} calls`), ms(seen.p50_ms), ms(seen.p99_ms),
     h("span", { title: `${seen.cold} calls waited for a cold start, ${seen.waited - seen.cold} for a warm start` }, percent(seen.waited, seen.calls)),
     h("span", { class: seen.failed ? "bad" : "dim" }, seen.failed), money(seen.cost_today_nusd),

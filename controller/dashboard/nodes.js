@@ -8,7 +8,7 @@ import { functionLink, workerState, workersOf } from "./components.js";
 import { button, form, offer, sure } from "./manage/actions.js";
 
 export async function load(parts, query, signal) {
-  return get("status", signal);
+  return get("status?functions=summary", signal);
 }
 
 export function view(status) {
@@ -16,7 +16,7 @@ export function view(status) {
   if (!status.nodes.length) return card("Nodes", empty("No node is registered: nothing can run.", "fs up"));
   const users = new Map();
   for (const info of status.functions) {
-    for (const checkpoint of [info.spec.weights, info.spec.adapter].filter(Boolean)) {
+    for (const checkpoint of [info.weights, info.adapter].filter(Boolean)) {
       users.set(checkpoint, [...(users.get(checkpoint) ?? []), info.name]);
     }
   }

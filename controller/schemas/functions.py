@@ -9,8 +9,8 @@ import msgspec
 from fleetstart.runtime.contract.billing.ledger import LedgerRow
 from fleetstart.runtime.contract.errors import ErrorInfo
 from fleetstart.runtime.contract.function.spec import FunctionSpec, Limits, Scale
-from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, Version
-from fleetstart.runtime.contract.node.orders import WorkerStatus
+from fleetstart.runtime.contract.ids import CheckpointId, FunctionName, NodeId, Version, WorkerId
+from fleetstart.runtime.contract.node.orders import WorkerState, WorkerStatus
 from fleetstart.runtime.contract.node.reports import NodeReport
 
 from ..state.records import ScaleOverride
@@ -71,6 +71,33 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Effective scale: that of its live version, overridden by `fs scale`."""
     limits: Limits = Limits()
     """Effective limits."""
+
+
+class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
+    worker: WorkerId
+    node: NodeId
+    function: FunctionName
+    version: Version
+    state: WorkerState
+    start: str
+
+
+class FunctionSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a list shows of a function: a twentieth of the bytes of a FunctionInfo. What is empty is left out."""
+
+    name: FunctionName
+    version: Version
+    project: str = ""
+    tags: dict[str, str] = {}
+    weights: CheckpointId | None = None
+    adapter: CheckpointId | None = None
+    workers: list[WorkerSummary] = []
+    queued: int = 0
+    running: int = 0
+    broken: bool = False
+    """True if its starts are given up for now."""
+    last_failure: bool = False
+    """True if the last start of the live version failed."""
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +229,7 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     certificates: list[NodeCertificate] = []
     """Certificates of the nodes that have joined (`fs node join`), also of those that are not alive."""
     functions: list[FunctionInfo]
+    """With `functions=summary` a FunctionSummary of each."""
     budgets: list[BudgetInfo] = []
     access: Literal["keys", "open"] = "keys"
     """"keys": every request needs a key; "open": this machine needs none (`fs up --open`)."""
@@ -210,6 +238,17 @@ class SystemStatus(msgspec.Struct, frozen=True, kw_only=True):
     limited: bool = False
     """True if the caller's key is limited: the status then has its functions only, no nodes, and no errors of Redis or
     the store."""
+
+
+class NodesStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a SystemStatus with `functions=summary` has of the nodes."""
+
+    nodes: list[NodeReport]
+    draining: list[str] = []
+    copies: list[CopyInfo] = []
+    certificates: list[NodeCertificate] = []
+    functions: list[FunctionSummary]
+    limited: bool = False
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ def command(home: Path, *, opens: bool, url: str | None, as_json: bool) -> None:
     """
     address = find_server(url, home)
     with ApiClient(address) as server:
-        server.get("/api/v1/status", SystemStatus)  # a server that does not answer has no pages
+        server.get("/api/v1/status", SystemStatus, functions="none")  # a server that does not answer has no pages
     page = f"{address.url}/ui/" + (f"#key={address.key}" if address.key else "")
     if as_json:
         output.json_data({"url": page})

@@ -9,7 +9,7 @@ import click
 
 from fleetstart.runtime.contract.errors import Forbidden, NotFound
 
-from ...schemas.functions import SystemStatus
+from ...schemas.functions import NodesStatus
 from ...schemas.nodes import NodeCertificate
 from .. import output
 from ..api_client import ApiClient, find_server
@@ -25,7 +25,7 @@ from .status import node_lines
 def command(home: Path, *, node: str | None, url: str | None, as_json: bool) -> None:
     """Show the nodes that are alive: memory, isolation, weights in memory and on disk, workers."""
     with ApiClient(find_server(url, home)) as server:
-        status = server.get("/api/v1/status", SystemStatus)
+        status = server.get("/api/v1/status", NodesStatus, functions="summary")
     if status.limited:
         raise Forbidden(
             "this key is limited to some functions, and nodes are shared by all",

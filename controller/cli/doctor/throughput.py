@@ -89,7 +89,7 @@ def running_node(home: Path) -> tuple[NodeReport | None, str]:
         if record is None or not is_locked(layout.lock):
             return None, ""
         with ApiClient(find_server(record.url, home), timeout_s=STATUS_S) as server:
-            nodes = server.get("/api/v1/status", SystemStatus).nodes
+            nodes = server.get("/api/v1/status", SystemStatus, functions="none").nodes
     except FleetError as error:
         return None, error.message
     except OSError as error:  # a home of another user

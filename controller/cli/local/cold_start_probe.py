@@ -112,7 +112,7 @@ def _wait_for_zero(server: ApiClient, name: str) -> None:
     ends_s = time.monotonic() + ZERO_S
     while True:
         info = server.get(function_path(name), FunctionInfo)
-        nodes = server.get("/api/v1/status", SystemStatus).nodes
+        nodes = server.get("/api/v1/status", SystemStatus, functions="none").nodes
         workers, segments = info.workers, [one for node in nodes for one in node.segments]
         if not workers and not segments and any(info.spec.profile in node.profiles for node in nodes):
             return

@@ -19,7 +19,7 @@ from fleetstart.controller.history.service import HistoryApi
 from fleetstart.controller.history.store import ALL, Cell, HistoryStore
 from fleetstart.controller.observability.activity import Activity
 from fleetstart.controller.registry.registry import Registry
-from fleetstart.controller.schemas.functions import FunctionInfo
+from fleetstart.controller.schemas.functions import FunctionInfo, FunctionSummary
 from fleetstart.controller.schemas.history import FunctionTotal
 from fleetstart.controller.state.records import FunctionRecord, VersionKey, VersionRecord
 from fleetstart.controller.state.redis_client import connect
@@ -63,8 +63,13 @@ def test_a_long_list_gives_the_loop_its_turns() -> None:
             turns += 1
             await asyncio.sleep(0)
         assert turns >= 10
-        listed = msgspec.json.decode(msgspec.json.encode(await making), type=list[FunctionInfo])
+        full = msgspec.json.encode(await making)
+        listed = msgspec.json.decode(full, type=list[FunctionInfo])
         assert [info.name for info in listed] == sorted(f"f{index}" for index in range(number) if index != 7)
+        shown = msgspec.json.encode(await api.infos(lambda name: name != "f7", summary=True))
+        summaries = msgspec.json.decode(shown, type=list[FunctionSummary])
+        assert [(one.name, one.version) for one in summaries] == [(one.name, one.version) for one in listed]
+        assert len(shown) < len(full) / 20, "pages that list functions read it every two seconds"
 
     asyncio.run(scenario())
 
