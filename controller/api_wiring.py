@@ -113,7 +113,7 @@ def build_management(
         _observability_api(core, reader, calls, lag, billing.shown, traces),
         HistoryApi(core.client, audit, core.view),
         KeysApi(core.state),
-        ProjectsApi(core.state, webhook_secrets),
+        ProjectsApi(core.state, accounts, webhook_secrets),
         NodesApi(core.state, core.identities, redis_url=config.redis_url, store_url=config.store),
         SecretsApi(core.state, cipher, webhook_secrets, core.identities),
         VolumesApi(core.view, volumes),

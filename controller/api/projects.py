@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -16,9 +17,11 @@ from ..auth.authorize import project_not_found
 from ..auth.lookups import demands_of
 from ..auth.request_context import caller_of
 from ..http.json_api import json_body, json_response, now_unix_ms
+from ..registry.store_accounts import StoreAccounts
 from ..schemas.access import ProjectInfo, ProjectTerms
 from ..state.access_records import DEFAULT, ProjectRecord, Quotas, check_name
 from ..state.cas_hash import CasHash
+from ..state.redis_client import REDIS_ERRORS
 from ..state.sync import StateSync
 from ..state.view import View
 
@@ -26,17 +29,16 @@ PROJECTS_MAX = 1000
 
 
 class ProjectsApi:
-    def __init__(self, state: StateSync, webhook_secrets: WebhookSecrets) -> None:
+    def __init__(self, state: StateSync, accounts: StoreAccounts, webhook_secrets: WebhookSecrets) -> None:
         self._view = state.view
+        self._accounts = accounts
         self._webhook_secrets = webhook_secrets
         self._hash = CasHash(state, keys.PROJECTS, ProjectRecord)
 
     async def projects(self, request: Request) -> Response:
         caller = caller_of(request)
         names = sorted({DEFAULT, *self._view.access.projects})
-        return json_response(
-            [project_info(self._view, name, caller.sees) for name in names if caller.sees_project(name)]
-        )
+        return json_response(await self._infos([name for name in names if caller.sees_project(name)], caller.sees))
 
     async def set(self, request: Request) -> Response:
         name = check_name("project", request.path_params["name"])
@@ -53,7 +55,19 @@ class ProjectsApi:
             return msgspec.structs.replace(known, quotas=quotas, network=network)
 
         await self._hash.change(name, changed)
-        return json_response(project_info(self._view, name))
+        [info] = await self._infos([name])
+        return json_response(info)
+
+    async def _infos(self, names: list[str], sees: Callable[[str], bool] = lambda function: True) -> list[ProjectInfo]:
+        """Projects, with what their keys have in the store unless Redis does not answer."""
+        infos = [project_info(self._view, name, sees) for name in names]
+        with contextlib.suppress(*REDIS_ERRORS):
+            used = await self._accounts.used(*names) if names else []
+            return [
+                msgspec.structs.replace(info, store_bytes=size_bytes, objects=objects)
+                for info, (size_bytes, objects) in zip(infos, used, strict=True)
+            ]
+        return infos
 
     async def remove(self, request: Request) -> Response:
         name = request.path_params["name"]

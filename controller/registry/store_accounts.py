@@ -68,11 +68,12 @@ class StoreAccounts:
         with contextlib.suppress(*REDIS_ERRORS):
             await self._forget([keys.STORED, keys.STORED_SUMS], [project, *objects])
 
-    async def used(self, project: str) -> tuple[int, int]:
-        """Bytes and objects of a project. Errors: REDIS_ERRORS."""
-        fields = [f"{project}:bytes", f"{project}:objects"]
+    async def used(self, *projects: str) -> list[tuple[int, int]]:
+        """Bytes and objects of each project. Errors: REDIS_ERRORS."""
+        fields = [f"{project}:{what}" for project in projects for what in ("bytes", "objects")]
         answer: Any = await self._client.hmget(keys.STORED_SUMS, fields)
-        return int(answer[0] or 0), int(answer[1] or 0)
+        numbers = [int(one or 0) for one in answer]
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _exceeded(project: str, quotas: Quotas, coming: Mapping[str, int], used_bytes: int, objects: int) -> QuotaExceeded:

@@ -88,6 +88,10 @@ class ProjectInfo(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """Sum of its functions' `scale.max`. A key that is limited to functions sees these functions and their sums."""
     memory_bytes: int
+    store_bytes: int | None = None
+    """Bytes that its keys have put into the object store and that are still there; None while Redis does not answer."""
+    objects: int | None = None
+    """Number of these objects."""
     secrets: list[str]
 
 

@@ -43,7 +43,7 @@ def create(home: Path, *, name: str, url: str | None, as_json: bool) -> None:
 @verb()
 @click.pass_obj
 def ls(home: Path, *, url: str | None, as_json: bool) -> None:
-    """List projects: functions, their largest number of workers and memory, and quotas."""
+    """List projects: functions, their largest number of workers and memory, what is in the store, and quotas."""
     with ApiClient(find_server(url, home)) as server:
         projects = server.get("/api/v1/projects", list[ProjectInfo])
     if as_json:
@@ -129,11 +129,10 @@ def table(projects: list[ProjectInfo]) -> str:
             one.name,
             _of(str(len(one.functions)), one.quotas.functions),
             _of(str(one.workers), one.quotas.workers),
-            output.format_size(one.memory_bytes)
-            + (f" of {output.format_size(one.quotas.memory_bytes)}" if one.quotas.memory_bytes is not None else ""),
+            _size_of(one.memory_bytes, one.quotas.memory_bytes),
             f"{one.quotas.calls_per_s:g}" if one.quotas.calls_per_s is not None else "",
-            output.format_size(one.quotas.store_bytes) if one.quotas.store_bytes is not None else "",
-            str(one.quotas.objects) if one.quotas.objects is not None else "",
+            _size_of(one.store_bytes, one.quotas.store_bytes),
+            _of("?" if one.objects is None else str(one.objects), one.quotas.objects),
             one.network,
             output.first_of(one.functions),
         )
@@ -143,8 +142,13 @@ def table(projects: list[ProjectInfo]) -> str:
     return output.table(headings, rows)
 
 
-def _of(have: str, quota: int | None) -> str:
+def _of(have: str, quota: int | str | None) -> str:
     return have if quota is None else f"{have} of {quota}"
+
+
+def _size_of(have_bytes: int | None, quota_bytes: int | None) -> str:
+    have = "?" if have_bytes is None else output.format_size(have_bytes)
+    return _of(have, None if quota_bytes is None else output.format_size(quota_bytes))
 
 
 def _number(text: str | None, option: str, read: Callable[[str], float]) -> tuple[float | None] | None:

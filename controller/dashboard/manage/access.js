@@ -77,11 +77,11 @@ function secretsTable(secrets, ago) {
 
 function projectsTable(projects) {
   const limit = (value, shown) => (value === null || value === undefined ? "no limit" : shown(value));
-  return table([{ name: "project" }, { name: "functions", num: true }, { name: "workers at most", num: true }, { name: "memory at most", num: true },
+  return table([{ name: "project" }, { name: "functions", num: true }, { name: "workers at most", num: true }, { name: "memory at most", num: true }, { name: "in the store", num: true }, { name: "objects", num: true },
     { name: "quota: functions", num: true }, { name: "workers", num: true }, { name: "memory", num: true }, { name: "calls/s", num: true },
     { name: "store", num: true }, { name: "objects", num: true },
     { name: "network" }],
-  projects.map(({ quotas, ...one }) => [one.name, one.functions.length, one.workers, bytes(one.memory_bytes),
+  projects.map(({ quotas, ...one }) => [one.name, one.functions.length, one.workers, bytes(one.memory_bytes), one.store_bytes === null ? "–" : bytes(one.store_bytes), one.objects ?? "–",
     limit(quotas.functions, String), limit(quotas.workers, String), limit(quotas.memory_bytes, bytes), limit(quotas.calls_per_s, String),
     limit(quotas.store_bytes, bytes), limit(quotas.objects, String), one.network]));
 }

@@ -63,7 +63,8 @@ def test_a_project_is_a_line_with_each_of_its_quotas() -> None:
         functions=3001, workers=16, memory_bytes=64 << 30, calls_per_s=2.5, store_bytes=200 << 30, objects=9
     )
     functions = [f"f{number}" for number in range(3000)]
-    info = ProjectInfo(name="ml", quotas=quotas, functions=functions, workers=4, memory_bytes=1 << 30, secrets=[])
+    info = ProjectInfo(name="ml", quotas=quotas, functions=functions, workers=4, memory_bytes=1 << 30,
+                       store_bytes=3 << 29, objects=7, secrets=[])  # fmt: skip
     _, row = projects_table([info]).splitlines()
-    cells = ["ml", "3000 of 3001", "4 of 16", "1.0 GiB of 64.0 GiB", "2.5", "200.0 GiB", "9", "listed"]
+    cells = ["ml", "3000 of 3001", "4 of 16", "1.0 GiB of 64.0 GiB", "2.5", "1.5 GiB of 200.0 GiB", "7 of 9", "listed"]
     assert re.split(r" {2,}", row) == [*cells, f"{', '.join(functions[:20])} and 2,980 more"]

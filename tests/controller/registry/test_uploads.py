@@ -140,7 +140,7 @@ def test_an_upload_is_gone_on_with_after_a_break_and_published_at_once(redis_url
         assert await room.names() == {*NAMES, MANIFEST_OBJECT}
         (info,) = await room.checkpoints.list()
         assert info.complete
-        assert await room.accounts.used("a") == (ALL_BYTES, 3)
+        assert await room.accounts.used("a") == [(ALL_BYTES, 3)]
 
     played(redis_url, store, scenario)
 
@@ -153,12 +153,12 @@ def test_an_aborted_upload_leaves_nothing_that_nobody_else_names(redis_url: str,
         await room.send(NAMES[1], PARTS[1], "b")
         await room.uploads.abort(upload_id("a", ID), room.now_ms)
         assert await room.names() == set(NAMES), "the other upload names them"
-        assert await room.accounts.used("a") == (2 * 4160, 2), "counted to who announced them first"
+        assert await room.accounts.used("a") == [(2 * 4160, 2)], "counted to who announced them first"
         with pytest.raises(NotFound):
             await room.uploads.abort(upload_id("a", ID), room.now_ms)
         await room.uploads.abort(upload_id("b", ID), room.now_ms)
         assert await room.names() == set()
-        assert [await room.accounts.used(project) for project in "ab"] == [(0, 0)] * 2
+        assert await room.accounts.used("a", "b") == [(0, 0)] * 2
         await room.begin("a")
         for name, part in zip(NAMES, PARTS, strict=True):
             await room.send(name, part)
@@ -181,7 +181,7 @@ def test_an_upload_that_nobody_goes_on_with_ends_after_a_day(redis_url: str, sto
         assert await room.uploads.find("a", ID, room.now_ms) is None
         assert await room.checkpoints.sweep(room.now_ms) == 1
         assert await room.names() == set()
-        assert await room.accounts.used("a") == (0, 0), "neither what came, nor what did not"
+        assert await room.accounts.used("a") == [(0, 0)], "neither what came, nor what did not"
         assert not await room.client.exists(keys.UPLOADS, keys.UPLOADS_ENDS)
 
     played(redis_url, store, scenario)
@@ -194,10 +194,10 @@ def test_a_quota_refuses_an_upload_before_its_first_byte(redis_url: str, tmp_pat
         with pytest.raises(QuotaExceeded, match="3 more are to come"):
             await room.begin(quotas=Quotas(objects=2))
         assert await room.uploads.open_uploads(room.now_ms) == []
-        assert await room.accounts.used("a") == (0, 0)
+        assert await room.accounts.used("a") == [(0, 0)]
         await room.begin(quotas=Quotas(store_bytes=ALL_BYTES, objects=3))
         await room.begin(quotas=Quotas(store_bytes=ALL_BYTES, objects=3))
-        assert await room.accounts.used("a") == (ALL_BYTES, 3), "counted once"
+        assert await room.accounts.used("a") == [(ALL_BYTES, 3)], "counted once"
 
     played(redis_url, FolderStore(tmp_path), scenario)
 

@@ -147,6 +147,9 @@ def test_projects_have_quotas_and_their_own_bill(system: System) -> None:
     assert limited[0].json()["error"]["code"] == "rate_limited"
     assert int(limited[0].headers["retry-after"]) >= 1
     fs(system, "project", "quota", "ml", "--calls-per-s", "none")
+    stored = {one["name"]: (one["objects"], one["store_bytes"]) for one in fs(system, "project", "ls")}
+    assert stored["ml"] == (0, 0)
+    assert min(stored["default"]) > 0, "what was sent without a key is the default project's"
 
 
 def test_the_first_key_is_kept_for_this_machine_and_others_show_theirs(system: System) -> None:
