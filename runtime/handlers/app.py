@@ -32,11 +32,19 @@ Run = Callable[[Arguments, CallState, ResponseWriter], Awaitable[None]]
 
 def is_asgi(target: Any) -> bool:
     """Checks whether the target is an ASGI app: a callable of (scope, receive, send), by parameter names."""
+    return _parameter_names(target)[:3] == ["scope", "receive", "send"]
+
+
+def is_wsgi(target: Any) -> bool:
+    """Checks whether the target is a WSGI app, such as one of Flask or Django, by its parameters' names."""
+    return _parameter_names(target)[:2] == ["environ", "start_response"]
+
+
+def _parameter_names(target: Any) -> list[str]:
     try:
-        names = list(inspect.signature(target).parameters)
+        return list(inspect.signature(target).parameters)
     except (TypeError, ValueError):
-        return False
-    return names[:3] == ["scope", "receive", "send"]
+        return []
 
 
 def handler_app(

@@ -30,7 +30,7 @@ from ..contract.node.messages import Assign, DeviceLoaded
 from ..contract.node.orders import SecondEngine
 from ..contract.node.speed import ModeSwitch, Speed
 from ..contract.timeline import Timeline
-from ..handlers.app import handler_app, is_asgi
+from ..handlers.app import handler_app, is_asgi, is_wsgi
 from ..handlers.hooks import close_hook, run_start_hooks
 from ..handlers.mounting import mounted
 from ..sdk.context import with_context
@@ -135,12 +135,27 @@ def _start_app(starting: StartContext, timeline: Timeline, device: DeviceInit, a
         close = close_hook(handler, spec.entry, starting.loop)
         if is_asgi(handler):
             return StartedApp(_in_context(mounted(handler), starting), True, close, close_s=CLOSE_S)
-        app = _in_context(handler_app(handler, slots=spec.concurrency, bundle_dir=starting.bundle_dir), starting)
+        app = _in_context(_served(handler, starting), starting)
         if isinstance(target, Transformers):
             from ..pretrained import with_openai_routes
 
             app = with_openai_routes(handler, app, name=spec.name)
         return StartedApp(app, False, close, close_s=CLOSE_S)
+
+
+def _served(handler: Any, starting: StartContext) -> App:
+    """Errors: NoHandler, StartFailed, for a handler that cannot be served; NameError for an undefined name in it."""
+    if is_wsgi(handler):
+        raise NoHandler(
+            f"{starting.assign.spec.entry.rpartition(':')[2]} is a WSGI app, and functions serve ASGI apps",
+            hint="wrap it: `web = function(requirements=['a2wsgi', ...])(a2wsgi.WSGIMiddleware(app))`",
+        )
+    try:
+        return handler_app(handler, slots=starting.assign.spec.concurrency, bundle_dir=starting.bundle_dir)
+    except TypeError as error:
+        if user_errors.where(error, starting.bundle_dir):
+            raise
+        raise StartFailed(str(error)) from error  # what is wrong with the signature: no traceback says more
 
 
 def _loaded(attached: list[Weights]) -> DeviceLoaded:

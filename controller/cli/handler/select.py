@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from fleetstart.runtime.contract.errors import NoHandler
+from fleetstart.runtime.contract.errors import InvalidSpec, NoHandler
 
 from .. import output
 from .settings import Key, Setting, SettingsFile, apply_settings, merge_settings, read_settings_file
 from .source.declarations import Declaration, read_declarations
-from .spec import module_name
+from .spec import default_name, module_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,24 @@ def select_handlers(handler: str, flags: Mapping[str, Any]) -> tuple[Path, list[
     if "name" in flags and len(declarations) > 1:
         names = ", ".join(f"{file}:{declaration.attribute}" for declaration in declarations)
         raise click.UsageError(f"--name fits one function, {path} declares {len(declarations)}: choose one of {names}")
-    return path, [_settled(declaration, settings, flags) for declaration in declarations]
+    handlers = [_settled(declaration, settings, flags) for declaration in declarations]
+    _require_names(handlers, path)
+    return path, handlers
+
+
+def _require_names(handlers: Sequence[ConfiguredHandler], path: Path) -> None:
+    """Errors: InvalidSpec, if two functions have one name: each would be a version of the other."""
+    seen: dict[tuple[str, str], Declaration] = {}
+    for declaration in (one.declaration for one in handlers):
+        settings = declaration.settings
+        name = str(settings.get("name") or default_name(declaration.attribute))
+        first = seen.setdefault((str(settings.get("project") or ""), name), declaration)
+        if first is not declaration:
+            raise InvalidSpec(
+                f"{path}:{declaration.line}: {declaration.attribute} has the name {name!r}, as {first.attribute} in "
+                f"line {first.line} has",
+                hint="give one of them another name: @function(name=...)",
+            )
 
 
 def _settled(declaration: Declaration, file: SettingsFile, flags: Mapping[str, Any]) -> ConfiguredHandler:

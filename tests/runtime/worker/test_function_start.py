@@ -41,6 +41,7 @@ def failed(worker: Worker) -> ErrorInfo:
         ),
         ("class f:\n    def __init__(self): int('x')\n", "f", "start_failed", "(handler.py:2, in __init__)"),
         ("def f(*values): pass\n", "f", "start_failed", "takes *values"),
+        ("def f(environ, start_response): pass\n", "f", "no_handler", "f is a WSGI app, and functions serve ASGI"),
         ("def f(a: 'Nowhere'): pass\n", "f", "start_failed", "Nowhere"),
         (
             "from fleetstart.runtime import LLM\nf = LLM(weights='./w')\n",

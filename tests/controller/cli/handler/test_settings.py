@@ -73,6 +73,16 @@ def test_a_table_may_have_the_handlers_name_or_the_functions(folder: Path, table
     assert specs(folder, f"[function.{table}]\nconcurrency = 9")["other-name"].concurrency == 9
 
 
+def test_two_functions_of_a_file_have_not_one_name(folder: Path) -> None:
+    """Each was a version of the other, and the last one of the file was called for both."""
+    (folder / "handler.py").write_text(HANDLER.replace("other-name", "hello"))
+    with pytest.raises(InvalidSpec, match=r"handler\.py:\d+: other has the name 'hello', as hello in line \d+ has"):
+        specs(folder)
+    with pytest.raises(InvalidSpec, match="other has the name 'hello'"):
+        specs(folder, '[function.other]\nname = "hello"')
+    assert select_handlers(f"{folder / 'handler.py'}:other", {})[1][0].declaration.attribute == "other"
+
+
 def test_without_a_file_there_is_the_decorator(folder: Path) -> None:
     assert select_handlers(str(folder / "handler.py"), {})[1][0].declaration.settings["memory"] == "64MiB"
 
