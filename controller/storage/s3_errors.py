@@ -26,6 +26,9 @@ from fleetstart.runtime.contract.errors import StoreFailed
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY where `fs up` is called, or use a profile or an instance role"
 _RIGHTS = "it needs s3:GetObject, PutObject, DeleteObject, ListBucket and AbortMultipartUpload"
 _REGION = "set AWS_DEFAULT_REGION to the bucket's region, or AWS_ENDPOINT_URL to its server"
+_OUTAGES = (EndpointConnectionError, ConnectTimeoutError, ConnectionClosedError, ReadTimeoutError)
+RETRY_S = 1.0
+"""When a store that is busy, or does not answer, is worth another try."""
 _ANSWERS: dict[str, tuple[str, str]] = {
     "NoSuchBucket": ("there is no such bucket", "create it, or correct the name in --store s3://BUCKET/PREFIX"),
     "AccessDenied": ("access is denied", f"check the rights of these credentials: {_RIGHTS}"),
@@ -52,9 +55,16 @@ def store_error(key: str, error: ClientError | BotoCoreError) -> StoreFailed:
         code = code_of(error)
         detail = error.response.get("Error", {}).get("Message", "")
         sentence, hint = _ANSWERS.get(code, (str(detail) or "it gave no reason", ""))
-        return StoreFailed(f"{key}: the store answered {code or 'an error'}: {sentence}", hint=hint)
+        later_s = RETRY_S if code == "SlowDown" or _status_of(error) in (429, 500, 502, 503, 504) else None
+        text = f"{key}: the store answered {code or 'an error'}: {sentence}"
+        return StoreFailed(text, hint=hint, retry_after_s=later_s)
     sentence, hint = _unanswered(error)
-    return StoreFailed(f"{key}: the store did not answer: {sentence}", hint=hint)
+    later_s = RETRY_S if isinstance(error, _OUTAGES) else None
+    return StoreFailed(f"{key}: the store did not answer: {sentence}", hint=hint, retry_after_s=later_s)
+
+
+def _status_of(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def _unanswered(error: BotoCoreError) -> tuple[str, str]:
@@ -64,7 +74,7 @@ def _unanswered(error: BotoCoreError) -> tuple[str, str]:
         return "no region is set", _REGION
     if isinstance(error, SSLError):
         return f"TLS failed: {error}", "check that AWS_ENDPOINT_URL has the right scheme and a trusted certificate"
-    if isinstance(error, EndpointConnectionError | ConnectTimeoutError | ConnectionClosedError | ReadTimeoutError):
+    if isinstance(error, _OUTAGES):
         url = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
         return f"{_connection(error)} ({url})", "check AWS_ENDPOINT_URL, and that the server runs"
     return str(error) or type(error).__name__, ""

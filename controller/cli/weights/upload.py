@@ -1,7 +1,7 @@
 """Uploads objects to the store: several in parallel, only those that it lacks, and last the one that publishes them.
 
-An object exists whole or not at all, so an upload that is repeated sends only the rest. A broken connection is retried:
-the controller may have been restarted, and is back within seconds.
+An object exists whole or not at all, so an upload that is repeated sends only the rest. What may be over within seconds
+is waited for: a controller that is started anew, a store that is busy.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from threading import Event, Lock
 from time import monotonic
 from typing import Protocol
 
-from ..output import ConnectionCut
+from fleetstart.runtime.contract.errors import FleetError
+
+from ..output import ConnectionCut, Unreachable
 
 UPLOADS = 4
 """Parallel uploads: one connection rarely fills a long line, and each holds a few megabytes at most."""
 RETRY_S = 30.0
-"""How long one object is retried after its first break; a restarted controller is back within 5 s."""
+"""How long one object is retried after its first break; a restarted controller is back within 5 s, in a container
+within some more."""
 PAUSE_S = 0.25
 
 Progress = Callable[[str, int, int], None]
@@ -94,6 +97,8 @@ class _Sending:
         self._store = store
         self._progress = progress
         self._done = 0
+        self._reached = False
+        """True once a connection was made: one that is refused later is to a controller that is being restarted."""
         self._lock = Lock()
 
     def send(self, item: UploadObject) -> None:
@@ -105,19 +110,29 @@ class _Sending:
             raise
 
     def _send(self, item: UploadObject) -> None:
-        first_cut_s: float | None = None
+        first_break_s: float | None = None
         while not self.stopped.is_set():
             counted = _Counted(self, item)
             try:
                 self._store.put_object(item.key, counted.blocks(), item.size_bytes)
+                self._reached = True
                 return
-            except ConnectionCut:
-                first_cut_s = first_cut_s or monotonic()
-                if monotonic() - first_cut_s > RETRY_S:
+            except FleetError as error:
+                first_break_s = first_break_s or monotonic()
+                if not self._may_pass(error) or monotonic() - first_break_s > RETRY_S:
                     raise
             self.advance(-counted.sent)
             self.stopped.wait(PAUSE_S)
         raise UploadAborted(item.key)
+
+    def _may_pass(self, error: FleetError) -> bool:
+        """True for an error of a controller or a store that may be back in a moment. A server that was never reached
+        is none of these."""
+        if isinstance(error, ConnectionCut):
+            self._reached = True
+        if isinstance(error, Unreachable):
+            return self._reached
+        return error.retryable and error.retry_after_s is not None
 
     def advance(self, count: int) -> None:
         with self._lock:

@@ -15,11 +15,11 @@ import httpx
 import pytest
 
 from fleetstart.controller.cli.api_client import ApiClient
-from fleetstart.controller.cli.output import ConnectionCut
+from fleetstart.controller.cli.output import ConnectionCut, Unreachable
 from fleetstart.controller.cli.weights.publish import Progress, Published, publish_source
 from fleetstart.controller.cli.weights.source import read_source
 from fleetstart.controller.cli.weights.upload import UPLOADS, UploadObject, upload
-from fleetstart.runtime.contract.errors import StoreFailed
+from fleetstart.runtime.contract.errors import FleetError, StoreFailed, Unavailable
 from tests.controller.cli.checkpoints import MemoryStore, Tensor, no_progress, write_model
 from tests.controller.conftest import ControllerProcess
 from tests.servers import wait_until
@@ -159,6 +159,41 @@ def test_a_cut_connection_is_tried_again_and_counted_once(monkeypatch: pytest.Mo
     )
     assert store.objects.keys() == {*(f"part-{n}" for n in range(6)), "last"}
     assert max(seen) == seen[-1] == (61, 61)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        Unreachable("connection refused"),
+        StoreFailed("SlowDown", retry_after_s=1),
+        Unavailable("later", retry_after_s=1),
+    ],
+)
+def test_what_may_be_over_in_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch, later: FleetError) -> None:
+    """A controller without a supervisor refuses connections between its end and its start."""
+    monkeypatch.setattr("fleetstart.controller.cli.weights.upload.PAUSE_S", 0.001)
+    errors: list[FleetError] = [ConnectionCut("the connection broke"), later, later]
+
+    class Restarted(MemoryStore):
+        def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
+            data = content if isinstance(content, bytes) else b"".join(content)
+            if errors:
+                raise errors.pop(0)
+            super().put_object(key, data, size_bytes)
+
+    store = Restarted()
+    assert upload(items(1), UploadObject.of("last", b"x"), store, no_progress) == 11
+    assert store.objects == {"part-0": bytes(10), "last": b"x"}
+
+
+@pytest.mark.parametrize("final", [Unreachable("connection refused"), StoreFailed("no space left on device")])
+def test_what_stays_as_it_is_is_an_error_at_once(final: FleetError) -> None:
+    class Dead(MemoryStore):
+        def put_object(self, key: str, content: Iterator[bytes] | bytes, size_bytes: int) -> None:
+            raise final
+
+    with pytest.raises(type(final)):
+        upload(items(1), UploadObject.of("last", b"x"), Dead(), no_progress)
 
 
 def test_a_cut_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
