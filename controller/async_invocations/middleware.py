@@ -13,7 +13,7 @@ import msgspec
 
 from fleetstart.runtime.contract.errors import FleetError, Refused, TooLarge, Unavailable, error_from
 from fleetstart.runtime.contract.function.public_addresses import Network
-from fleetstart.runtime.contract.ids import InvocationId, new_invocation_id
+from fleetstart.runtime.contract.ids import InvocationId, Version, new_invocation_id
 
 from ..http.asgi import RawHeaders, Receive, Scope, Send, respond_error
 from ..http.body_budget import BodyBudget
@@ -48,7 +48,7 @@ class AsyncMiddleware:
         info: Callable[[StoredInvocation], InvocationInfo],
         *,
         bodies: BodyBudget,
-        require_function: Callable[[Target, str], Awaitable[None]],
+        require_function: Callable[[Target, str], Awaitable[Version]],
         allowed: Sequence[Network],
         max_body_bytes: int,
         stopping: asyncio.Event,
@@ -92,7 +92,7 @@ class AsyncMiddleware:
                 min(self._max_body_bytes, REQUEST_MAX_BYTES) if options.respond_async else self._max_body_bytes
             )
             target = parse_target(scope["path"], scope.get("raw_path") or b"", scope["query_string"])
-            await self._require_function(target, request_id)
+            first = await self._require_function(target, request_id)
             self._bodies.require_room(declared_bytes(scope))
             async with asyncio.timeout(BODY_S):
                 body = await read_body(scope, receive, limit_bytes, held=held)
@@ -109,7 +109,7 @@ class AsyncMiddleware:
             await reject_unread(scope, receive, send, refusal, request_id)
             return
         try:
-            await self._accept(scope, send, options, InvocationId(request_id), body)
+            await self._accept(scope, send, options, InvocationId(request_id), body, first)
         except FleetError as error:
             await respond_error(send, error, request_id)
         except REDIS_ERRORS:
@@ -119,16 +119,16 @@ class AsyncMiddleware:
             held.release()
 
     async def _accept(
-        self, scope: Scope, send: Send, options: RequestOptions, request_id: InvocationId, body: bytes
+        self, scope: Scope, send: Send, options: RequestOptions, request_id: InvocationId, body: bytes, first: Version
     ) -> None:
         if options.key:
-            await self._keyed(scope, send, options, request_id, body)
+            await self._keyed(scope, send, options, request_id, body, first)
         else:
             kept = await self._submitter.accept(envelope_of(scope, request_id, body, options), body)
             await self._answer_accepted(send, kept.id, options.wait_s)
 
     async def _keyed(
-        self, scope: Scope, send: Send, options: RequestOptions, request_id: InvocationId, body: bytes
+        self, scope: Scope, send: Send, options: RequestOptions, request_id: InvocationId, body: bytes, first: Version
     ) -> None:
         invoker = identity_of(scope)
         mark = fingerprint_of(scope, body)
@@ -145,11 +145,20 @@ class AsyncMiddleware:
 
         if options.respond_async:
             await self._idempotent.accept(
-                invoker.project, options.key, mark, request_id, accept=accept, answer=answer, send=send
+                invoker.project, options.key, mark, request_id, first=first, accept=accept, answer=answer, send=send
             )
         else:
             await self._idempotent.run(
-                scope, body, send, invoker.project, options.key, mark, request_id, last=options.last, answer=answer
+                scope,
+                body,
+                send,
+                invoker.project,
+                options.key,
+                mark,
+                request_id,
+                first=first,
+                last=options.last,
+                answer=answer,
             )
 
     async def _answer_accepted(

@@ -142,9 +142,12 @@ class Gateway:
         self._admission.check(backend, body_bytes)
         return backend.key.version
 
-    async def require_function(self, target: Target, request_id: str) -> None:
-        """Errors: NotFound, if there is no such function or version."""
-        await self._router.find(target, request_id)
+    async def require_function(self, target: Target, request_id: str) -> Version:
+        """The first version of a call's function, by which it is told from an earlier one of that name. Errors:
+        NotFound, if there is no such function or version."""
+        backend = await self._router.find(target, request_id)
+        record = self._view.functions.get(target.name)
+        return record.first if record is not None else backend.key.version
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_ns, accepted_unix_ns = time.monotonic_ns(), time.time_ns()

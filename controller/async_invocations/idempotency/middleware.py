@@ -35,6 +35,7 @@ from .settlement import ClaimSettlement
 from .silence import KEPT_SILENT_MS, KEPT_WATCHED_S, RENEW_S, SILENT_MS, SilenceWatch
 from .store import (
     KEPT_S,
+    NOT_KNOWN,
     PLACE_KEPT_S,
     AnswerNotKept,
     CallPlace,
@@ -46,6 +47,7 @@ from .store import (
     KeyMismatch,
     digest_of,
     new_claim,
+    of_removed_function,
     taken_over,
 )
 
@@ -83,15 +85,16 @@ class IdempotentCall:
         fingerprint: str,
         request_id: InvocationId,
         *,
+        first: Version = NOT_KNOWN,
         last: int = 0,
         answer: AnswerAccepted,
     ) -> None:
-        """Serves a synchronous call, of a stream the events after the number `last`.
+        """Serves a synchronous call, of a stream the events after the number `last`. `first`: as in `KeyClaim`.
 
         Errors: KeyMismatch, KeyBusy, AnswerNotKept, EventsGone, StoreFailed, REDIS_ERRORS.
         """
         digest = digest_of(project, key)
-        claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id), answer, last)
+        claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id, first=first), answer, last)
         if not raw:
             return
         try:
@@ -121,13 +124,15 @@ class IdempotentCall:
         fingerprint: str,
         request_id: InvocationId,
         *,
+        first: Version = NOT_KNOWN,
         accept: Callable[[InvocationId], Awaitable[InvocationId]],
         answer: AnswerAccepted,
         send: Send,
     ) -> None:
         """Serves an async call. Errors: those of `run` and of `accept`."""
         digest = digest_of(project, key)
-        claim, raw = await self._claim(digest, send, new_claim(fingerprint, request_id, accepts=True), answer)
+        wanted = new_claim(fingerprint, request_id, first=first, accepts=True)
+        claim, raw = await self._claim(digest, send, wanted, answer)
         if not raw:
             return
         keeper = asyncio.get_running_loop().create_task(self._hold(digest, raw))
@@ -166,6 +171,8 @@ class IdempotentCall:
         place = await self._places.read(digest)
         if place is not None and place.fingerprint != claim.fingerprint:
             raise _mismatch()
+        if place is not None and place.version < claim.first:  # of a function that had the name before
+            place = None
         if last and (place is None or last < place.base):
             raise EventsGone(
                 f"the stream after event {last} is not kept any more",
@@ -204,6 +211,9 @@ class IdempotentCall:
                 return claim, raw
             if claim.fingerprint != ours.fingerprint:
                 raise _mismatch()
+            if of_removed_function(claim, ours) and claim.state != "running":
+                standing = raw
+                continue
             if claim.state == "done":
                 kept = await self._claims.answer(digest, claim)
                 if kept is not None:

@@ -33,6 +33,8 @@ INLINE_BYTES = 16 * 1024
 INLINE_HOUR_BYTES = 16 * MIB
 """Bytes of responses that Redis takes in an hour, 384 MiB of a day. Others go to the object store, small ones too."""
 HOUR_S = 3_600
+NOT_KNOWN = Version(0)
+"""First version of a function in claims of an earlier release."""
 PLACE_KEPT_S = 60.0
 """How long the place of a call is kept beyond its deadline, in case that its gateway dies shortly before."""
 FOLDER = "idempotency/"
@@ -83,6 +85,9 @@ class KeyClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if it was taken from a gateway that was silent: that one may have run the call, or some of it."""
     accepts: bool = False
     """True of an async call, which is not run under the claim but stored."""
+    first: Version = NOT_KNOWN
+    """First version of its function. One whose first version is later is another one of that name, for which the key
+    is free."""
 
 
 class Standing(NamedTuple):
@@ -259,8 +264,16 @@ def digest_of(project: str, key: str) -> str:
     return hashlib.sha256(f"{project}\0{key}".encode()).hexdigest()
 
 
-def new_claim(fingerprint: str, invocation: InvocationId, *, accepts: bool = False) -> KeyClaim:
-    return KeyClaim(fingerprint=fingerprint, owner=secrets.token_hex(8), invocation=invocation, accepts=accepts)
+def new_claim(
+    fingerprint: str, invocation: InvocationId, *, first: Version = NOT_KNOWN, accepts: bool = False
+) -> KeyClaim:
+    owner = secrets.token_hex(8)
+    return KeyClaim(fingerprint=fingerprint, owner=owner, invocation=invocation, first=first, accepts=accepts)
+
+
+def of_removed_function(claim: KeyClaim, ours: KeyClaim) -> bool:
+    """Checks whether a claim of the same call has been for a function that had the name before, and was removed."""
+    return 0 < claim.first < ours.first
 
 
 def taken_over(ours: KeyClaim, standing: KeyClaim, place: CallPlace | None) -> KeyClaim:

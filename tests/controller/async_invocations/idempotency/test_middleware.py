@@ -49,6 +49,22 @@ def test_a_call_that_is_sent_again_gets_the_same_answer_and_is_billed_once(
     assert runs(node) == 2
 
 
+def test_the_answers_of_a_removed_function_are_not_those_of_the_next_of_its_name(
+    controller: ControllerProcess, node: HandNode
+) -> None:
+    """They were replayed for a day, to whoever had the name by then."""
+    controller.deploy("hello")
+    asked: dict[str, dict[str, str]] = {"sync": {}, "async": {**ASYNC, "prefer": "respond-async, wait=10"}}
+    for key, headers in asked.items():
+        assert call(controller, "hello/echo", key, b"", **headers).headers["fs-version"] == "1"
+    assert controller.http.delete("/api/v1/functions/hello").status_code == 200
+    controller.deploy("hello")
+    for key, headers in asked.items():
+        answers = [call(controller, "hello/echo", key, b"", **headers) for _ in range(2)]
+        assert [answer.headers["fs-version"] for answer in answers] == ["2", "2"]
+        assert ["idempotent-replayed" in answer.headers for answer in answers] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("path", "body"), [("hello/echo", b"other"), ("hello/other", b"same"), ("hello/echo?q=1", b"same")]
 )
