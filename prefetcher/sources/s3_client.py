@@ -1,7 +1,7 @@
 """S3 clients and pooled HTTP connections to a bucket.
 
-boto3 finds bucket and credentials, signs URLs and lists; the bytes of objects go over plain connections to the signed
-URLs, kept open between requests, through the proxy and with the certificates that the configuration names.
+botocore finds bucket and credentials, signs URLs and lists; the bytes of objects go over plain connections to the
+signed URLs, kept open between requests, through the proxy and with the certificates that the configuration names.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import ssl
 import threading
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,11 +25,13 @@ STALE_ERRORS = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipe
 
 
 def open_client() -> Any:
-    """A boto3 client without retries and without checksums of its own."""
-    import boto3  # late: it takes a third of a second, and a node whose store is a folder needs none
+    """A client without retries and without checksums of its own."""
+    import botocore.session  # late: it takes a third of a second, and a node whose store is a folder needs none
     from botocore.config import Config
 
-    return boto3.session.Session().client(
+    session = botocore.session.Session()
+    session.register_component("data_loader", _descriptions())
+    return session.create_client(
         "s3",
         config=Config(
             signature_version="s3v4",
@@ -41,6 +44,16 @@ def open_client() -> Any:
             response_checksum_validation="when_required",
         ),
     )
+
+
+@cache
+def _descriptions() -> Any:
+    """What botocore knows of services, read once: a node opens several clients, and each would read and compile it, for
+    a tenth of a second. Nothing else is shared among them, as credentials and connections of a session outlive its
+    clients."""
+    import botocore.loaders
+
+    return botocore.loaders.create_loader()
 
 
 class ConnectionPool:

@@ -17,7 +17,7 @@ from fleetstart.prefetcher.sources.errors import ObjectMissing, ObjectSizeMismat
 from fleetstart.prefetcher.sources.http_settings import HttpSettings, http_settings
 from fleetstart.prefetcher.sources.s3 import S3Source
 from fleetstart.prefetcher.sources.s3_body import READ_BYTES
-from fleetstart.prefetcher.sources.s3_client import ConnectionPool
+from fleetstart.prefetcher.sources.s3_client import ConnectionPool, open_client
 from fleetstart.prefetcher.sources.throttle import BackgroundThrottle
 from tests.prefetcher.faulty_s3 import (
     Fault,
@@ -39,6 +39,20 @@ from tests.tls.certificates import self_signed
 
 CHUNK = 1 << 20
 DATA = os.urandom(8 * CHUNK)
+
+
+def test_a_second_client_reads_no_descriptions_of_services_and_has_its_own_credentials(
+    aws: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.loaders import JSONFileLoader
+
+    def load_file(self: JSONFileLoader, path: str) -> None:
+        raise AssertionError(f"{path} is read again")
+
+    open_client()
+    monkeypatch.setattr(JSONFileLoader, "load_file", load_file)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    assert "another" in open_client().generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
 
 
 @pytest.fixture
