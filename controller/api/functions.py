@@ -229,6 +229,7 @@ class FunctionsApi:
             workers=[msgspec.structs.replace(status, token="") for status in workers],
             queued=load.queued,
             running=load.running,
+            async_calls=view.async_calls.get(record.name, 0),
             last_failure=self._last_failure(record),
             broken=failure.error if failure is not None and broken(failure, now_unix_ms()) else None,
             prediction=prediction_of(view, key),

@@ -143,6 +143,7 @@ class InvocationRunner:
             await self._clock.refresh()
             now_unix_ms = self._clock.now_unix_ms()
             due = await self._invocations.due(now_unix_ms, TOGETHER_MAX + len(self._tasks))
+            self._view.async_calls = due.counts
             await self._begin_runs(due.runs)
             await self._begin_timers(due.timers, now_unix_ms)
         except REDIS_ERRORS as error:

@@ -38,13 +38,16 @@ def _loads(view: View, now_unix_ms: int) -> list[MetricFamily]:
     queued = MetricFamily("fleetstart_queued_calls", "gauge", "Calls that wait for a worker, at all gateways.")
     running = MetricFamily("fleetstart_running_calls", "gauge", "Calls on workers, from all gateways.")
     oldest = MetricFamily("fleetstart_oldest_wait_seconds", "gauge", "Wait of the call that has waited longest.")
+    stored = MetricFamily("fleetstart_async_calls", "gauge", "Async calls that wait or run.")
+    for function, count in sorted(view.async_calls.items()):
+        stored.add(count, function=function)
     for key, load in sorted(view.loads().items()):
         name, _, version = key.rpartition("@")
         queued.add(load.queued, function=name, version=version)
         running.add(load.running, function=name, version=version)
         if load.oldest_unix_ms:
             oldest.add(max(0, now_unix_ms - load.oldest_unix_ms) / 1000, function=name, version=version)
-    return [queued, running, oldest]
+    return [queued, running, oldest, stored]
 
 
 def _workers(view: View) -> list[MetricFamily]:

@@ -61,6 +61,8 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerStatus]
     queued: int
     running: int
+    async_calls: int = 0
+    """Async calls that wait or run; of those that wait, `queued` has only the few that gateways have taken up."""
     broken: ErrorInfo | None = None
     """Why its starts are given up for now, if they are."""
     last_failure: FailedStart | None = None

@@ -85,6 +85,8 @@ class View:
         self.shell_orders: dict[WorkerId, WorkerOrder] = {}
         self.shell_statuses: dict[WorkerId, WorkerStatus] = {}
         """Statuses of shell workers, kept apart because they serve no calls."""
+        self.async_calls: Mapping[FunctionName, int] = {}
+        """Async calls of each function that wait or run, as the runner of this controller saw last."""
         self.gateways: dict[str, tuple[GatewayReport, int]] = {}
         self._loads: dict[str, FunctionLoad] | None = None
         """Sums over the gateways, until a report changes them."""

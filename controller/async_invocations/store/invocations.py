@@ -64,6 +64,8 @@ class DueInvocations:
     """Invocations with a webhook to deliver, or past their queue timeout."""
     next_unix_ms: int | None
     """Time at which the next one is due."""
+    counts: dict[FunctionName, int]
+    """Invocations of each function that wait or run, due or not."""
 
 
 class InvocationStore:
@@ -129,8 +131,8 @@ class InvocationStore:
             pipe.smembers(keys.INVOCATIONS_FUNCTIONS)
             for name in (None, *guessed):
                 _ask_due(pipe, name, now_unix_ms, limit)
-            members, timers, first_timer, *answers = await pipe.execute()
-        found = dict(zip(guessed, zip(answers[::2], answers[1::2], strict=True), strict=True))
+            members, timers, first_timer, _, *answers = await pipe.execute()
+        found = dict(zip(guessed, zip(*[iter(answers)] * 3, strict=True), strict=True))
         self._functions = functions = [FunctionName(name.decode()) for name in members]
         new = [name for name in functions if name not in found]
         if new:
@@ -138,12 +140,13 @@ class InvocationStore:
                 for name in new:
                     _ask_due(pipe, name, now_unix_ms, limit)
                 answers = await pipe.execute()
-            found |= zip(new, zip(answers[::2], answers[1::2], strict=True), strict=True)
+            found |= zip(new, zip(*[iter(answers)] * 3, strict=True), strict=True)
         firsts = [first_timer, *(found[name][1] for name in functions)]
         return DueInvocations(
             runs={name: [InvocationId(raw.decode()) for raw in found[name][0]] for name in functions if found[name][0]},
             timers=[InvocationId(raw.decode()) for raw in timers],
             next_unix_ms=min((int(first[0][1]) for first in firsts if first), default=None),
+            counts={name: int(found[name][2]) for name in functions},
         )
 
     async def overdue(self, now_unix_ms: int, limit: int) -> list[InvocationId]:
@@ -297,7 +300,8 @@ def not_kept(invocation: InvocationId) -> NotFound:
 
 
 def _ask_due(pipe: Any, function: FunctionName | None, now_unix_ms: int, limit: int) -> None:
-    """Asks for a function's calls that are due, or for timers, and for when the next one is."""
+    """Asks for a function's calls that are due, or for timers, for when the next one is, and for their number."""
     key = keys.invocations_due(function) if function is not None else keys.INVOCATIONS_TIMERS
     pipe.zrangebyscore(key, "-inf", now_unix_ms, 0, limit)
     pipe.zrangebyscore(key, f"({now_unix_ms}", "+inf", 0, 1, withscores=True)
+    pipe.zcard(key)

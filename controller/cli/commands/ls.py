@@ -45,6 +45,9 @@ def functions_table(functions: Sequence[FunctionInfo], *, now_s: float) -> str:
     ]
     headings = ("FUNCTION", "VERSION", "WORKERS", "RUNNING", "QUEUED", "AGE", "URL")
     lines = [output.table(headings, rows, right=frozenset({1, 3, 4, 5}))]
+    lines += [
+        f"{info.name}: {info.async_calls:,} async calls wait or run" for info in functions if info.async_calls > 1
+    ]
     lines += [line for info in functions if (line := failed_start_line(info, now_s=now_s))]
     return "\n".join(lines)
 

@@ -103,7 +103,7 @@ def test_a_runner_full_of_two_backlogs_begins_a_third_functions_call(redis_url: 
             invocations, payloads = InvocationStore(client), PayloadStore(FolderStore(tmp_path))
             submitter = AsyncSubmitter(invocations, payloads, allowed, RedisClock(client))
             version = SimpleNamespace(spec=SimpleNamespace(scale=SimpleNamespace(max=8), concurrency=4))
-            view: Any = SimpleNamespace(live=lambda name: version)
+            view: Any = SimpleNamespace(live=lambda name: version, async_calls={})
             nothing: Any = None
             runner = InvocationRunner("gw", client, view, invocations, payloads, nothing, gateway, trace=nothing)
 
@@ -120,6 +120,7 @@ def test_a_runner_full_of_two_backlogs_begins_a_third_functions_call(redis_url: 
             assert begun["/fn/a"] == begun["/fn/b"]
             await accept(2 * TOGETHER_MAX, "c")
             await until(lambda: begun["/fn/c"])
+            assert view.async_calls == {"a": TOGETHER_MAX, "b": TOGETHER_MAX, "c": 1}
             await end_tasks(parts)
 
     asyncio.run(run())
@@ -176,7 +177,8 @@ def test_webhooks_of_a_function_are_not_behind_those_of_one_whose_receiver_never
             invocations, payloads = InvocationStore(client), PayloadStore(FolderStore(tmp_path))
             nothing: Any = None
             webhooks: Any = Deliveries()
-            runner = InvocationRunner("gw", client, nothing, invocations, payloads, webhooks, nothing, trace=nothing)
+            view: Any = SimpleNamespace(async_calls={})
+            runner = InvocationRunner("gw", client, view, invocations, payloads, webhooks, nothing, trace=nothing)
             for number in range(5 * DELIVERIES_OF_ONE):
                 await end_with_webhook(number, "a")
             parts = [asyncio.create_task(invocations.run()), asyncio.create_task(runner.run())]
