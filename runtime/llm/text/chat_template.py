@@ -90,7 +90,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, _TIMED, [], [], None, None, lineno=loop.lineno)
         return template
 
-    def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:
         left = context[_TIME]
         left.look()
         if isinstance(called, LoopContext) and args:  # a loop that begins anew, with what is inside

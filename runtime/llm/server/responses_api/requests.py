@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ....openai_api.invalid_parameter import InvalidParameter, check_range
+from ....openai_api.request_fields import REFUSED_PARTS
 from ..chat_messages import ChatMessage, ContentPart
 from ..output_format import JsonSchemaFormat, ResponseFormat
 from ..requests import MAX_LOGPROBS, ChatCall
@@ -18,8 +19,8 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 """What clients that keep no state ask for unasked: answers have no items of reasoning."""
 TEXT_PARTS = ("input_text", "output_text", "text")
-REFUSED_PARTS = {"input_image": "image_url", "input_file": "file", "input_audio": "input_audio"}
-"""Kinds of parts by their names in chats, where the reasons are listed."""
+KINDS = {"input_image": "image_url", "input_file": "file", "input_audio": "input_audio"}
+"""Kinds of refused parts, with their names in chats."""
 
 OWN_NAMES = {"messages": "input", "response_format": "text"}
 """Fields of this route by the names of those of a chat."""
@@ -33,9 +34,11 @@ class InputPart(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
     def chat(self) -> ContentPart:
-        """The part of a chat message; its text is checked there."""
-        kind = "text" if self.type in TEXT_PARTS else REFUSED_PARTS.get(self.type, self.type)
-        return ContentPart(kind, self.text, self.refusal)
+        """The part of a chat message; its text is checked there. Errors: InvalidParameter for a refused kind."""
+        if self.type in KINDS:
+            reason = REFUSED_PARTS[KINDS[self.type]]
+            raise InvalidParameter(f"input: a part of type {self.type!r} is not supported: {reason}", "input")
+        return ContentPart("text" if self.type in TEXT_PARTS else self.type, self.text, self.refusal)
 
 
 Content = str | list[InputPart]

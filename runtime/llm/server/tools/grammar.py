@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from ....contract.errors import InvalidInput
 from ....openai_api.invalid_parameter import InvalidParameter
-from ..output_format import with_known_formats, with_options
+from ..output_format import followable, with_options
 from .formats import ToolFormat
 from .named_call import ARGUMENTS_MARK, ID_MARK
 from .parameter_call import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
@@ -74,7 +76,7 @@ def followed_schemas(use: ToolUse) -> Iterator[tuple[str, dict[str, Any] | bool]
     """The functions whose calls follow a schema: names and schemas with the compiler's options."""
     for tool in use.tools:
         if _follows(use, tool):
-            yield tool.name, with_options(tool.schema, strict=bool(tool.strict))
+            yield tool.name, _with_options(tool.schema, tool)
 
 
 def _follows(use: ToolUse, tool: FunctionTool) -> bool:
@@ -129,7 +131,8 @@ def _parameter_rules(number: int, tool: FunctionTool, *, held: bool) -> list[str
     if not held:
         any_parameter = rf"({_quoted(PARAMETER)} /[^<>\n]+/ {_quoted('>' + NEWLINE)} {name}_any)*"
         return [f"{name}: {begin} {any_parameter} {end}", *_text_rules(f"{name}_any", {})]
-    root = with_known_formats(tool.schema)
+    with _named(tool):
+        root = followable(tool.schema, strict=bool(tool.strict))
     if tool.strict and (unknown := sorted(set(root) - _ROOT_KEYS)):
         raise _cannot_follow(tool, f"{unknown[0]!r} of its parameters")
     required = root.get("required") or ()
@@ -186,7 +189,22 @@ def _cannot_follow(tool: FunctionTool, what: str) -> InvalidParameter:
 
 
 def _schema(schema: dict[str, Any] | bool, tool: FunctionTool) -> str:
-    return msgspec.json.encode(with_options(schema, strict=bool(tool.strict))).decode()
+    return msgspec.json.encode(_with_options(schema, tool)).decode()
+
+
+def _with_options(schema: dict[str, Any] | bool, tool: FunctionTool) -> dict[str, Any] | bool:
+    """A schema of a function with the compiler's options. Errors: InvalidParameter."""
+    with _named(tool):
+        return with_options(schema, strict=bool(tool.strict))
+
+
+@contextmanager
+def _named(tool: FunctionTool) -> Iterator[None]:
+    """Names the function in errors about its schema."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidParameter(f"tools: the schema of {tool.name!r}: {error.message}", "tools") from error
 
 
 def _literal(mark: str, marks: Mapping[str, int]) -> str:

@@ -214,6 +214,14 @@ def test_a_stream_that_is_cut_goes_on_event_for_event(fields: dict[str, Any]) ->
             assert seamless == [block for block in blocks if not block.startswith(MARK)]
 
 
+def test_a_refused_part_has_its_own_name(real: Served) -> None:
+    part = {"type": "input_image", "image_url": "x"}
+    answer = real.http.post("/v1/responses", json={"input": [{"role": "user", "content": [part]}]})
+    assert answer.json()["error"]["message"].startswith(
+        "input: a part of type 'input_image' is not supported: the engine reads text, not images"
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

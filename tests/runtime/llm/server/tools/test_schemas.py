@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from fleetstart.runtime.contract.errors import InvalidInput
 from fleetstart.runtime.contract.function.spec import LLMSettings
 from fleetstart.runtime.llm.engine.constraint import ConstraintCompiler
-from fleetstart.runtime.llm.server.output_format import json_grammar, with_options
-from fleetstart.runtime.llm.server.tools.formats import QWEN_CODER
+from fleetstart.runtime.llm.server.output_format import json_grammar, looping_reference, with_options
+from fleetstart.runtime.llm.server.tools.formats import HERMES, QWEN_CODER, ToolFormat
 from fleetstart.runtime.llm.server.tools.grammar import calls_grammar
 from fleetstart.runtime.llm.server.tools.requests import FunctionTool, ToolUse
 from tests.runtime.llm.models import byte_tokenizer, tiny
@@ -153,11 +154,85 @@ def test_calls_in_tags_take_any_schema_of_a_function_that_is_not_strict() -> Non
     compiler.compile(calls_grammar(strict, QWEN_CODER, {}))
 
 
-def test_a_schema_of_any_depth_is_read() -> None:
-    """Below a depth that no application has, schemas are left as they are."""
-    schema: dict[str, Any] = {"type": "string", "format": "made-up"}
+def test_a_schema_of_too_many_levels_is_refused() -> None:
+    schema: dict[str, Any] = {"type": "integer", "minimum": -1e30, "maximum": -1e29}
     for _ in range(200):
         schema = {"anyOf": [schema]}
+    with pytest.raises(InvalidInput, match="more than 128 levels"):
+        with_options(schema, strict=False)
+
+
+INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
+BEYOND = [
+    INT64, {"minimum": 2**64, "maximum": 2**64 + 5}, {"minimum": -1e30, "maximum": -1e29}, {"maximum": 1e300},
+    {"minimum": -(2**63) + 1, "maximum": -(2**63) + 5}, {"exclusiveMinimum": -1e19, "exclusiveMaximum": -1e18},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("bounds", BEYOND, ids=str)
+def test_bounds_that_the_compiler_cannot_hold_have_no_effect_or_are_refused(bounds: dict[str, Any], kind: str) -> None:
+    """Some of them ended the worker's process, others allowed other numbers."""
+    schema = {"properties": {"minimum": {"type": kind} | bounds, "b": {"default": bounds}}, "required": ["minimum"]}
     compiler = ConstraintCompiler(byte_tokenizer, 258, frozenset({1}))
-    with pytest.raises(InvalidInput):
-        compiler.compile(json_grammar(with_options(schema, strict=True)))
+    given = with_options(schema, strict=False)
+    assert isinstance(given, dict)
+    assert given["properties"] == {"minimum": {"type": kind}, "b": {"default": bounds}}
+    compiler.compile(json_grammar(given))
+    with pytest.raises(InvalidInput, match="numbers are exact up to 9007199254740992: leave it out"):
+        with_options(schema, strict=True)
+    tool = FunctionTool("f", parameters=schema, strict=True)
+    with pytest.raises(InvalidInput, match=r"tools: the schema of 'f': '.*m' is"):
+        calls_grammar(ToolUse([tool], forced=True), QWEN_CODER, {})
+
+
+@pytest.mark.parametrize("value", [-(2**63), [1, 2**53 + 1], {"a": [-(2**63) + 1]}], ids=str)
+@pytest.mark.parametrize("key", ["const", "enum"])
+def test_a_value_with_a_number_that_the_compiler_cannot_hold_is_refused(key: str, value: Any) -> None:
+    given = {"properties": {"a": {key: [value] if key == "enum" else value}}}
+    with pytest.raises(InvalidInput, match=f"'{key}' has the number -?9.*, and numbers are exact up to"):
+        with_options(given, strict=False)
+
+
+def test_bounds_that_the_compiler_can_hold_are_followed() -> None:
+    schema = {"type": "integer", "minimum": -(2**53), "maximum": 2**53, "exclusiveMinimum": True}
+    given = with_options(schema, strict=True)
+    assert isinstance(given, dict)
+    assert {key: given[key] for key in schema} == schema
+
+
+LOOPS: list[tuple[dict[str, Any], str]] = [
+    ({"$ref": "#"}, "#"),
+    ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"$ref": "#/$defs/x"}}}, "#/$defs/x"),
+    (
+        {
+            "properties": {"a": {"type": "array", "items": {"allOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}}},
+            "$defs": {"x": {"$ref": "#/$defs/y~1z"}, "y/z": {"allOf": [{"$ref": "#/properties/a/items/allOf/1"}]}},
+        },
+        "#/$defs/x",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "reference"), LOOPS, ids=["root", "itself", "over others"])
+@pytest.mark.parametrize("form", [HERMES, QWEN_CODER], ids=["hermes", "coder"])
+def test_a_reference_that_leads_back_to_itself_is_refused_before_the_answer(
+    schema: dict[str, Any], reference: str, form: ToolFormat
+) -> None:
+    wanted = f"tools: the schema of 'f': no text follows the $ref '{reference}', which leads back to itself"
+    with pytest.raises(InvalidInput, match=re.escape(wanted)):
+        calls_grammar(ToolUse([FunctionTool("f", parameters=schema)], forced=True), form, {})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"next": {"$ref": "#"}}},
+        {"$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}]}}, "$ref": "#/$defs/x"},
+        {"allOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}], "$defs": {"x": {"$ref": "#/$defs/y"}, "y": {}}},
+        {"const": {"$ref": "#"}, "enum": [{"$ref": "#/enum/0"}]},
+        {"properties": {"$ref": {"type": "string"}, "allOf": {"$ref": "#/properties/$ref"}}},
+    ],
+)
+def test_a_reference_that_ends_somewhere_is_none_of_a_loop(schema: dict[str, Any]) -> None:
+    assert looping_reference(schema) == ""
