@@ -35,6 +35,7 @@ from ..worker_io import user_errors
 from ..worker_io.asgi import App, Headers, Message, Receive, ResponseAborted, Scope, Send, respond, respond_error
 from ..worker_io.call_links import CallLinks
 from ..worker_io.callee_errors import as_seen_outside
+from ..worker_io.files_hint import files_hint
 from ..worker_io.log_tagging import CURRENT_REQUEST_ID
 from ..worker_io.network_hint import network_hint
 from ..worker_io.response_check import CheckedResponse
@@ -266,7 +267,7 @@ class CallGate:
         user_errors.log(error, f"call {request or '-'} failed:")
         if isinstance(own, FleetError):
             return own
-        hint = network_hint(error, self._network) or "the traceback is in the function's log"
+        hint = network_hint(error, self._network) or files_hint(error) or "the traceback is in the function's log"
         return HandlerFailed(user_errors.describe(error, self._bundle_dir), hint=hint)
 
 

@@ -38,6 +38,7 @@ from ..sdk.declarations import LLM, Layered, Transformers
 from ..worker_io import user_errors
 from ..worker_io.asgi import App
 from ..worker_io.call_links import CallLinks
+from ..worker_io.files_hint import files_hint
 from ..worker_io.network_hint import network_hint
 from ..worker_io.standby import Standby
 from .device_init import DeviceInit
@@ -319,7 +320,7 @@ def _explained(error: Exception, starting: StartContext) -> FleetError:
         and user_errors.where(error, starting.bundle_dir) != f"{error.filename}:{error.lineno}"
     ):
         return HandlerSyntax(text)
-    hint = network_hint(error, starting.assign.spec.network)
+    hint = network_hint(error, starting.assign.spec.network) or files_hint(error)
     return StartFailed(text, hint=hint or "the traceback is in the function's log")
 
 

@@ -16,7 +16,7 @@ def network_hint(error: BaseException, network: bool | list[str]) -> str:
     A worker without a network sees names that cannot be resolved and hosts without a route, which HTTP clients wrap in
     errors of their own. With a list of hosts all others are refused by the node's proxy, and unknown to a resolver.
     """
-    if network is True or not any(_is_unreachable(one) for one in _chain(error)):
+    if network is True or not any(_is_unreachable(one) for one in chain(error)):
         return ""
     if network:
         return (
@@ -30,7 +30,7 @@ def _is_unreachable(error: BaseException) -> bool:
     return isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in _NO_ROUTE)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """The error, and those that led to it."""
     found: BaseException | None = error
     for _ in range(_CHAIN_MAX):
