@@ -10,11 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetstart.runtime.contract.errors import FleetError, NotFound, Unavailable
+from fleetstart.runtime.contract.errors import FleetError, NotFound
 
 from ..http.asgi import error_headers, error_json
 from ..http.request_context import REQUEST
-from ..state.redis_client import REDIS_ERRORS
+from ..state.redis_client import REDIS_ERRORS, unavailable
 from .endpoints import routes_of
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _redis_error(request: Request, error: Exception) -> Response:
-    return await _fleet_error(
-        request, Unavailable("Redis does not answer: nothing can be read or changed", retry_after_s=1)
-    )
+    return await _fleet_error(request, unavailable(error, "so this cannot be read or changed"))

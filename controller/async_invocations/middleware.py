@@ -21,7 +21,7 @@ from ..http.headers import valid_request_id
 from ..http.invoke_url import Target, parse_target
 from ..http.request_body import ClientDisconnected, declared_bytes, header, read_body, reject_unread
 from ..schemas.invocations import InvocationInfo
-from ..state.redis_client import REDIS_ERRORS
+from ..state.redis_client import REDIS_ERRORS, unavailable
 from . import request_options
 from .idempotency.middleware import IdempotentCall
 from .idempotency.response_recorder import send_answer
@@ -112,9 +112,8 @@ class AsyncMiddleware:
             await self._accept(scope, send, options, InvocationId(request_id), body, first)
         except FleetError as error:
             await respond_error(send, error, request_id)
-        except REDIS_ERRORS:
-            gone = Unavailable("Redis does not answer, so nothing can be kept", retry_after_s=1)
-            await respond_error(send, gone, request_id)
+        except REDIS_ERRORS as error:
+            await respond_error(send, unavailable(error, "so nothing can be kept"), request_id)
         finally:
             held.release()
 

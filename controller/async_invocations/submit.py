@@ -11,14 +11,14 @@ from urllib.parse import unquote
 
 import msgspec
 
-from fleetstart.runtime.contract.errors import QueueFull, TooLarge, Unavailable
+from fleetstart.runtime.contract.errors import QueueFull, TooLarge
 from fleetstart.runtime.contract.ids import InvocationId, Version
 
 from ..http.asgi import Scope
 from ..http.invoke_url import Target, parse_target
 from ..http.scope import CALLER_IDENTITY, GIVEN_REQUEST_ID, CallerIdentity
 from ..state.invocation_records import Envelope, Origin
-from ..state.redis_client import REDIS_ERRORS
+from ..state.redis_client import REDIS_ERRORS, unavailable
 from .request_options import RequestOptions, fingerprint, kept_headers
 from .store import lifecycle
 from .store.invocations import InvocationStore
@@ -57,7 +57,7 @@ class AsyncSubmitter:
             known = await self._invocations.get(envelope.id)
             return known.envelope if known is not None else await self._keep(envelope, body)
         except REDIS_ERRORS as error:
-            raise Unavailable("Redis does not answer, so nothing can be accepted", retry_after_s=1) from error
+            raise unavailable(error, "so nothing can be accepted") from error
 
     async def _keep(self, envelope: Envelope, body: bytes) -> Envelope:
         """Stores the call; returns the stored envelope. A rejected call is deleted, so that no recovery restores it."""

@@ -11,10 +11,28 @@ from typing import Any
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+
+from fleetstart.runtime.contract.errors import Unavailable
 
 REDIS_ERRORS = (RedisError, OSError, asyncio.TimeoutError)
 """Errors of a Redis that is unavailable: callers retry, or answer 503."""
+
+
+def unavailable(error: Exception, consequence: str) -> Unavailable:
+    """The error for what a Redis that fails with one of `REDIS_ERRORS` keeps from being done: one that answers may
+    refuse to write. `consequence` ends the sentence."""
+    hint = ""
+    match error:
+        case OutOfMemoryError():
+            what, hint = "Redis is full, and refuses to write", "raise its `maxmemory`; `fs status` shows what fills it"
+        case ReadOnlyError():
+            what, hint = "Redis is a replica, and refuses to write", "name the primary in FS_REDIS_URL"
+        case ResponseError():
+            what = f"Redis refuses ({str(error)[:120]})"
+        case _:
+            what = "Redis does not answer"
+    return Unavailable(f"{what}, {consequence}", hint=hint, retry_after_s=1)
 
 
 POOL_WAIT_S = 2.0
