@@ -10,10 +10,12 @@ from fleetstart.controller.http.headers import (
     WHOLE_ORIGIN,
     RawHeaders,
     queue_timeout_s,
+    request_headers,
     response_headers,
     sandboxed,
     scoped_cookie,
 )
+from fleetstart.runtime.contract import worker_headers
 from tests.controller.conftest import ControllerProcess, HandNode
 
 POLICY = b"content-security-policy"
@@ -130,3 +132,21 @@ def test_a_gateway_confines_pages_and_kept_answers(controller: ControllerProcess
     assert kept.headers["content-security-policy"] == SANDBOX.decode()
     result = controller.http.get(f"/api/v1/invocations/{kept.headers['x-request-id']}/result")
     assert result.headers["content-security-policy"] == SANDBOX.decode(), "it is read at another path of this origin"
+
+
+def test_a_client_cannot_speak_to_a_worker_as_its_gateway_does() -> None:
+    """Of all headers with which a gateway tells a worker something, a client's own are dropped."""
+    told = {
+        value
+        for name, value in vars(worker_headers).items()
+        if name.endswith("_HEADER") and name not in ("TRACEPARENT_HEADER", "TRACESTATE_HEADER")
+    }
+    answers = {"fs-draining", "fs-busy", "fs-entered", "fs-error", "x-should-retry"}
+    scope = {
+        "headers": [(name.encode(), b"1") for name in sorted(told - answers)] + [(b"x-own", b"1")],
+        "client": None,
+        "scheme": "http",
+    }
+    left = dict(request_headers(scope))
+    assert left.pop("fs-scheduled-at", "1") == "1", "which handlers may be shown, and a schedule alone sets"
+    assert left == {"x-own": "1"}
