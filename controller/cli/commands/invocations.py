@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -89,19 +90,55 @@ def get(home: Path, *, invocation: str, result_only: bool, url: str | None, as_j
 
 
 @command.command
-@click.argument("invocation")
+@click.argument("invocation", required=False)
+@click.option("--queued", metavar="NAME", help="Cancel all of this function that wait.")
 @verb()
 @click.pass_obj
-def cancel(home: Path, *, invocation: str, url: str | None, as_json: bool) -> None:
+def cancel(home: Path, *, invocation: str | None, queued: str | None, url: str | None, as_json: bool) -> None:
     """Cancel an invocation, even while it runs: its worker aborts it. One that has ended stays as it is.
 
     \b
     fs invocations cancel inv-...
+    fs invocations cancel --queued chat      # all that wait; those that run go on
     """
+    if (invocation is None) == (queued is None):
+        raise click.UsageError("name an invocation, or a function whose waiting ones are meant: --queued NAME")
     with ApiClient(find_server(url, home)) as server:
-        print_invocation(
-            server.send_once("POST", f"{invocation_path(invocation)}/cancel", None, InvocationInfo), as_json=as_json
-        )
+
+        def cancel_one(name: str) -> InvocationInfo:
+            return server.send_once("POST", f"{invocation_path(name)}/cancel", None, InvocationInfo)
+
+        def waiting() -> list[str]:
+            query: dict[str, str | int] = {"function": queued or "", "status": "queued", "limit": 1000}
+            return [info.id for info in server.get("/api/v1/async", list[InvocationInfo], **query)]
+
+        if invocation is not None:
+            print_invocation(cancel_one(invocation), as_json=as_json)
+            return
+        require_function(server, queued or "")
+        cancelled = list[InvocationInfo]()
+        for info in cancelled_of(waiting, cancel_one):
+            cancelled.append(info)
+            if not as_json:
+                output.data(info.id)
+    if as_json:
+        output.json_data(cancelled)
+    elif not cancelled:
+        output.message(f"no invocation of {queued} waits")
+
+
+def cancelled_of(
+    waiting: Callable[[], list[str]], cancel_one: Callable[[str], InvocationInfo]
+) -> Iterator[InvocationInfo]:
+    """Cancels what waits, a list at a time, until nothing does that was not tried yet; yields what was cancelled. One
+    that has begun since it was listed is cancelled, too; one that has ended stays as it is."""
+    tried = set[str]()
+    while names := [name for name in waiting() if name not in tried]:
+        tried.update(names)
+        for name in names:
+            with suppress(NotFound):
+                if (info := cancel_one(name)).cancelling or info.status == "cancelled":
+                    yield info
 
 
 @command.command
