@@ -7,7 +7,9 @@ compiler would fail at in the middle of an answer, or end its process for, it do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
@@ -32,6 +34,9 @@ _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum
 EXACT_MOST = 1 << 53
 """Largest number in a schema. The compiler reads numbers as floats, which are exact up to it, and ends its process for
 some negative ones beyond."""
+REMAINDERS_MOST = 1 << 17
+"""Most remainders that all `multipleOf` of a schema have together. The compiler makes a state for each: a second
+for these, and all of a worker's time and memory for a billion, with every other call waiting."""
 DEPTH_MOST = 128
 """Most levels of a schema, so that reading one ends."""
 
@@ -87,12 +92,21 @@ def followable(schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
     """A schema without formats that the compiler does not know, and without bounds that it cannot hold.
 
     Errors: InvalidInput for such a bound of a strict schema, for such a number as a value, for a $ref that leads back
-    to itself, and for too many levels.
+    to itself, for `multipleOf` with too many remainders, and for too many levels.
     """
     known: dict[str, Any] = _known("", schema, 0, strict)
     if looping := looping_reference(known):
         raise InvalidInput(f"no text follows the $ref {looping!r}, which leads back to itself")
+    multiples = [one["multipleOf"] for one in _subschemas(known) if isinstance(one.get("multipleOf"), int | float)]
+    if math.lcm(*map(_digits, multiples)) > REMAINDERS_MOST:
+        shown = ", ".join(map(str, sorted(set(multiples))))
+        raise InvalidInput(f"'multipleOf' is {shown}: its digits, or their common multiple, exceed {REMAINDERS_MOST}")
     return known
+
+
+def _digits(number: float) -> int:
+    """The digits of a number as an integer, without zeros at the end."""
+    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 
 def looping_reference(schema: dict[str, Any]) -> str:

@@ -158,7 +158,7 @@ def texts(blocks: list[bytes]) -> list[str]:
         ({"$ref": "https://example.com/schema.json"}, "example.com"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable"),
-        ({"type": "integer", "multipleOf": 10**9 + 7}, "fuel"),
+        ({"type": "integer", "multipleOf": 10**9 + 7}, "multipleOf"),
         ({"$ref": "#"}, "leads back to itself"),
         (False, "schema is false"),
     ],

@@ -194,6 +194,20 @@ def test_a_value_with_a_number_that_the_compiler_cannot_hold_is_refused(key: str
         with_options(given, strict=False)
 
 
+@pytest.mark.parametrize("multiples", [(2**31,), (1_000_003,), (0.1234567,), (65_521, 65_519)], ids=str)
+def test_multiples_with_too_many_remainders_are_refused(multiples: tuple[float, ...]) -> None:
+    """One of them took a worker's time and memory for good, and the interpreter with it."""
+    given = {"type": "number", "allOf": [{"multipleOf": one} for one in multiples]}
+    with pytest.raises(InvalidInput, match=r"'multipleOf' is [0-9., ]+: its digits, or their common multiple, exceed"):
+        with_options(given, strict=False)
+
+
+def test_multiples_as_applications_have_them_are_followed() -> None:
+    multiples = [0.01, 0.5, 5, 15, 1e-6, 1000, 10**8, 1024, 0.25]
+    given = with_options({"anyOf": [{"type": "number", "multipleOf": one} for one in multiples]}, strict=True)
+    ConstraintCompiler(byte_tokenizer, 258, frozenset({1})).compile(json_grammar(given))
+
+
 def test_bounds_that_the_compiler_can_hold_are_followed() -> None:
     schema = {"type": "integer", "minimum": -(2**53), "maximum": 2**53, "exclusiveMinimum": True}
     given = with_options(schema, strict=True)
