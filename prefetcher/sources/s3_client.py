@@ -63,6 +63,7 @@ class ConnectionPool:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
+        self._closed = False
         self._tls: ssl.SSLContext | None = None
 
     def take(self, url: str) -> tuple[http.client.HTTPConnection, bool]:
@@ -79,7 +80,7 @@ class ConnectionPool:
         target = urlsplit(url)
         with self._lock:
             idle = self._idle.setdefault(f"{target.scheme}://{target.netloc}", [])
-            if len(idle) < MAX_IDLE:
+            if len(idle) < MAX_IDLE and not self._closed:
                 idle.append(connection)
                 return
         connection.close()
@@ -102,7 +103,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         with self._lock:
-            idle, self._idle = self._idle, {}
+            idle, self._idle, self._closed = self._idle, {}, True
         for connection in (connection for several in idle.values() for connection in several):
             connection.close()
 

@@ -69,8 +69,8 @@ class Relays:
             thread.join(max(0.0, ends_s - time.monotonic()))
         if left := sum(thread.is_alive() for thread in threads):
             log.warning("links through the object store have not ended", extra={"links": left})
-        elif self._objects is not None:
-            self._objects.close()
+        if self._objects is not None:
+            self._objects.close()  # a link that has not ended closes the connection that it uses
 
     def _start(self, run: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=run, name=name, daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_a_second_client_reads_no_descriptions_of_services_and_has_its_own_crede
     monkeypatch.setattr(JSONFileLoader, "load_file", load_file)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     assert "another" in open_client().generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
+
+
+def test_a_connection_that_comes_back_to_a_closed_pool_is_closed() -> None:
+    """Its reader may have been between two requests while the pool was closed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url, pool = f"http://127.0.0.1:{server.getsockname()[1]}/part", ConnectionPool(HttpSettings())
+        connection, _ = pool.take(url)
+        connection.connect()
+        pool.close()
+        pool.give_back(url, connection)
+        assert connection.sock is None
 
 
 @pytest.fixture
