@@ -209,7 +209,7 @@ class Gateway:
             self._admission.release(limits)
 
     async def _serve(self, record: CallRecord, receive: Receive, send: Send) -> None:
-        disconnect = DisconnectWatch(record, receive)
+        disconnect, followed = DisconnectWatch(record, receive), False
         left_s = (record.call.deadline_ns - time.monotonic_ns()) / 1e9
         try:
             async with asyncio.timeout(max(0.0, left_s)):
@@ -239,13 +239,17 @@ class Gateway:
                 record.fail(_drain_timeout(record))
             else:
                 record.set_outcome(CLIENT_CLOSED_REQUEST, CLIENT_GONE)
-                await self._endings.wait(record)
+                if followed := record.call.stored is not None:
+                    self._endings.follow(record)
+                else:
+                    await self._endings.wait(record)
         except Exception as error:
             log.exception("a call failed in the gateway", extra={"invocation": record.call.id})
             await self._fail(record, FleetError(f"{type(error).__name__} in the gateway"), send)
         finally:
             disconnect.stop()
-            record.close()
+            if not followed:
+                record.close()
 
     async def _fail(self, record: CallRecord, error: FleetError, send: Send) -> None:
         """Errors: NotAttached, for a call that is another gateway's."""

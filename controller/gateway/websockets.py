@@ -44,7 +44,7 @@ from .dispatch.call_record import CLIENT_CLOSED_REQUEST, CallRecorder
 from .dispatch.call_response import platform_headers
 from .dispatch.dispatcher import FinalStatus, SlotAcquirer
 from .dispatch.retry_policy import CLOSED, LostWorkers, is_billed_when_cut
-from .dispatch.version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, Worker
+from .dispatch.version_backend import SUSPECT_BACKOFF_NS, Attempt, Call, Worker
 from .node_links import NodeLinks, NodeNotVouched
 from .router import Router
 from .websocket_session import CLOSE_S, LOST, SocketClose, WebSocketSession, cancel_and_wait, sendable
@@ -185,8 +185,7 @@ class WebSocketProxy:
                     status = error.status if error.status >= 400 else 502
                     text = f"function {name} rejected the WebSocket with HTTP {error.status}"
                     raise WebSocketRejected(text, status) from error
-                record.backend.note_full(attempt.worker, time.monotonic_ns())
-                record.release_for_retry(attempt, BUSY_BACKOFF_NS)
+                record.release_refused(attempt)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, NodeNotVouched):
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except (aiohttp.ClientError, ConnectionError) as error:

@@ -27,6 +27,7 @@ class CallEndings:
         self._session = session
         self._links = links
         self._waits: set[asyncio.Task[None]] = set()
+        self._followed: set[asyncio.Task[None]] = set()
         self._stopped = False
 
     def stop(self) -> None:
@@ -34,6 +35,20 @@ class CallEndings:
         self._stopped = True
         for wait in self._waits:
             wait.cancel()
+
+    def follow(self, record: CallRecord) -> None:
+        """Waits as `wait` does, apart from the call's task, and closes the record then: an async call that was
+        cancelled has ended for those who look at it."""
+
+        async def following() -> None:
+            try:
+                await self.wait(record)
+            finally:
+                record.close()
+
+        task = asyncio.get_running_loop().create_task(following())
+        self._followed.add(task)
+        task.add_done_callback(self._followed.discard)
 
     async def wait(self, record: CallRecord) -> None:
         """Waits until the call of the attempt under way has ended at its worker, or is past its deadline, and frees its

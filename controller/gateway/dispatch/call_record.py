@@ -30,7 +30,7 @@ from ...state.records import StartOutcome
 from ...state.view import View
 from .grants import Grant, Grants
 from .start_phases import add_start_phases
-from .version_backend import Attempt, Call, VersionBackend
+from .version_backend import BUSY_BACKOFF_NS, Attempt, Call, VersionBackend
 
 CLIENT_CLOSED_REQUEST = 499
 """Status in the ledger of a call whose client disconnected; the code is nginx's."""
@@ -110,8 +110,8 @@ class CallRecorder:
 class CallRecord:
     """The attempts, timeline and outcome of one call. Written by its own methods alone."""
 
-    __slots__ = ("_answered_ns", "_called", "_grant", "_recorder", "attempt", "attempts", "backend", "begun",
-                 "billed_ms", "call", "error", "events", "finished", "queue_ns", "start", "status",
+    __slots__ = ("_answered_ns", "_called", "_grant", "_recorder", "_refused", "attempt", "attempts", "backend",
+                 "begun", "billed_ms", "call", "error", "events", "finished", "queue_ns", "start", "status",
                  "timeline")  # fmt: skip
 
     def __init__(self, recorder: CallRecorder, backend: VersionBackend, call: Call) -> None:
@@ -124,6 +124,8 @@ class CallRecord:
         self.attempt: Attempt | None = None
         """The attempt under way, or the last one."""
         self.attempts = 0
+        self._refused = 0
+        """Attempts at workers that were full or draining: they ran nothing."""
         self._grant: Grant | None = None
         """The right of the attempt under way to call other functions; None if its function calls none."""
         self._called: list[CalledFunction] = []
@@ -173,6 +175,18 @@ class CallRecord:
         self.backend.avoid(attempt.worker, now_ns, backoff_ns)
         waive = not (cut and self.begun and self.backend.spec.llm is None)
         self.billed_ms += self.backend.release(attempt, now_ns, waive=waive, broke=True)
+
+    def release_refused(self, attempt: Attempt) -> None:
+        """Frees the slot of an attempt whose worker was full or draining. A handler may take another attempt for one
+        that may have had effects, so this one does not count."""
+        self._refused += 1
+        self.backend.note_full(attempt.worker, time.monotonic_ns())
+        self.release_for_retry(attempt, BUSY_BACKOFF_NS)
+
+    @property
+    def number(self) -> int:
+        """Number of workers that it was sent to, without those that refused it; of the attempt under way, its own."""
+        return self.attempts - self._refused
 
     def release(self, *, waive: bool, until_ns: int | None = None) -> None:
         """Frees the slot of the attempt under way, if there is one. Its time, to now or `until_ns`, is billed unless
@@ -301,7 +315,7 @@ class CallRecord:
         None for a language model's unstreamed response, whose first byte comes with its last token.
         """
         attempt = self.attempt
-        if attempt is None or not attempt.first_on_worker or self.attempts != 1 or self.start_kind(attempt) == "hot":
+        if attempt is None or not attempt.first_on_worker or self.number != 1 or self.start_kind(attempt) == "hot":
             return None
         answered_ns = self._answered_ns
         if not answered_ns or self.status >= 400 or (self.backend.spec.llm is not None and self.events is None):
@@ -341,7 +355,7 @@ class CallRecord:
             tags=spec.tags,
             project=spec.project,
             cost_nusd=self.cost_nusd,
-            attempts=self.attempts,
+            attempts=self.number,
             total_ms=(now_ns - call.accepted_ns) // 1_000_000,
             parent=call.parent,
             caller=call.caller,

@@ -16,7 +16,7 @@ def platform_headers(record: CallRecord) -> RawHeaders:
     headers = [(b"x-request-id", record.call.id.encode()), (b"fs-version", b"%d" % record.backend.key.version)]
     if record.attempt is not None:
         headers.append((b"fs-start", record.start_kind(record.attempt).encode()))
-        headers.append((b"fs-attempts", b"%d" % record.attempts))
+        headers.append((b"fs-attempts", b"%d" % record.number))
     return headers
 
 

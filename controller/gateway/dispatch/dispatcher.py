@@ -44,7 +44,7 @@ from .errors import HostSilent, UpstreamBusy, UpstreamDisconnected, UpstreamUnre
 from .host_liveness import HostLiveness
 from .retry_policy import CLOSED, SILENT, STREAM_DEATHS_ALLOWED, LostWorkers
 from .stream_relay import StreamRelay
-from .version_backend import BUSY_BACKOFF_NS, SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend, Worker
+from .version_backend import SUSPECT_BACKOFF_NS, Attempt, Call, VersionBackend, Worker
 
 log = logging.getLogger(__name__)
 
@@ -148,8 +148,7 @@ class Dispatcher:
                 await self._attempt(record, attempt, stream, send)
                 return
             except UpstreamBusy:
-                record.backend.note_full(attempt.worker, time.monotonic_ns())
-                record.release_for_retry(attempt, BUSY_BACKOFF_NS)
+                record.release_refused(attempt)
             except UpstreamUnreachable:
                 record.release_for_retry(attempt, SUSPECT_BACKOFF_NS)
             except HostSilent:
@@ -232,7 +231,7 @@ class Dispatcher:
             (TOKEN_HEADER, status.token),
             (REQUEST_HEADER, _id_at_worker(record)),
             (DEADLINE_HEADER, str(left_ms)),
-            (ATTEMPT_HEADER, str(record.attempts)),
+            (ATTEMPT_HEADER, str(record.number)),
             (CONTINUE_HEADER, str(len(resume_state))),
             (ROOT_PATH_HEADER, call.root),
             *record.call_headers(),

@@ -14,13 +14,15 @@ from tests.servers import wait_until
 
 HANDLER = """
 import os, time
-from fleetstart.runtime import function, Scale
+from fleetstart.runtime import context, function, Scale
 
 @function(memory="64MiB", concurrency=4, scale=Scale(max=1, keep_alive_s=600))
 def work(word: str = "you", sleep_s: float = 0.0, die: bool = False):
     deadline = time.monotonic() + sleep_s
     print("begun", word, flush=True)
     while time.monotonic() < deadline:
+        if context.cancelled:
+            return None
         time.sleep(0.02)
     if die:
         os._exit(3)

@@ -63,6 +63,22 @@ def test_the_first_call_of_a_version_that_was_reported_idle_is_reported_at_once(
     assert demands == ["now"], "the schedulers know that the version has calls"
 
 
+def test_a_worker_that_refused_a_call_is_no_attempt() -> None:
+    """A handler would take the next one for a repetition, and a worker that is full may refuse it hundreds of times."""
+    ledger = cast(LedgerWriter, SimpleNamespace(opened=lambda _: None))
+    recorder = CallRecorder("gw", View(), ledger, report_now=lambda: None, report_soon=lambda: None)
+    version = backend()
+    version.on_status(status("a"), 0)
+    record = recorder.open(version, call("1"))
+    for at_ns in range(0, 100 * MS, 20 * MS):
+        attempt = version.try_acquire(record.call, time.monotonic_ns() + at_ns + 1000 * MS)
+        assert attempt is not None
+        record.start_attempt(attempt)
+        assert record.number == 1
+        record.release_refused(attempt)
+    assert (record.number, record.trace(time.monotonic_ns()).row.attempts) == (0, 0)
+
+
 def test_a_call_costs_the_memory_of_its_worker_and_of_its_devices() -> None:
     ledger = cast(LedgerWriter, SimpleNamespace(opened=lambda _: None))
     recorder = CallRecorder("gw", View(), ledger, report_now=lambda: None, report_soon=lambda: None)
