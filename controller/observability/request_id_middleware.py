@@ -6,14 +6,16 @@ A call's id is always the platform's: the ledger bills by it, and one id for man
 Both stand in the request's headers for the layers below and for the worker, and in its context for log lines and
 spans. What a client says of a schedule is dropped: the platform alone says it, behind this middleware. Error responses
 to calls that reached no worker are counted here by their code, wherever they come from: keys, budgets, queues, sizes,
-functions that do not exist.
+functions that do not exist. What a layer below raises is a fault of the platform: it is logged, and answered as one.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from secrets import token_hex
 
+from fleetstart.runtime.contract.errors import FleetError
 from fleetstart.runtime.contract.worker_headers import (
     ERROR_HEADER,
     REQUEST_HEADER,
@@ -22,11 +24,13 @@ from fleetstart.runtime.contract.worker_headers import (
     TRACESTATE_HEADER,
 )
 
-from ..http.asgi import Message, Receive, Scope, Send
+from ..http.asgi import Message, Receive, Scope, Send, respond_error
 from ..http.headers import valid_request_id
 from ..http.invoke_url import PREFIX
 from ..http.request_context import GIVEN, REQUEST, TRACE, trace_context, traceparent
 from ..http.scope import GIVEN_REQUEST_ID
+
+log = logging.getLogger(__name__)
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -59,13 +63,25 @@ class RequestIdMiddleware:
         calls = scope["path"].startswith(PREFIX)
         request_id = self._identify(scope, calls=calls)
 
+        started = False
+
         async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
             # A WebSocket may be refused with one, too; good answers of the gateway need nothing.
             if message["type"].endswith("http.response.start") and (not calls or message["status"] >= 400):
                 self._inspect(message, request_id, calls=calls)
             await send(message)
 
-        await self._app(scope, receive, sending)
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as error:
+            if scope["type"] != "http":
+                raise  # of a send to a client that has left, for example
+            log.exception("a request failed in the controller", extra={"path": scope["path"]})
+            if started:
+                raise
+            await respond_error(sending, FleetError(f"{type(error).__name__} in the controller"), request_id)
 
     def _identify(self, scope: Scope, *, calls: bool) -> str:
         """Puts id and trace context into the request's headers and its context. Returns the id."""
