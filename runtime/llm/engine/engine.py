@@ -354,10 +354,12 @@ class Engine:
         for row, (id, token) in enumerate(zip(ids, draw.finish(), strict=True)):
             active = self._active.get(id)
             if active is None:
-                if self._migrated_in[id].append(token):
+                if self._migrated_in[id].sampler.broken:
+                    self._lose_migrated([id])
+                elif self._migrated_in[id].append(token):
                     self.remove_migrated(id)
             elif active.sampler.failure:
-                completed.deltas.append(active.lost_grammar())
+                completed.deltas.append(active.failed())
                 self.cancel(id)
             else:
                 wanted = active.request.logprobs

@@ -108,9 +108,14 @@ class Generation:
         reason = f"the deadline passed after {self.sequence.output_count} new tokens"
         return TokenDelta(id=self.sequence.id, error=DeadlineExceeded(reason, hint="ask for fewer max_tokens"))
 
-    def lost_grammar(self) -> TokenDelta:
-        """The last delta of a request whose grammar is too complex from here on."""
+    def failed(self) -> TokenDelta:
+        """The last delta of a request whose next token cannot be chosen: its logits are no numbers, or its grammar is
+        too complex from here on."""
         count = self.sequence.output_count
+        if self.sampler.broken:
+            reason = f"the model failed after {count} tokens: its logits are NaN or infinite"
+            hint = "its weights may have such values: compute them again, or deploy with dtype='fp32'"
+            return TokenDelta(id=self.sequence.id, error=HandlerFailed(reason, hint=hint))
         reason = f"the answer cannot follow its grammar after {count} tokens: {self.sampler.failure}"
         return TokenDelta(id=self.sequence.id, error=InvalidInput(reason, hint="ask for a simpler schema"))
 

@@ -56,6 +56,9 @@ class SamplerState:
     """Count of each output token, without the prompt."""
     matcher: TokenMatcher | None = None
     """Set if the output must follow a grammar."""
+    broken: bool = False
+    """True once its logits were no numbers, by which nothing can be chosen. Seen where the host chooses: it would have
+    to wait for a device, and logits of a step that another one follows are gone."""
     generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +76,9 @@ class SamplerState:
 
     @property
     def failure(self) -> str:
-        """Why the output cannot follow its grammar any further; empty as long as it can."""
+        """Why no further token can be chosen, or none that follows the grammar; empty as long as one can."""
+        if self.broken:
+            return "the model's logits are no numbers"
         return "" if self.matcher is None else self.matcher.failure
 
     @property
@@ -108,11 +113,13 @@ class Draw:
             self.copied.synchronize()
         if self.found is None:
             chosen = sample_on_host(self.logits, self.states)
+            for row in _without_numbers(self.logits):
+                self.states[row].broken = True
         else:
             chosen = _with_those_of_the_host(self.found.tolist(), self.logits, self.states)
         for token, state in zip(chosen, self.states, strict=True):
             state.counts[token] += 1
-            if state.matcher is not None and not state.matcher.failure:
+            if state.matcher is not None and not state.failure:
                 state.matcher.consume(token)
         return chosen
 
@@ -134,6 +141,12 @@ def begin_draw(logits: Tensor, states: list[SamplerState], *, on_device: bool) -
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record(torch.cuda.current_stream(tokens.device))
     return Draw(logits, states, alone, found, copied)
+
+
+def _without_numbers(logits: Tensor) -> list[int]:
+    """Rows with NaN or infinity."""
+    broken = ~(logits.amax(dim=-1) < math.inf)
+    return broken.nonzero()[:, 0].tolist() if bool(broken.any()) else []
 
 
 def sample_on_host(logits: Tensor, states: list[SamplerState]) -> list[int]:

@@ -216,7 +216,7 @@ class VllmEngine:
         sampler = self._samplers.get(generation.sequence.id)
         if sampler is not None and sampler.state.failure:
             generation.sampler = sampler.state
-            return generation.lost_grammar()
+            return generation.failed()
         cached_tokens = 0 if generation.sequence.output_count else self._count_prompt(generation, output)
         generation.append(token)
         return SampledToken(generation, token, logprob, cached_tokens).delta()

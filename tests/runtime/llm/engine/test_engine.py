@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -237,3 +238,21 @@ def test_failing_all_tells_everyone(tiny_model: Checkpoint) -> None:
     assert all(delta.last for delta in deltas)
     assert subject.idle
     assert subject.scheduler.idle
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_whose_logits_are_no_numbers_fails_and_others_go_on(value: float, temperature: float) -> None:
+    weights = tiny(tie_word_embeddings=False)
+    weights["model.embed_tokens.weight"][9] = value
+    sampling = SamplingParams(temperature=temperature, seed=1)
+    broken, sound = (
+        Request(tokens=tokens, max_new_tokens=4, sampling=sampling, ignore_eos=True, logprobs=1)
+        for tokens in ([5, 9], [5, 7])
+    )
+    subject = engine(weights, native(weights))
+    [last], deltas = run(subject, [broken, sound])
+    assert isinstance(last.error, HandlerFailed)
+    assert "after 0 tokens: its logits are NaN or infinite" in last.error.message
+    assert "weights" in last.error.hint
+    assert len(tokens_of(deltas)) == 4
