@@ -203,10 +203,11 @@ class _StoredSum(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def pack_sums(sums: Sums, headers: Sequence[SegmentHeader]) -> bytes:
-    """The stored form of the sum of a block with these headers."""
+    """The stored form of the sum of a block with these headers; empty if it has too many groups to be read at once."""
     pairs = list(sums)
     stored = _StoredSum(headers[-1].checksum, [group for group, _ in pairs], [one for _, one in pairs])
-    return zlib.compress(msgspec.json.encode(stored), 1)
+    text = msgspec.json.encode(stored)
+    return zlib.compress(text, 1) if len(text) <= SUM_MAX_BYTES else b""
 
 
 def unpack_sums(data: bytes, headers: Sequence[SegmentHeader]) -> Sums:

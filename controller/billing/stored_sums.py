@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from fleetstart.runtime.contract.errors import ChecksumMismatch, FleetError, TooLarge
@@ -29,6 +30,8 @@ AT_ONCE = 8
 PAUSE_S = 1.0
 """Pause after each block that was made: after an upgrade there may be a thousand, and the processor is for calls."""
 CHECK_S = 30.0
+LIST_S = 3600.0
+"""How often the store is asked which sums it has: another controller may have removed one that was damaged."""
 
 
 def sum_key(block: Block) -> str:
@@ -46,6 +49,7 @@ class StoredSums:
         self._fence = fence
         self._made: set[str] | None = None
         """Keys of the sums in the store; None: not known yet."""
+        self._listed_s = 0.0
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
@@ -115,8 +119,9 @@ class StoredSums:
 
     async def make_one(self) -> bool:
         """Makes the newest sum that is missing; False if none is. Errors: REDIS_ERRORS, FleetError."""
-        if self._made is None:
+        if self._made is None or time.monotonic() - self._listed_s > LIST_S:
             self._made = {stored.key for stored in await self._store.list(FOLDER)}
+            self._listed_s = time.monotonic()
         headers = await self._reader.headers()
         block = next((one for one in all_blocks(len(headers)) if sum_key(one) not in self._made), None)
         if block is None:
@@ -126,6 +131,8 @@ class StoredSums:
             sums = await self._of_rows(part[0])
         else:
             sums = (await asyncio.to_thread(joined, [await self._of_segment(header) for header in part])).items()
-        await self._store.create(sum_key(block), await asyncio.to_thread(pack_sums, sums, part))
+        data = await asyncio.to_thread(pack_sums, sums, part)
+        if data:
+            await self._store.create(sum_key(block), data)
         self._made.add(sum_key(block))
         return True

@@ -147,6 +147,22 @@ def test_a_sum_of_other_segments_is_not_used(redis_url: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_sum_that_is_too_large_is_not_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be read again, and would be removed and made for ever."""
+    monkeypatch.setattr(group_sums, "SUM_MAX_BYTES", 100)
+
+    async def scenario() -> None:
+        async with world(redis_url) as it:
+            await it.write(call("a", cost=1, at=10**14))
+            await it.compact()
+            assert await made(it) == 1, "it is tried once"
+            assert await it.store.list(FOLDER) == []
+            [sums] = [list(part) async for part in sums_of(it).read(0, 1 << 53)]
+            assert [one.cost_nusd for _, one in sums] == [1]
+
+    asyncio.run(scenario())
+
+
 def test_blocks_are_the_fewest_that_have_each_segment_once() -> None:
     largest, middle, _ = BLOCK_SIZES
     for first in (1, 2, middle, largest, largest + 1):
