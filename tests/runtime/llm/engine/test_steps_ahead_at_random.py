@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fleetstart.runtime.contract.errors import DeadlineExceeded
+from fleetstart.runtime.llm.engine import scheduler
 from fleetstart.runtime.llm.engine.adapter_engines import AdapterEngines
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
 from fleetstart.runtime.llm.engine.engine import Engine
@@ -221,10 +222,11 @@ def test_each_answer_is_that_of_its_request_alone(
     spare=st.sampled_from([0, 1, 4, 16]),
     rows=st.sampled_from([1, 2, 5]),
 )
-def test_no_request_waits_much_longer_than_without_steps_ahead(
+def test_no_request_waits_much_longer_than_first_come_first_served_without_steps_ahead(
     seed: int, blocks: int, max_batch: int, spare: int, rows: int
 ) -> None:
-    """Each request that ends may let the next one in a step later: at most half as fast, and a few steps."""
+    """Shorter prompts may take half of each step, and each request that ends may let the next one in a step later: at
+    most a third as fast, and a few steps."""
     chance = Random(seed)
     requests = [replace(_request(chance, ("",)), deadline_ns=None, logprobs=None) for _ in range(20)]
     first: list[dict[int, int]] = []
@@ -233,9 +235,12 @@ def test_no_request_waits_much_longer_than_without_steps_ahead(
         subject, found = _engine(decoder), dict[int, int]()
         for one in requests:
             subject.add(one)
-        while not subject.idle:
-            for delta in subject.step():
-                found.setdefault(delta.id, decoder.begun)
+        with pytest.MonkeyPatch.context() as patch:
+            if not ahead:
+                patch.setattr(scheduler, "_short", lambda prompts: [])
+            while not subject.idle:
+                for delta in subject.step():
+                    found.setdefault(delta.id, decoder.begun)
         first.append(found)
     assert first[0].keys() == first[1].keys()
-    assert all(first[1][id] <= 2 * wanted + 5 for id, wanted in first[0].items())
+    assert all(first[1][id] <= 3 * wanted + 8 for id, wanted in first[0].items())
