@@ -261,7 +261,7 @@ class TcpServer:
 class Decoder:
     """Layers of a model on the CPU. Weights are objects with `__dlpack__`, referenced and not copied.
 
-    The arithmetic is fp32, from weights in fp32, fp16 or bf16; a row's result does not depend on the rows
+    The arithmetic is fp32, from weights in fp32, fp16, bf16 or int8; a row's result does not depend on the rows
     beside it. Keys and values lie in blocks of `block_tokens`, stored as `kv_dtype` ("fp32", "fp16", "bf16").
     """
 
@@ -295,7 +295,7 @@ class Decoder:
         isa: str = "auto",
     ) -> None:
         """`layers` holds the tensors of `runtime.llm.model.layers.LayerWeights` each, in its order; matrices are
-        [out, in], and what a model lacks is None.
+        [out, in], those in int8 tuples with the factors of their rows, [out] in fp32, and what a model lacks is None.
 
         `windows` has for each layer how many tokens a token sees, 0 for all before it; `turns` which of two sets of
         `inverse_frequencies` (buffers) and `rotary_factors` it uses. A softcap of 0 is none. `gelu`: instead of silu.

@@ -4,11 +4,12 @@ The chat example's weights (SmolLM2-135M, stored as fp16), greedy, in fp32 arith
 eight together, 64 new tokens each after 16 of prompt; and the first token after a prompt of 512, or of --prompt. Ours
 is the engine as a worker has it (scheduler, decoder, sampler, text); theirs is `generate` of the same prompts, in fp32
 and in bf16, and it is counted how often each gives our very tokens. Ours in bf16 is the same model rounded to it: where
-the processor has AMX, matrices and attention are multiplied in bf16. All take turns, with one thread and with two. The
-bound is what memory allows: a step reads every weight once, as it is stored, so one request cannot have more tokens a
-second than the bandwidth, measured in turn with them, over the weights' bytes. What a grammar costs is measured with
-answers of a JSON schema, in turn with free ones. With --llama-server, a built one of llama.cpp takes turns too: the
-same numbers in F16, its own timings, without HTTP.
+the processor has AMX, matrices and attention are multiplied in bf16. Ours in int8, on a CPU, is what
+`fs weights quantize` makes of it. All take turns, with one thread and with two. The bound is what memory allows: a step
+reads every weight once, as it is stored, so one request cannot have more tokens a second than the bandwidth, measured
+in turn with them, over the weights' bytes. What a grammar costs is measured with answers of a JSON schema, in turn with
+free ones. With --llama-server, a built one of llama.cpp takes turns too: the same numbers in F16 and in Q8_0, its own
+timings, without HTTP.
 
 Run: python -m tests.bench.engine [--device cuda] [--json FILE] [--quick] [--peer-python PATH | --no-peer]
 [--llama-server PATH] [--prompt TOKENS]
@@ -39,7 +40,7 @@ from fleetstart.runtime.llm.server.output_format import json_grammar
 from tests.bench.harness.bandwidth import Reader, copy_on_gpu_bytes_per_s
 from tests.bench.harness.samples import ROOT, Options, Report, fine, median, parse_options, progress, spread
 from tests.bench.peers.process import HERE, Talk, peer
-from tests.runtime.llm.models import Checkpoint, real_model
+from tests.runtime.llm.models import Checkpoint, in_int8, real_model
 
 MODEL = ROOT / "examples/chat/weights"
 GOLDEN = ROOT / "tests/runtime/llm/golden.json"
@@ -51,8 +52,12 @@ AIM = 4.0
 SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 100}
 """JSON of which no answer here sees the end; most tokens are allowed inside its texts, few between them."""
 PEER_DTYPES = ("fp32", "bf16")
-LLAMA_CPP = "llama.cpp, F16"
+LLAMA_CPP = ("F16", "Q8_0")
+"""Types of its matrices."""
 OURS_IN_BF16 = "fleetstart, bf16"
+OURS_IN_INT8 = "fleetstart, int8"
+ALIKE = {"transformers, bf16": OURS_IN_BF16, "llama.cpp, Q8_0": OURS_IN_INT8}
+"""Of a peer, which of ours has numbers of the same width."""
 SETTLE_S = 0.3
 """Threads of the side whose turn it was spin for a while before they sleep."""
 
@@ -75,12 +80,13 @@ class Setting:
 
     threads: int
     model: LoadedModel
-    rounded: LoadedModel
-    """The same, rounded to bf16 and computed in it."""
+    rounded: dict[str, LoadedModel]
+    """The same, rounded otherwise than it is stored, by what it is called in the tables."""
     long: int
     """Tokens of the long prompt."""
     ours: Rates = field(default_factory=Rates)
-    in_bf16: Rates = field(default_factory=Rates)
+    of_rounded: dict[str, Rates] = field(default_factory=dict)
+    """By the same names."""
     bound: Rates = field(default_factory=Rates)
     """Ours, with answers that follow a JSON schema."""
     grammar_s: list[float] = field(default_factory=list)
@@ -143,9 +149,10 @@ def turn(setting: Setting, read: Callable[[int], float], talks: dict[str, Talk],
         first_s, rest_s, tokens = generate(setting.model, several, new)
         _note(setting.ours, setting.long, len(several), new, first_s, rest_s)
         setting.compared += len(several)
-        first_s, rest_s, rounded = generate(setting.rounded, several, new)
-        _note(setting.in_bf16, setting.long, len(several), new, first_s, rest_s)
-        _count_equal(setting, OURS_IN_BF16, tokens, rounded)
+        for name, model in setting.rounded.items():
+            first_s, rest_s, others = generate(model, several, new)
+            _note(setting.of_rounded.setdefault(name, Rates()), setting.long, len(several), new, first_s, rest_s)
+            _count_equal(setting, name, tokens, others)
         if new > 1:
             constraint = setting.model.constraints.compile(json_grammar(SCHEMA))
             first_s, rest_s, answers = generate(setting.model, several, new, constraint)
@@ -184,11 +191,13 @@ def main() -> None:
     weights = real_model()
     counts = [1] if options.device == "cuda" else [1, 2]
     long = options.extra["prompt"] or (QUICK_LONG_TOKENS if options.quick else LONG_TOKENS)
-    narrow = _rounded(weights)
-    settings = [
-        Setting(threads, _load(weights, options, threads), _load(narrow, options, threads, "bf16"), long)
-        for threads in counts
-    ]
+    narrow, whole_numbers = _rounded(weights), in_int8(weights)
+    settings = []
+    for threads in counts:
+        rounded = {OURS_IN_BF16: _load(narrow, options, threads, "bf16")}
+        if options.device == "cpu":
+            rounded[OURS_IN_INT8] = _load(whole_numbers, options, threads)
+        settings.append(Setting(threads, _load(weights, options, threads), rounded, long))
     reader = Reader()
     tokens_each = QUICK_TOKENS if options.quick else NEW_TOKENS
 
@@ -203,15 +212,17 @@ def main() -> None:
             progress(f"round {number + 1} of {options.rounds}")
             for setting in settings:
                 turn(setting, read, talks, tokens_each)
-    size = sum(tensor.nbytes for tensor in weights.values())
+    size, int8_size = (sum(tensor.nbytes for tensor in one.values()) for one in (weights, whole_numbers))
     name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     about = [talk.about for talk in talks.values()]
-    report.setup = {"device": name, "weights_bytes": size, "new_tokens": tokens_each, "peer": about}
+    report.setup = {
+        "device": name, "weights_bytes": size, "int8_bytes": int8_size, "new_tokens": tokens_each, "peer": about,
+    }  # fmt: skip
     for setting in settings:
         report.samples[f"{setting.threads} threads"] = {
             "bandwidth_bytes_per_s": setting.bandwidth,
             "ours": asdict(setting.ours),
-            "ours in bf16": asdict(setting.in_bf16),
+            **{f"ours in {name.split()[-1]}": asdict(rates) for name, rates in setting.of_rounded.items()},
             "within a JSON schema": asdict(setting.bound),
             "schema_s_a_token": setting.grammar_s,
             **{peer: asdict(rates) for peer, rates in setting.theirs.items()},
@@ -237,10 +248,12 @@ def _peers(options: Options) -> dict[str, contextlib.AbstractContextManager[Talk
     peers: dict[str, contextlib.AbstractContextManager[Talk]] = {}
     if options.peer_python is not None:
         for dtype in PEER_DTYPES:
-            arguments = ("--model", str(MODEL), "--device", options.device, "--dtype", dtype)
-            peers[f"transformers, {dtype}"] = peer(options.peer_python, HERE / "transformers_peer.py", *arguments)
+            words = ("--model", str(MODEL), "--device", options.device, "--dtype", dtype)
+            peers[f"transformers, {dtype}"] = peer(options.peer_python, HERE / "transformers_peer.py", *words)
     if (server := options.extra["llama_server"]) is not None:
-        peers[LLAMA_CPP] = peer(Path(sys.executable), HERE / "llama_cpp_peer.py", "--server", str(server))
+        for kind in LLAMA_CPP:
+            arguments = ("--server", str(server), "--matrices", kind)
+            peers[f"llama.cpp, {kind}"] = peer(Path(sys.executable), HERE / "llama_cpp_peer.py", *arguments)
     return peers
 
 
@@ -249,7 +262,10 @@ def tell(report: Report, setting: Setting, size: int, device: str) -> None:
     where = device if device != "cpu" else f"{setting.threads} thread{'s' * (setting.threads > 1)}"
     rows = [["tokens a second", "1 request", "8 together", f"prompt of {setting.long}"]]
     rows.append(["fleetstart", *(spread(values) for values in ours.columns())])
-    rows.append([OURS_IN_BF16, *(spread(values) for values in setting.in_bf16.columns())])
+    for name, rates in setting.of_rounded.items():
+        ratios = [median(a) / median(b) for a, b in zip(rates.columns(), ours.columns(), strict=True)]
+        rows.append([name, *(spread(values) for values in rates.columns())])
+        rows.append([f"{name} / fleetstart", *(f"{fine(ratio)}×" for ratio in ratios)])
     rows.append(["within a JSON schema", spread(setting.bound.one), spread(setting.bound.eight), "–"])
     costs = [median(a) / median(b) for a, b in ((setting.bound.one, ours.one), (setting.bound.eight, ours.eight))]
     rows.append(["within a JSON schema / free", *(f"{fine(cost)}×" for cost in costs), "–"])
@@ -259,9 +275,9 @@ def tell(report: Report, setting: Setting, size: int, device: str) -> None:
         ratios = [median(a) / median(b) for a, b in zip(ours.columns(), rates.columns(), strict=True)]
         rows.append([name, *(spread(values) for values in rates.columns())])
         rows.append([f"fleetstart / {name}", *(f"{fine(ratio)}×" for ratio in ratios)])
-        if name == "transformers, bf16":
-            both = zip(setting.in_bf16.columns(), rates.columns(), strict=True)
-            rows.append([f"{OURS_IN_BF16} / {name}", *(f"{fine(median(a) / median(b))}×" for a, b in both)])
+        if (same := ALIKE.get(name)) in setting.of_rounded:
+            both = zip(setting.of_rounded[same].columns(), rates.columns(), strict=True)
+            rows.append([f"{same} / {name}", *(f"{fine(median(a) / median(b))}×" for a, b in both)])
     rows.append([f"memory's bound at {max(setting.bandwidth) / 1e9:.1f} GB/s", fine(bound), fine(8 * bound), "–"])
     shares = [median(values) / limit for values, limit in ((ours.one, bound), (ours.eight, 8 * bound))]
     rows.append(["fleetstart / bound", *(f"{share:.0%}" for share in shares), "–"])

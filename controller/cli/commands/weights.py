@@ -1,7 +1,8 @@
-"""`fs weights`: publishes, lists, verifies, exports and removes checkpoints in the store."""
+"""`fs weights`: publishes, lists, verifies, exports and removes checkpoints in the store, and quantises models."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -23,9 +24,10 @@ from ..command_group import CommandGroup
 from ..completions import files
 from ..home import HomeLayout
 from ..progress import ProgressBar
+from ..quantization.quantized_copy import write_quantized
 from ..root import verb
 from ..weights.export import export
-from ..weights.local_files import FileList
+from ..weights.local_files import FileList, LocalFolder
 from ..weights.publish import publish_source
 from ..weights.resolve import SHORT, find_checkpoint
 from ..weights.source import Source, read_folder, read_source
@@ -277,3 +279,34 @@ def export_(home: Path, *, name: str, folder: Path, max_shard_size: str | None, 
     else:
         for file in files:
             output.data(str(file))
+
+
+@command.command
+@click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="NEW-DIR")
+@verb(server=False)
+def quantize(*, model: Path, folder: Path, as_json: bool) -> None:
+    """Write a copy of a language model whose matrices are in int8, into an empty folder.
+
+    Each row of a layer's matrix becomes whole numbers of one byte and one factor; embedding, head and norms stay. It is
+    a quarter to a half of the size, starts the sooner for it, and on a CPU the native engine gives one request up to
+    twice as many tokens a second. The format is that of compressed-tensors ("int-quantized"), which vLLM reads, too.
+    """
+    if importlib.util.find_spec("numpy") is None:
+        raise InvalidInput("fs weights quantize computes with numpy, which is not installed", hint="pip install numpy")
+    source = read_folder(LocalFolder(model))
+    with ProgressBar("quantize", live=output.is_terminal()) as bar:
+        written = write_quantized(source, folder, bar)
+    before, after = (output.format_size(size) for size in (written.stored_bytes, written.weight_bytes))
+    output.message(f"{written.matrices} matrices in int8: {before} of weights are {after} now")
+    if as_json:
+        output.json_data(
+            {
+                "files": [str(file) for file in written.files],
+                "matrices": written.matrices,
+                "stored_bytes": written.stored_bytes,
+                "weight_bytes": written.weight_bytes,
+            }
+        )
+    else:
+        output.data(str(folder))

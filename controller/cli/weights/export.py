@@ -63,7 +63,7 @@ def export(
     manifest = open_checkpoint(server, checkpoint)
     files = _as_pushed(server, checkpoint, manifest) if shard_max_bytes is None else None
     files = files or new_files(manifest, shard_max_bytes or SHARD_MAX_BYTES)
-    _claim(folder)
+    claim_empty_folder(folder)
     names = [*(file.name for file in files), *_small(manifest)]
     try:
         with ExitStack() as stack:
@@ -209,7 +209,8 @@ def _entry(manifest: Manifest, name: str) -> TensorEntry:
     return manifest.tensors[manifest.aliases.get(name, name)]
 
 
-def _claim(folder: Path) -> None:
+def claim_empty_folder(folder: Path) -> None:
+    """Makes a folder to write to. Errors: InvalidInput if it is there and not empty, or cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = next(folder.iterdir(), None)

@@ -53,7 +53,8 @@ class HeldTensor {
     if (dtype.lanes == 1 && dtype.code == 2 && dtype.bits == 32) return fs::Type::f32;
     if (dtype.lanes == 1 && dtype.code == 2 && dtype.bits == 16) return fs::Type::f16;
     if (dtype.lanes == 1 && dtype.code == 4 && dtype.bits == 16) return fs::Type::bf16;
-    throw py::value_error("the tensor is not fp32, fp16 or bf16");
+    if (dtype.lanes == 1 && dtype.code == 0 && dtype.bits == 8) return fs::Type::i8;
+    throw py::value_error("the tensor is not fp32, fp16, bf16 or int8");
   }
 
   fs::DLManagedTensor* managed_ = nullptr;
@@ -101,8 +102,27 @@ struct BoundDecoder {
   std::vector<HeldTensor> tensors;  // outlive the decoder, which is declared after them
   std::unique_ptr<fs::Decoder> decoder;
 
+  // A matrix in int8 comes as a tuple with its rows' factors.
   fs::Matrix hold(const py::handle& tensor) {
     if (tensor.is_none()) return {};
+    if (py::isinstance<py::tuple>(tensor)) {
+      const auto pair = py::cast<py::tuple>(tensor);
+      if (pair.size() != 2) throw py::value_error("a matrix in int8 and its factors are two tensors");
+      fs::Matrix matrix = keep(pair[0]);
+      const fs::Matrix factors = keep(pair[1]);
+      if (matrix.type != fs::Type::i8 || factors.type != fs::Type::f32 || factors.rows != 1 ||
+          factors.columns != matrix.rows)
+        throw py::value_error("a tuple is a matrix in int8 and a factor in fp32 for each of its rows");
+      matrix.scales = static_cast<const float*>(factors.data);
+      return matrix;
+    }
+    const fs::Matrix matrix = keep(tensor);
+    if (matrix.type == fs::Type::i8) throw py::value_error("a matrix in int8 needs its rows' factors");
+    return matrix;
+  }
+
+ private:
+  fs::Matrix keep(const py::handle& tensor) {
     tensors.emplace_back(tensor);
     return tensors.back().matrix();
   }

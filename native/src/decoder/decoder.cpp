@@ -25,6 +25,11 @@ void require_shape(const Matrix& matrix, std::size_t rows, std::size_t columns, 
               std::to_string(matrix.rows) + ", " + std::to_string(matrix.columns) + "]");
 }
 
+void require_vector(const Matrix& vector, std::size_t width, const char* name) {
+  require_shape(vector, 1, width, name);
+  require(vector.type != Type::i8, std::string(name) + " is not in int8: only matrices may be");
+}
+
 std::size_t round_up(std::size_t count, std::size_t to) { return (count + to - 1) / to * to; }
 
 // Of numbers that are multiplied: another one each time, in all decoders.
@@ -73,10 +78,13 @@ Decoder::Decoder(DecoderShape shape, DecoderWeights weights, unsigned threads, c
     check_layer(layer);
     biases_.push_back(biases_of(layer));
   }
-  if (has_embedding()) require_shape(weights_.embedding, s.vocab_size, s.hidden_size, "embedding");
+  if (has_embedding()) {
+    require_shape(weights_.embedding, s.vocab_size, s.hidden_size, "embedding");
+    require(weights_.embedding.type != Type::i8, "the embedding is not in int8: its rows are read, not multiplied");
+  }
   if (has_head()) {
     require_shape(weights_.head, s.vocab_size, s.hidden_size, "head");
-    require_shape(weights_.final_norm, 1, s.hidden_size, "final norm");
+    require_vector(weights_.final_norm, s.hidden_size, "final norm");
   }
   head_block_bytes_ = s.block_tokens * s.head_dim * width_bytes(s.kv_type);
   layer_block_bytes_ = 2 * s.kv_head_count * head_block_bytes_;
@@ -91,14 +99,14 @@ void Decoder::check_layer(const DecoderLayer& layer) const {
   const DecoderShape& s = shape_;
   const std::size_t q_width = s.head_count * s.head_dim, kv_width = s.kv_head_count * s.head_dim;
   const auto vector = [](const Matrix& matrix, std::size_t width, const char* name) {
-    if (matrix.data != nullptr) require_shape(matrix, 1, width, name);
+    if (matrix.data != nullptr) require_vector(matrix, width, name);
   };
-  require_shape(layer.attention_norm, 1, s.hidden_size, "attention norm");
+  require_vector(layer.attention_norm, s.hidden_size, "attention norm");
   require_shape(layer.q, q_width, s.hidden_size, "q");
   require_shape(layer.k, kv_width, s.hidden_size, "k");
   require_shape(layer.v, kv_width, s.hidden_size, "v");
   require_shape(layer.o, s.hidden_size, q_width, "o");
-  require_shape(layer.ffn_norm, 1, s.hidden_size, "ffn norm");
+  require_vector(layer.ffn_norm, s.hidden_size, "ffn norm");
   require_shape(layer.gate, s.ffn_size, s.hidden_size, "gate");
   require_shape(layer.up, s.ffn_size, s.hidden_size, "up");
   require_shape(layer.down, s.hidden_size, s.ffn_size, "down");

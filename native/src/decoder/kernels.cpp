@@ -19,6 +19,9 @@ struct half {
 struct bfloat {
   std::uint16_t bits;
 };
+struct byte {
+  std::int8_t value;
+};
 
 }  // namespace
 }  // namespace fs

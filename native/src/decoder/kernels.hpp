@@ -11,16 +11,18 @@
 
 namespace fs {
 
-enum class Type { f32, f16, bf16 };
+enum class Type { f32, f16, bf16, i8 };
 
-inline std::size_t width_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
+inline std::size_t width_bytes(Type type) { return type == Type::f32 ? 4 : type == Type::i8 ? 1 : 2; }
 
-// Weights as they are stored, row-major and without gaps; `columns` is a multiple of kLanes.
+// Weights as they are stored, row-major and without gaps; `columns` is a multiple of kLanes. Those of type i8 are whole
+// numbers, of which each row has a factor of its own.
 struct Matrix {
   const void* data = nullptr;
   Type type = Type::f32;
   std::size_t rows = 0;
   std::size_t columns = 0;
+  const float* scales = nullptr;  // [rows], of i8 alone
 };
 
 constexpr std::size_t kLanes = 16;       // the widest vector, in floats
@@ -62,7 +64,7 @@ struct Attention {
 struct Kernels {
   const char* name;
   std::size_t scratch_floats;  // of `multiply`, or one row of w if that is more
-  // y[m][n] (+)= sum over k of x[m][k] * w[n][k], for n in [begin, end). `scratch`: in lines of 64 bytes, a thread's own
+  // y[m][n] (+)= sum over k of x[m][k] * w[n][k], times the row's factor, for n in [begin, end). `scratch`: in lines of 64 bytes, a thread's own
   // and left to this between calls. `version`: of the numbers in x, another one for others.
   void (*multiply)(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
                    std::size_t end, float* y, std::size_t y_stride, bool add, float* scratch, std::uint64_t version);

@@ -14,6 +14,7 @@
 #include "amx_tiles.hpp"
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -136,8 +137,14 @@ struct Packed {
 };
 thread_local Packed packed_last{};
 
+const Kernels* in_fp32 = nullptr;
+
 void multiply(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
               std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch, std::uint64_t version) {
+  if (w.type == Type::i8) {  // needs the room that x would be kept in
+    packed_last = Packed{};
+    return in_fp32->multiply(x, x_stride, rows, w, begin, end, y, y_stride, onto, scratch, version);
+  }
   configure_tiles();
   const bool whole = rows <= kAmxRows && w.columns <= kAmxSlice;
   const Packed wanted{scratch, x, rows, w.columns, version};
@@ -189,13 +196,14 @@ bool has_tiles() {
 #pragma GCC pop_options
 
 const Kernels* amx_kernels(const Kernels& avx512) {
-  static const Kernels& others = avx512;
-  static const Kernels kernels = [] {
-    Kernels own = others;
+  static const Kernels kernels = [&avx512] {
+    in_fp32 = &avx512;
+    Kernels own = avx512;
     own.name = "amx";
     own.multiply = multiply;
-    own.attention = [](const AttentionShape& shape) { return amx_attention(shape, others.attention(shape)); };
-    own.scratch_floats = (kAmxRows + kWeightRows) * kAmxSlice * sizeof(bf16) / sizeof(float);
+    own.attention = [](const AttentionShape& shape) { return amx_attention(shape, in_fp32->attention(shape)); };
+    own.scratch_floats =
+        std::max(avx512.scratch_floats, (kAmxRows + kWeightRows) * kAmxSlice * sizeof(bf16) / sizeof(float));
     return own;
   }();
   static const bool usable = has_tiles() && may_use_tiles();

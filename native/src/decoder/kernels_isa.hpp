@@ -24,6 +24,9 @@ inline V load(const bfloat* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+inline V load(const byte* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, V v) { _mm512_storeu_ps(p, v); }
 inline void store(half* p, V v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -51,6 +54,10 @@ inline __m128 sum4(V a, V b, V c, V d) {
 inline void store4(float* p, __m128 sums, bool onto) {
   _mm_storeu_ps(p, onto ? _mm_add_ps(_mm_loadu_ps(p), sums) : sums);
 }
+inline void store4(float* p, __m128 sums, const float* scales, bool onto) {
+  const __m128 by = _mm_loadu_ps(scales);
+  _mm_storeu_ps(p, onto ? _mm_fmadd_ps(sums, by, _mm_loadu_ps(p)) : _mm_mul_ps(sums, by));
+}
 inline float first(__m128 sums) { return _mm_cvtss_f32(sums); }
 
 #elif FS_ISA_BITS == 256
@@ -69,6 +76,9 @@ inline V load(const half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpre
 inline V load(const bfloat* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+inline V load(const byte* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
 inline void store(half* p, V v) {
@@ -93,6 +103,10 @@ inline __m128 sum4(V a, V b, V c, V d) {
 }
 inline void store4(float* p, __m128 sums, bool onto) {
   _mm_storeu_ps(p, onto ? _mm_add_ps(_mm_loadu_ps(p), sums) : sums);
+}
+inline void store4(float* p, __m128 sums, const float* scales, bool onto) {
+  const __m128 by = _mm_loadu_ps(scales);
+  _mm_storeu_ps(p, onto ? _mm_fmadd_ps(sums, by, _mm_loadu_ps(p)) : _mm_mul_ps(sums, by));
 }
 inline float first(__m128 sums) { return _mm_cvtss_f32(sums); }
 
@@ -149,6 +163,11 @@ inline V load(const bfloat* p) {
   }
   return v;
 }
+inline V load(const byte* p) {
+  V v;
+  for (std::size_t i = 0; i < 4; ++i) v.lane[i] = static_cast<float>(p[i].value);
+  return v;
+}
 inline void store(float* p, V v) { __builtin_memcpy(p, v.lane, 16); }
 inline void store(half* p, V v) {
   for (std::size_t i = 0; i < 4; ++i) p[i] = narrowed(v.lane[i]);
@@ -178,6 +197,9 @@ inline V power_of_two(V n) {
 inline float lanes_sum(V v) { return (v.lane[0] + v.lane[1]) + (v.lane[2] + v.lane[3]); }
 inline V sum4(V a, V b, V c, V d) { return {{lanes_sum(a), lanes_sum(b), lanes_sum(c), lanes_sum(d)}}; }
 inline void store4(float* p, V sums, bool onto) { store(p, onto ? add(load(p), sums) : sums); }
+inline void store4(float* p, V sums, const float* scales, bool onto) {
+  store(p, onto ? fma(sums, load(scales), load(p)) : mul(sums, load(scales)));
+}
 inline float first(V sums) { return sums.lane[0]; }
 
 #endif
@@ -217,11 +239,28 @@ inline V exponential(V x) {
 // How far columns go on in one tile of `rows`.
 constexpr std::size_t tile_columns(std::size_t rows) { return rows <= kWideRows ? 8 : rows <= kSquareRows ? 4 : 3; }
 
+// N results of a row, N at most 4, whose sums have `scales` as factors if there are any.
+template <std::size_t N, class Sums>
+inline void put(float* row, Sums sums, const float* scales, bool onto) {
+  if constexpr (N == 4) {
+    if (scales != nullptr)
+      store4(row, sums, scales, onto);
+    else
+      store4(row, sums, onto);
+  } else {
+    float results[4] = {}, factors[4] = {};
+    for (std::size_t n = 0; n < N; ++n) results[n] = row[n];
+    for (std::size_t n = 0; scales != nullptr && n < N; ++n) factors[n] = scales[n];
+    put<4>(results, sums, scales == nullptr ? nullptr : factors, onto);
+    for (std::size_t n = 0; n < N; ++n) row[n] = results[n];
+  }
+}
+
 // M rows of x with N rows of w, over columns [from, to) of both; N is 1, 3 or a multiple of 4. With
 // `ahead`, w streams from memory: while a tile is computed the lines of the next one are asked for.
 template <std::size_t M, std::size_t N, bool ahead, class W>
-inline void tile(const float* x, std::size_t x_stride, const W* w, std::size_t columns, std::size_t from,
-                 std::size_t to, float* y, std::size_t y_stride, bool onto) {
+inline void tile(const float* x, std::size_t x_stride, const W* w, const float* scales, std::size_t columns,
+                 std::size_t from, std::size_t to, float* y, std::size_t y_stride, bool onto) {
   V sums[M][N];
 #pragma GCC unroll 8
   for (std::size_t m = 0; m < M; ++m)
@@ -246,17 +285,14 @@ inline void tile(const float* x, std::size_t x_stride, const W* w, std::size_t c
   for (std::size_t m = 0; m < M; ++m) {
     float* const row = y + m * y_stride;
     if constexpr (N == 1) {
-      const float result = sum(sums[m][0]);
-      row[0] = onto ? row[0] + result : result;
+      put<1>(row, sum4(sums[m][0], zero(), zero(), zero()), scales, onto);
     } else if constexpr (N == 3) {
-      float results[4];
-      store4(results, sum4(sums[m][0], sums[m][1], sums[m][2], zero()), false);
-#pragma GCC unroll 3
-      for (std::size_t n = 0; n < 3; ++n) row[n] = onto ? row[n] + results[n] : results[n];
+      put<3>(row, sum4(sums[m][0], sums[m][1], sums[m][2], zero()), scales, onto);
     } else {
 #pragma GCC unroll 8
       for (std::size_t n = 0; n < N; n += 4)
-        store4(row + n, sum4(sums[m][n], sums[m][n + 1], sums[m][n + 2], sums[m][n + 3]), onto);
+        put<4>(row + n, sum4(sums[m][n], sums[m][n + 1], sums[m][n + 2], sums[m][n + 3]),
+               scales == nullptr ? nullptr : scales + n, onto);
     }
   }
 }
@@ -264,41 +300,42 @@ inline void tile(const float* x, std::size_t x_stride, const W* w, std::size_t c
 // M rows of x with rows [begin, end) of w. Long rows go in slices of kSlice, whose sums are added one
 // after the other: M slices of x and a tile's of w then fit L1 together.
 template <std::size_t M, bool ahead, class W>
-inline void strip(const float* x, std::size_t x_stride, const W* w, std::size_t columns, std::size_t begin,
-                  std::size_t end, float* y, std::size_t y_stride, bool onto) {
+inline void strip(const float* x, std::size_t x_stride, const W* w, const float* scales, std::size_t columns,
+                  std::size_t begin, std::size_t end, float* y, std::size_t y_stride, bool onto) {
+  const auto scales_at = [scales](std::size_t n) { return scales == nullptr ? nullptr : scales + n; };
   constexpr std::size_t N = tile_columns(M);
   for (std::size_t from = 0; from < columns; from += kSlice) {
     const std::size_t to = from + kSlice < columns ? from + kSlice : columns;
     const bool sliced_onto = onto || from != 0;
     std::size_t n = begin;
     for (; n + N <= end; n += N)
-      tile<M, N, ahead, W>(x, x_stride, w + n * columns, columns, from, to, y + n, y_stride, sliced_onto);
+      tile<M, N, ahead, W>(x, x_stride, w + n * columns, scales_at(n), columns, from, to, y + n, y_stride, sliced_onto);
     for (; n < end; ++n)
-      tile<M, 1, ahead, W>(x, x_stride, w + n * columns, columns, from, to, y + n, y_stride, sliced_onto);
+      tile<M, 1, ahead, W>(x, x_stride, w + n * columns, scales_at(n), columns, from, to, y + n, y_stride, sliced_onto);
   }
 }
 
 // Any number of rows, R at a time. Only the first of them that passes finds w in memory, the others in cache.
 template <std::size_t R, bool ahead, class W>
-inline void strips(const float* x, std::size_t x_stride, std::size_t rows, const W* w, std::size_t columns,
-                   std::size_t begin, std::size_t end, float* y, std::size_t y_stride, bool onto) {
+inline void strips(const float* x, std::size_t x_stride, std::size_t rows, const W* w, const float* scales,
+                   std::size_t columns, std::size_t begin, std::size_t end, float* y, std::size_t y_stride, bool onto) {
   std::size_t m = 0;
   if (ahead && R <= rows) {
-    strip<R, true, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    strip<R, true, W>(x, x_stride, w, scales, columns, begin, end, y, y_stride, onto);
     m = R;
   }
   for (; m + R <= rows; m += R)
-    strip<R, false, W>(x + m * x_stride, x_stride, w, columns, begin, end, y + m * y_stride, y_stride, onto);
+    strip<R, false, W>(x + m * x_stride, x_stride, w, scales, columns, begin, end, y + m * y_stride, y_stride, onto);
   x += m * x_stride;
   y += m * y_stride;
   switch (rows - m) {
-    case 1: return strip<1, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 2: return strip<2, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 3: return strip<3, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 4: return strip<4, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 5: return strip<5, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 6: return strip<6, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
-    case 7: return strip<7, ahead, W>(x, x_stride, w, columns, begin, end, y, y_stride, onto);
+    case 1: return strip<1, ahead, W>(x, x_stride, w, scales, columns, begin, end, y, y_stride, onto);
+    case 2: return strip<2, ahead, W>(x, x_stride, w, scales, columns, begin, end, y, y_stride, onto);
+    case 3: return strip<3, ahead, W>(x, x_stride, w, scales, columns, begin, end, y, y_stride, onto);
+    case 4: return strip<4, ahead, W>(x, x_stride, w, scales, columns, begin, end, y, y_stride, onto);
+    case 5: return strip<5, ahead, W>(x, x_stride, w, scales, columns, begin, end, y, y_stride, onto);
+    case 6: return strip<6, ahead, W>(x, x_stride, w, scales, columns, begin, end, y, y_stride, onto);
+    case 7: return strip<7, ahead, W>(x, x_stride, w, scales, columns, begin, end, y, y_stride, onto);
     default: return;
   }
 }
@@ -307,13 +344,14 @@ inline void strips(const float* x, std::size_t x_stride, std::size_t rows, const
 // so that a second strip finds them in cache. Many rows: a panel is widened once, then every strip reads
 // it from L2.
 template <class W>
-inline void multiply_as(const float* x, std::size_t x_stride, std::size_t rows, const W* w, std::size_t columns,
-                        std::size_t begin, std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch) {
+inline void multiply_as(const float* x, std::size_t x_stride, std::size_t rows, const W* w, const float* scales,
+                        std::size_t columns, std::size_t begin, std::size_t end, float* y, std::size_t y_stride,
+                        bool onto, float* scratch) {
   constexpr std::size_t kFewRows = 16, kFewPanel = 24;
   if (rows <= kFewRows) {
     for (std::size_t n = begin; n < end; n += kFewPanel) {
       const std::size_t stop = n + kFewPanel < end ? n + kFewPanel : end;
-      strips<kFewTileRows, true, W>(x, x_stride, rows, w, columns, n, stop, y, y_stride, onto);
+      strips<kFewTileRows, true, W>(x, x_stride, rows, w, scales, columns, n, stop, y, y_stride, onto);
     }
     return;
   }
@@ -323,26 +361,24 @@ inline void multiply_as(const float* x, std::size_t x_stride, std::size_t rows, 
     const std::size_t stop = n + panel < end ? n + panel : end;
     if constexpr (sizeof(W) < sizeof(float)) {
       for (std::size_t i = 0; i < (stop - n) * columns; i += L) store(scratch + i, load(w + n * columns + i));
-      strips<kTileRows, false, float>(x, x_stride, rows, scratch, columns, 0, stop - n, y + n, y_stride, onto);
+      const float* const factors = scales == nullptr ? nullptr : scales + n;
+      strips<kTileRows, false, float>(x, x_stride, rows, scratch, factors, columns, 0, stop - n, y + n, y_stride, onto);
     } else {
-      strips<kTileRows, false, W>(x, x_stride, rows, w, columns, n, stop, y, y_stride, onto);
+      strips<kTileRows, false, W>(x, x_stride, rows, w, scales, columns, n, stop, y, y_stride, onto);
     }
   }
 }
 
 void multiply(const float* x, std::size_t x_stride, std::size_t rows, const Matrix& w, std::size_t begin,
               std::size_t end, float* y, std::size_t y_stride, bool onto, float* scratch, std::uint64_t) {
-  const std::size_t columns = w.columns;
+  const auto as = [&](const auto* stored) {
+    multiply_as(x, x_stride, rows, stored, w.scales, w.columns, begin, end, y, y_stride, onto, scratch);
+  };
   switch (w.type) {
-    case Type::f32:
-      return multiply_as(x, x_stride, rows, static_cast<const float*>(w.data), columns, begin, end, y, y_stride, onto,
-                         scratch);
-    case Type::f16:
-      return multiply_as(x, x_stride, rows, static_cast<const half*>(w.data), columns, begin, end, y, y_stride, onto,
-                         scratch);
-    case Type::bf16:
-      return multiply_as(x, x_stride, rows, static_cast<const bfloat*>(w.data), columns, begin, end, y, y_stride, onto,
-                         scratch);
+    case Type::f32: return as(static_cast<const float*>(w.data));
+    case Type::f16: return as(static_cast<const half*>(w.data));
+    case Type::bf16: return as(static_cast<const bfloat*>(w.data));
+    case Type::i8: return as(static_cast<const byte*>(w.data));
   }
 }
 
@@ -364,6 +400,7 @@ void norm(const float* x, const Matrix& weight, float epsilon, float* y) {
     case Type::f32: return norm_as(x, static_cast<const float*>(weight.data), weight.columns, epsilon, y);
     case Type::f16: return norm_as(x, static_cast<const half*>(weight.data), weight.columns, epsilon, y);
     case Type::bf16: return norm_as(x, static_cast<const bfloat*>(weight.data), weight.columns, epsilon, y);
+    case Type::i8: return;  // of matrices alone, as the decoder checks
   }
 }
 
@@ -413,6 +450,7 @@ void widen(const void* from, Type type, std::size_t count, float* to) {
     case Type::f32: return convert(static_cast<const float*>(from), count, to);
     case Type::f16: return convert(static_cast<const half*>(from), count, to);
     case Type::bf16: return convert(static_cast<const bfloat*>(from), count, to);
+    case Type::i8: return;
   }
 }
 
@@ -421,6 +459,7 @@ void narrow(const float* from, Type type, std::size_t count, void* to) {
     case Type::f32: return convert(from, count, static_cast<float*>(to));
     case Type::f16: return convert(from, count, static_cast<half*>(to));
     case Type::bf16: return convert(from, count, static_cast<bfloat*>(to));
+    case Type::i8: return;
   }
 }
 
@@ -499,8 +538,8 @@ inline void attend_rows(const AttentionTile& t) {
   const std::size_t context = t.limits[t.rows - 1];
   const std::size_t stride = score_stride((context + t.block_tokens - 1) / t.block_tokens * t.block_tokens);
   for (std::size_t begin = 0, block = 0; begin < context; begin += t.block_tokens, ++block)
-    strips<kTileRows, false, W>(t.queries, t.head_dim, t.rows, static_cast<const W*>(t.keys[block]), t.head_dim, 0,
-                                t.block_tokens, t.scratch + begin, stride, false);
+    strips<kTileRows, false, W>(t.queries, t.head_dim, t.rows, static_cast<const W*>(t.keys[block]), nullptr, t.head_dim,
+                                0, t.block_tokens, t.scratch + begin, stride, false);
   const std::size_t padded = (context + kLanes - 1) / kLanes * kLanes;
   float scales[R];
   for (std::size_t r = 0; r < R; ++r) {
@@ -529,6 +568,7 @@ void attend(const AttentionTile& t) {
     case Type::f32: return attend_as<float>(t);
     case Type::f16: return attend_as<half>(t);
     case Type::bf16: return attend_as<bfloat>(t);
+    case Type::i8: return;
   }
 }
 

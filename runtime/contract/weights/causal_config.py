@@ -12,6 +12,7 @@ import msgspec
 
 from ..decoding import UNDECODABLE
 from ..errors import CheckpointInvalid
+from .quantization import quant_method, refuse_quantized
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
 """Names of the longest context, in the families' own words."""
@@ -24,11 +25,12 @@ _STATEFUL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalConfig:
-    """`max_positions`: longest context in tokens; 0 if the config names none."""
+    """`max_positions`: longest context in tokens; 0 if the config names none. `quant_method`: of quantised weights."""
 
     model_type: str
     max_positions: int
     eos_ids: frozenset[int]
+    quant_method: str
 
 
 def read_causal_config(config: bytes, generation: bytes | None = None) -> CausalConfig:
@@ -52,16 +54,19 @@ def read_causal_config(config: bytes, generation: bytes | None = None) -> Causal
             f"config.json: {kind!r} is computed by code of the checkpoint, which is not run",
             hint="convert it to an architecture of transformers and leave out auto_map",
         )
-    if fields.get("quantization_config"):
-        raise CheckpointInvalid("config.json: quantised weights are not supported", hint="store fp16, bf16 or fp32")
     text = fields.get("text_config") or {}
     return CausalConfig(
-        model_type=kind, max_positions=_positions(text) or _positions(fields), eos_ids=_eos_ids(fields, generation)
+        model_type=kind,
+        max_positions=_positions(text) or _positions(fields),
+        eos_ids=_eos_ids(fields, generation),
+        quant_method=quant_method(fields),
     )
 
 
-def refuse_recurrent(config: CausalConfig) -> None:
-    """Refuses a model with a recurrent state. Errors: CheckpointInvalid."""
+def require_transformers(config: CausalConfig) -> None:
+    """Refuses a model that the engine over transformers cannot run: one with a recurrent state, or with quantised
+    weights. Errors: CheckpointInvalid."""
+    refuse_quantized(config.quant_method)
     if config.model_type in _STATEFUL:
         raise CheckpointInvalid(
             f"config.json: {config.model_type!r} keeps a recurrent state, and this engine only keys and values",

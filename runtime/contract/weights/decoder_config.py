@@ -17,6 +17,7 @@ import msgspec
 from ..decoding import UNDECODABLE
 from ..errors import CheckpointInvalid
 from .model_families import FAMILIES, ModelFamily
+from .quantization import has_int8_matrices
 from .rope_config import Rope, read_rope
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -48,7 +49,10 @@ class DecoderConfig:
     tied_embeddings: bool
     eos_ids: frozenset[int]
     stored_dtype: str
-    """The weights' dtype by config.json: "fp32", "bf16" or "fp16"; fp32 if it is silent."""
+    """The weights' dtype by config.json: "fp32", "bf16" or "fp16"; fp32 if it is silent. Of those in int8 it is that of
+    the others, and of keys and values."""
+    int8_matrices: bool
+    """True if the layers' matrices may be stored in int8, with a factor for each row (`quantization`)."""
     activation: Activation
     rope: Rope
     local_rope: Rope | None
@@ -137,6 +141,7 @@ def read_config(config: bytes, generation: bytes | None = None) -> DecoderConfig
         tied_embeddings=bool(fields.get("tie_word_embeddings", False)),
         eos_ids=_eos_ids(fields, _json_object(generation, "generation_config.json") if generation else {}),
         stored_dtype=stored_dtype(fields),
+        int8_matrices=has_int8_matrices(fields),
         activation=_ACTIVATIONS[_activation_field(fields, family)],
         rope=rope,
         local_rope=local_rope,
@@ -200,8 +205,6 @@ def _refuse_unsupported(fields: dict[str, Any], family: ModelFamily) -> None:
         raise CheckpointInvalid("config.json: use_bidirectional_attention is not supported: a token sees earlier ones")
     if family.windows == "none" and fields.get("sliding_window"):
         raise CheckpointInvalid(f"config.json: sliding_window is not supported for {family.name}")
-    if fields.get("quantization_config"):
-        raise CheckpointInvalid("config.json: quantised weights are not supported", hint="store fp16, bf16 or fp32")
 
 
 def _positive(fields: dict[str, Any], name: str, default: int | None = None) -> int:

@@ -14,8 +14,9 @@ from typing import Literal
 
 from ..errors import CheckpointInvalid, InvalidSpec
 from ..function.spec import EngineName
-from .causal_config import read_causal_config, refuse_recurrent
+from .causal_config import read_causal_config, require_transformers
 from .decoder_config import read_config
+from .quantization import require_vllm_method
 
 EngineSetting = Literal["auto", "native", "transformers", "vllm"]
 SETTINGS: tuple[EngineSetting, ...] = ("auto", "native", "transformers", "vllm")
@@ -113,11 +114,11 @@ def _check_native(config: bytes) -> None:
 
 
 def _check_transformers(config: bytes) -> None:
-    refuse_recurrent(read_causal_config(config))
+    require_transformers(read_causal_config(config))
 
 
 def _check_vllm(config: bytes) -> None:
-    read_causal_config(config)
+    require_vllm_method(read_causal_config(config).quant_method)
 
 
 _CHECKS: dict[EngineName, Callable[[bytes], None]] = {

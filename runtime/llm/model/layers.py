@@ -6,6 +6,7 @@ Of a model that is split over several devices, only the rank's part of a tensor 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,27 +16,30 @@ from ...contract.errors import CheckpointInvalid
 from ...contract.weights.decoder_config import DecoderConfig
 from ...weights.lora import AdaptedWeights
 from ...weights.tensor_mapping import TensorMapping
+from .int8_matrix import SCALE_SUFFIX, Int8Matrix, Matrix
 from .shard import WHOLE, Shard
 from .weights import ModelWeights
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+M = TypeVar("M", bound=Matrix)
+"""Matrices as they are stored, or tensors alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
+class LayerWeights(Generic[M]):
     """Tensors of one layer; matrices are [out, in]. Norms multiply by their weight as it is here; those of families
     with zero-centred norms are fp32, with the one added. What a family lacks is None."""
 
     attention_norm: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
+    q: M
+    k: M
+    v: M
+    o: M
     ffn_norm: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: M
+    up: M
+    down: M
     q_bias: Tensor | None = None
     k_bias: Tensor | None = None
     v_bias: Tensor | None = None
@@ -55,7 +59,7 @@ class StageWeights:
 
     first: int
     embedding: Tensor | None
-    layers: list[LayerWeights]
+    layers: list[LayerWeights[Matrix]]
     final_norm: Tensor | None
     head: Tensor | None
 
@@ -119,7 +123,7 @@ def _head(weights: ModelWeights, config: DecoderConfig, embedding: Tensor, shard
     return embedding
 
 
-def _layer(weights: ModelWeights, config: DecoderConfig, layer: int, shard: Shard) -> LayerWeights:
+def _layer(weights: ModelWeights, config: DecoderConfig, layer: int, shard: Shard) -> LayerWeights[Matrix]:
     at = f"model.layers.{layer}."
     hidden, q_width, kv_width, ffn = (
         config.hidden_size,
@@ -131,11 +135,11 @@ def _layer(weights: ModelWeights, config: DecoderConfig, layer: int, shard: Shar
     def norm(name: str, width: int = hidden, *, here: bool = True) -> Tensor | None:
         return _norm(weights, config, at + name, width) if here else None
 
-    def rows(name: str, height: int) -> Tensor:
-        return _tensor(weights, f"{at}{name}.weight", (height, hidden), rows=_slice(shard, height))
+    def rows(name: str, height: int) -> Matrix:
+        return _matrix(weights, config, f"{at}{name}.weight", (height, hidden), rows=_slice(shard, height))
 
-    def columns(name: str, width: int) -> Tensor:
-        return _tensor(weights, f"{at}{name}.weight", (hidden, width), columns=_slice(shard, width))
+    def columns(name: str, width: int) -> Matrix:
+        return _matrix(weights, config, f"{at}{name}.weight", (hidden, width), columns=_slice(shard, width))
 
     def bias(name: str, width: int, here: bool) -> Tensor | None:
         return _tensor(weights, f"{at}{name}.bias", (width,), rows=_slice(shard, width)) if here else None
@@ -144,8 +148,8 @@ def _layer(weights: ModelWeights, config: DecoderConfig, layer: int, shard: Shar
         return _tensor(weights, f"{at}{name}.bias", (hidden,)) if here and shard.first else None
 
     if config.fused_projections:
-        q, k, v = _split(weights, at + "self_attn.qkv_proj", [q_width, kv_width, kv_width], hidden, shard)
-        gate, up = _split(weights, at + "mlp.gate_up_proj", [ffn, ffn], hidden, shard)
+        q, k, v = _split(weights, config, at + "self_attn.qkv_proj", [q_width, kv_width, kv_width], shard)
+        gate, up = _split(weights, config, at + "mlp.gate_up_proj", [ffn, ffn], shard)
     else:
         q, k, v = (
             rows("self_attn.q_proj", q_width), rows("self_attn.k_proj", kv_width), rows("self_attn.v_proj", kv_width)
@@ -182,12 +186,14 @@ def _norm(weights: ModelWeights, config: DecoderConfig, name: str, width: int) -
     return weight.float() + 1.0 if config.zero_centred_norms else weight
 
 
-def _split(weights: ModelWeights, name: str, heights: list[int], columns: int, shard: Shard) -> list[Tensor]:
+def _split(weights: ModelWeights, config: DecoderConfig, name: str, heights: list[int], shard: Shard) -> list[Matrix]:
     """Views of the matrices that are stored as one."""
-    shape, views, begin = (sum(heights), columns), [], 0
+    shape, begin = (sum(heights), config.hidden_size), 0
+    views: list[Matrix] = []
     for height in heights:
         part = shard.part(height)
-        views.append(_tensor(weights, f"{name}.weight", shape, rows=slice(begin + part.start, begin + part.stop)))
+        rows = slice(begin + part.start, begin + part.stop)
+        views.append(_matrix(weights, config, f"{name}.weight", shape, rows=rows))
         begin += height
     return views
 
@@ -196,7 +202,34 @@ def _slice(shard: Shard, size: int) -> slice | None:
     return None if shard.whole else shard.part(size)
 
 
-def _tensor(
+def _matrix(
+    weights: ModelWeights,
+    config: DecoderConfig,
+    name: str,
+    shape: tuple[int, int],
+    *,
+    rows: slice | None = None,
+    columns: slice | None = None,
+) -> Matrix:
+    """A matrix of that shape, or some of its rows or columns; one in int8 with the factors of its rows."""
+    matrix = _read(weights, name, shape, rows=rows, columns=columns)
+    if matrix.dtype != torch.int8 or not config.int8_matrices:
+        return _floating(matrix, name)
+    scale = _floating(_read(weights, name + SCALE_SUFFIX, (shape[0], 1), rows=rows), name + SCALE_SUFFIX)
+    return Int8Matrix(matrix, scale.float().reshape(-1))
+
+
+def _tensor(weights: ModelWeights, name: str, shape: tuple[int, ...], *, rows: slice | None = None) -> Tensor:
+    return _floating(_read(weights, name, shape, rows=rows), name)
+
+
+def _floating(tensor: Tensor, name: str) -> Tensor:
+    if not tensor.is_floating_point() or tensor.element_size() not in (2, 4):
+        raise CheckpointInvalid(f"tensor {name} is {tensor.dtype}: store fp16, bf16 or fp32")
+    return tensor
+
+
+def _read(
     weights: ModelWeights,
     name: str,
     shape: tuple[int, ...],
@@ -224,6 +257,4 @@ def _tensor(
         tensor = tensor[:, columns]
         if isinstance(weights, AdaptedWeights) and name in weights.changed:
             tensor = tensor.clone()  # the whole matrix was computed, and is not kept for a part of it
-    if not tensor.is_floating_point() or tensor.element_size() not in (2, 4):
-        raise CheckpointInvalid(f"tensor {name} is {tensor.dtype}: store fp16, bf16 or fp32")
     return tensor

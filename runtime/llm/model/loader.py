@@ -71,8 +71,7 @@ class DecoderBuilder:
                 block_count=self.block_count,
                 block_tokens=BLOCK_TOKENS,
                 threads=self.threads,
-                # Weights that are stored otherwise would be rounded.
-                isa="bf16" if self.dtype == self.config.stored_dtype == "bf16" else "auto",
+                isa="bf16" if self._in_bf16 else "auto",
             )
         return self._torch_decoder(stage)
 
@@ -89,6 +88,11 @@ class DecoderBuilder:
             block_count=self.block_count,
             block_tokens=BLOCK_TOKENS,
         )
+
+    @property
+    def _in_bf16(self) -> bool:
+        """True if no weight is stored in another type, and would be rounded."""
+        return self.dtype == self.config.stored_dtype == "bf16" and not self.config.int8_matrices
 
     @property
     def kv_bytes(self) -> int:

@@ -17,6 +17,7 @@ from fleetstart.native import Decoder
 
 from ...contract.weights.decoder_config import DecoderConfig
 from ..engine.runner import Batch
+from .int8_matrix import Int8Matrix, Matrix
 from .layers import LayerWeights, StageWeights, finished, rms_norm
 from .rope import inverse_frequencies
 
@@ -152,5 +153,6 @@ def _int32(values: list[int]) -> memoryview:
     return _buffer(np.array(values, dtype=np.int32))
 
 
-def _in_order(layer: LayerWeights) -> list[Tensor | None]:
-    return [getattr(layer, field.name) for field in fields(layer)]
+def _in_order(layer: LayerWeights[Matrix]) -> list[Tensor | tuple[Tensor, Tensor] | None]:
+    stored = (getattr(layer, field.name) for field in fields(layer))
+    return [(one.weight, one.scale) if isinstance(one, Int8Matrix) else one for one in stored]

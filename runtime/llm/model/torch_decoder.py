@@ -24,6 +24,7 @@ from ...contract.weights.decoder_config import DecoderConfig
 from ..engine.runner import Batch
 from .cuda.decode_graphs import DecodeGraphs
 from .cuda.decode_kernels import DecodeKernels, kernels_for, shape_for
+from .int8_matrix import Int8Matrix, Matrix
 from .layers import LayerWeights, StageWeights, finished, rms_norm
 from .projections import Projections
 from .rope import inverse_frequencies
@@ -143,7 +144,9 @@ class TorchDecoder:
     def _settled(self) -> bool:
         return self._compiling is None or self._compiling.done()
 
-    def _move(self, tensor: Tensor) -> Tensor:
+    def _move(self, tensor: Matrix) -> Tensor:
+        if isinstance(tensor, Int8Matrix):
+            return tensor.dequantized(self.device, self.dtype)
         if self.device.type == "cuda" and tensor.device.type == "cpu":
             # Pageable memory would be copied by one thread, and the host would wait for it; converted over there.
             tensor = tensor.pin_memory().to(device=self.device, non_blocking=True)
@@ -155,7 +158,7 @@ class TorchDecoder:
             return weight.to(device=self.device, non_blocking=True)
         return self._move(weight)
 
-    def _move_layer(self, layer: LayerWeights) -> LayerWeights:
+    def _move_layer(self, layer: LayerWeights[Matrix]) -> LayerWeights[Tensor]:
         moved: dict[str, Tensor | None] = {}
         for field in fields(layer):
             tensor: Tensor | None = getattr(layer, field.name)
@@ -251,7 +254,7 @@ class TorchDecoder:
         hidden = hidden + result if scale == 1.0 else hidden + result * scale
         return hidden, hidden if norm is None else self._norm(hidden, norm)
 
-    def _feed_forward(self, layer: LayerWeights, index: int, normed: Tensor) -> Tensor:
+    def _feed_forward(self, layer: LayerWeights[Tensor], index: int, normed: Tensor) -> Tensor:
         gate, up = self._gate_up[index](normed)
         silu, kernels = self.config.activation == "silu", self._kernels
         if kernels is not None and kernels.takes(gate, up):
@@ -339,7 +342,7 @@ class TorchDecoder:
             return kernels.normalise(hidden, weight, self.config.norm_eps)
         return rms_norm(hidden, weight, self.config.norm_eps)
 
-    def _attention(self, layer: LayerWeights, index: int, normed: Tensor, step: StepTensors) -> Tensor:
+    def _attention(self, layer: LayerWeights[Tensor], index: int, normed: Tensor, step: StepTensors) -> Tensor:
         config, cache = self.config, self._cache[index].flatten(0, 1)
         rows = normed.shape[0]
         query, key, value = (part.view(rows, -1, config.head_dim) for part in self._qkv[index](normed))
@@ -356,9 +359,9 @@ class TorchDecoder:
         return self._summed(functional.linear(mixed.reshape(rows, -1), layer.o, layer.o_bias))
 
 
-def _qkv_of(layer: LayerWeights) -> Projections:
+def _qkv_of(layer: LayerWeights[Tensor]) -> Projections:
     return Projections((layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias))
 
 
-def _gate_up_of(layer: LayerWeights) -> Projections:
+def _gate_up_of(layer: LayerWeights[Tensor]) -> Projections:
     return Projections((layer.gate, layer.up), (layer.gate_bias, layer.up_bias))

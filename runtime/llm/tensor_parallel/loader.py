@@ -11,13 +11,13 @@ from dataclasses import fields
 from typing import NoReturn
 
 import torch
-from torch import Tensor
 
 from ...contract.errors import InvalidSpec
 from ...contract.function.spec import LLMSettings
 from ...contract.node.messages import DeviceBinding
 from ..engine.engine import Engine
 from ..engine.runner import Batch, Decoder, LocalRunner
+from ..model.int8_matrix import Matrix
 from ..model.layers import StageWeights, gather
 from ..model.loaded_model import LoadedModel, ModelFiles
 from ..model.loader import BLOCK_TOKENS, DTYPES, DecoderBuilder, decoder_builder, scheduler_of
@@ -100,11 +100,10 @@ def load_shard(built: DecoderBuilder, shard: Shard, group: RankGroup) -> tuple[T
 
 def stored_bytes(parts: StageWeights) -> int:
     """Size of a shard's tensors; a tied one is counted once."""
-    tensors = {id(tensor): tensor for tensor in (parts.embedding, parts.final_norm, parts.head) if tensor is not None}
+    values: list[Matrix | None] = [parts.embedding, parts.final_norm, parts.head]
     for layer in parts.layers:
-        values: list[Tensor | None] = [getattr(layer, field.name) for field in fields(layer)]
-        tensors |= {id(tensor): tensor for tensor in values if tensor is not None}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        values += [getattr(layer, field.name) for field in fields(layer)]
+    return sum({id(one): one.nbytes for one in values if one is not None}.values())
 
 
 def device_of(rank: int) -> torch.device:

@@ -21,7 +21,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicCache, LinearAttent
 
 from ...contract.errors import CheckpointInvalid, InvalidSpec, StartFailed
 from ...contract.function.spec import LLMSettings
-from ...contract.weights.causal_config import read_causal_config, refuse_recurrent
+from ...contract.weights.causal_config import read_causal_config, require_transformers
 from ...pretrained.loading import load_model as bind_model
 from ...pretrained.loading import quieten
 from ...weights.tensor_mapping import TensorMapping
@@ -53,7 +53,7 @@ def load_model(weights: ModelWeights, settings: LLMSettings, *, threads: int) ->
         )
     files = ModelFiles(weights)
     causal = read_causal_config(files.config, files.generation)
-    refuse_recurrent(causal)
+    require_transformers(causal)
     config = _config(files.config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, shapes, vocab_size = _bound(weights, config, settings, device)

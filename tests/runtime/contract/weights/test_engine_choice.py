@@ -10,6 +10,7 @@ import pytest
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidSpec
 from fleetstart.runtime.contract.weights.causal_config import read_causal_config
 from fleetstart.runtime.contract.weights.engine_choice import SETTINGS, EngineSetting, choose_engine, engine_setting
+from fleetstart.runtime.contract.weights.quantization import INT8_CONFIG
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -18,6 +19,9 @@ LLAMA: dict[str, Any] = {
 NEOX: dict[str, Any] = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
 MAMBA: dict[str, Any] = {"model_type": "mamba"}
 BERT: dict[str, Any] = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+INT8: dict[str, Any] = {"quantization_config": INT8_CONFIG}
+AWQ: dict[str, Any] = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+BITSANDBYTES: dict[str, Any] = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,10 @@ BERT: dict[str, Any] = {"model_type": "bert", "architectures": ["BertForSequence
         ("transformers", NEOX, "transformers"),
         ("vllm", NEOX, "vllm"),
         ("vllm", MAMBA, "vllm"),
+        ("auto", LLAMA | INT8, "native"),
+        ("native", LLAMA | INT8, "native"),
+        ("vllm", LLAMA | INT8, "vllm"),
+        ("vllm", NEOX | AWQ, "vllm"),
     ],
 )
 def test_the_engine_that_is_named_or_fits(setting: EngineSetting, fields: dict[str, Any], engine: str) -> None:
@@ -47,7 +55,16 @@ def test_the_engine_that_is_named_or_fits(setting: EngineSetting, fields: dict[s
         ("auto", MAMBA, "recurrent state.*and for the native engine: .*model_type 'mamba'", "handler of your own"),
         ("auto", BERT, "BertForSequenceClassification does not continue text", "task="),
         ("vllm", BERT, "BertForSequenceClassification does not continue text", "task="),
-        ("auto", LLAMA | {"quantization_config": {"bits": 4}}, "quantised weights are not supported", "store fp16"),
+        (
+            "auto",
+            LLAMA | AWQ,
+            "transformers runs no quantised weights.*native engine.*method is 'awq'",
+            'engine="vllm"',
+        ),
+        ("auto", LLAMA | BITSANDBYTES, "method is 'bitsandbytes'", "store fp16"),
+        ("native", LLAMA | AWQ, "int8 and by channel; here quant_method is 'awq'", 'engine="vllm"'),
+        ("transformers", LLAMA | INT8, "transformers runs no quantised weights", 'engine="vllm"'),
+        ("vllm", LLAMA | BITSANDBYTES, "vLLM gets no weights of quant_method 'bitsandbytes'", "awq"),
         ("auto", {"is_encoder_decoder": True, "model_type": "t5"}, "'t5' has an encoder", ""),
     ],
 )

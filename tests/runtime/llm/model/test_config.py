@@ -69,7 +69,7 @@ def test_generation_config_tells_where_to_end() -> None:
         ({"model_type": "gemma3_text", "layer_types": ["chunked"] * 3}, "layer_types: 'chunked'"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling must be a positive number"),
         ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0 is not supported for Llama"),
-        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights .* here quant_method is None"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope scaling 'mrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'linear': factor must be a positive number, is None"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor must be a list of 8"),

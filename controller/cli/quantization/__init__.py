@@ -1,0 +1,1 @@
+"""Quantised copies of models (`fs weights quantize`)."""
