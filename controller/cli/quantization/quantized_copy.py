@@ -6,7 +6,6 @@ says what was done. No file has its final name before all of them are complete.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from fleetstart.runtime.contract.weights.decoder_config import read_config
 from fleetstart.runtime.contract.weights.manifest import LAYER_NAME
 from fleetstart.runtime.contract.weights.quantization import INT8_CONFIG, quantization_of
 
-from ..weights.export import PARTIAL, claim_empty_folder
+from ..weights.export import PARTIAL, claim_empty_folder, named_when_complete
 from ..weights.local_files import GeneratedFile, read_all, read_at
 from ..weights.safetensors_header import StoredTensor
 from ..weights.source import Source
@@ -57,18 +56,12 @@ def write_quantized(source: Source, folder: Path, progress: Callable[[str, int, 
     small = {one.name: one.file for one in source.files if not isinstance(one.file, GeneratedFile)}
     claim_empty_folder(folder)
     names = [WEIGHTS, *small]
-    try:
+    with named_when_complete(folder, names):
         with (folder / (WEIGHTS + PARTIAL)).open("xb") as file:
             file.write(head)
             _write_tensors(source, file, progress)
         for name, origin in small.items():
             (folder / (name + PARTIAL)).write_bytes(config if name == CONFIG else read_all(origin))
-        for name in names:
-            (folder / (name + PARTIAL)).replace(folder / name)
-    finally:
-        for name in names:
-            with contextlib.suppress(OSError):
-                (folder / (name + PARTIAL)).unlink(missing_ok=True)
     return QuantizedCopy(
         files=[folder / name for name in names],
         matrices=len(matrices),

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,20 +65,27 @@ def export(
     files = files or new_files(manifest, shard_max_bytes or SHARD_MAX_BYTES)
     claim_empty_folder(folder)
     names = [*(file.name for file in files), *_small(manifest)]
+    with named_when_complete(folder, names), ExitStack() as stack:
+        descriptors = {name: _created(stack, folder / (name + PARTIAL)) for name in names}
+        for file in files:
+            os.pwrite(descriptors[file.name], file.head, 0)
+            os.ftruncate(descriptors[file.name], file.size_bytes)
+        _fill(server, checkpoint, manifest, file_spans(manifest, files), descriptors, progress)
+    return [folder / name for name in names]
+
+
+@contextlib.contextmanager
+def named_when_complete(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Gives files that are written under names with PARTIAL their own, once all of them are complete; after an error
+    none is left."""
     try:
-        with ExitStack() as stack:
-            descriptors = {name: _created(stack, folder / (name + PARTIAL)) for name in names}
-            for file in files:
-                os.pwrite(descriptors[file.name], file.head, 0)
-                os.ftruncate(descriptors[file.name], file.size_bytes)
-            _fill(server, checkpoint, manifest, file_spans(manifest, files), descriptors, progress)
+        yield
         for name in names:
             (folder / (name + PARTIAL)).replace(folder / name)
     finally:
         for name in names:
             with contextlib.suppress(OSError):
                 (folder / (name + PARTIAL)).unlink(missing_ok=True)
-    return [folder / name for name in names]
 
 
 def _fill(

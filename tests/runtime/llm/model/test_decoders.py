@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleetstart.runtime.llm.model.rope import inverse_frequencies
 from tests.runtime.llm.batches import EVERY_ISA, ISAS, batch_of, some_tokens, steps, table
-from tests.runtime.llm.models import Checkpoint, config_of, native, plain, tiny
+from tests.runtime.llm.models import Checkpoint, config_of, in_int8, native, plain, tiny
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -96,6 +97,7 @@ def config_fields(weights: Checkpoint) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stored", [tiny, lambda: in_int8(tiny())], ids=["fp16", "int8"])
 @pytest.mark.parametrize("isa", EVERY_ISA)
 @settings(max_examples=25, deadline=None)
 @given(
@@ -103,8 +105,10 @@ def config_fields(weights: Checkpoint) -> dict[str, Any]:
     threads=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 1000),
 )
-def test_a_row_is_the_same_bits_in_any_batch(isa: str, lengths: list[int], threads: int, seed: int) -> None:
-    weights = tiny()
+def test_a_row_is_the_same_bits_in_any_batch(
+    isa: str, stored: Callable[[], Checkpoint], lengths: list[int], threads: int, seed: int
+) -> None:
+    weights = stored()
     prompts = [some_tokens(length, seed + number) for number, length in enumerate(lengths)]
     together = native(weights, threads=threads, isa=isa)
     pieces = [(prompt, 0, [3 * number, 3 * number + 1, 3 * number + 2]) for number, prompt in enumerate(prompts)]

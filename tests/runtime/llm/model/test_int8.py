@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,7 +16,7 @@ from fleetstart.runtime.llm.model.layers import gather
 from fleetstart.runtime.llm.model.native_decoder import NativeDecoder
 from fleetstart.runtime.llm.model.shard import Shard
 from fleetstart.runtime.llm.text.tokenizer import Tokenizer
-from tests.runtime.llm.batches import EVERY_ISA, ISAS, batch_of, some_tokens, steps, table
+from tests.runtime.llm.batches import ISAS, batch_of, some_tokens, steps, table
 from tests.runtime.llm.models import (
     ROOT,
     Checkpoint,
@@ -65,24 +63,6 @@ def test_a_decoder_in_torch_widens_them() -> None:
     weights = in_int8(tiny(dtype=torch.float32))
     for got, wanted in zip(steps(plain(weights)), steps(plain(widened(weights))), strict=True):
         torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", EVERY_ISA)
-@settings(max_examples=25, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
-    threads=st.sampled_from([1, 2, 3]),
-    seed=st.integers(0, 1000),
-)
-def test_a_row_is_the_same_bits_in_any_batch(isa: str, lengths: list[int], threads: int, seed: int) -> None:
-    weights = in_int8(tiny())
-    prompts = [some_tokens(length, seed + number) for number, length in enumerate(lengths)]
-    pieces = [(prompt, 0, [3 * number, 3 * number + 1, 3 * number + 2]) for number, prompt in enumerate(prompts)]
-    got = native(weights, threads=threads, isa=isa).forward(batch_of(pieces)).clone()
-    for number, prompt in enumerate(prompts):
-        alone = native(weights, isa=isa).forward(batch_of([(prompt, 0, [5, 4, 3])]))
-        assert torch.equal(got[number], alone[0])
 
 
 def test_two_stages_give_the_bits_of_the_whole_model() -> None:
