@@ -52,7 +52,8 @@ class CallEndings:
 
     async def wait(self, record: CallRecord) -> None:
         """Waits until the call of the attempt under way has ended at its worker, or is past its deadline, and frees its
-        slot. It is billed until then."""
+        slot. It is billed until then. What it called ends at once: a thread may wait for that alone."""
+        record.end_called()
         attempt = record.attempt
         if attempt is None or not attempt.active:
             return
