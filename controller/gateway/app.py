@@ -240,7 +240,7 @@ class Gateway:
             else:
                 record.set_outcome(CLIENT_CLOSED_REQUEST, CLIENT_GONE)
                 if followed := record.call.stored is not None:
-                    self._endings.follow(record)
+                    await self._endings.follow(record)
                 else:
                     await self._endings.wait(record)
         except Exception as error:

@@ -19,6 +19,9 @@ from .errors import HostSilent
 from .host_liveness import HostLiveness
 from .version_backend import Attempt
 
+FOLLOWED_S = 1.0
+"""Time in which a call that was cancelled should have ended, if it is no thread."""
+
 
 class CallEndings:
     """Waits for the ends of a gateway's calls that have lost their clients."""
@@ -36,9 +39,9 @@ class CallEndings:
         for wait in self._waits:
             wait.cancel()
 
-    def follow(self, record: CallRecord) -> None:
-        """Waits as `wait` does, apart from the call's task, and closes the record then: an async call that was
-        cancelled has ended for those who look at it."""
+    async def follow(self, record: CallRecord) -> None:
+        """Waits as `wait` does, and closes the record then. Returns after FOLLOWED_S at most, and goes on by itself: an
+        async call that was cancelled has ended for those who look at it, mostly with its row."""
 
         async def following() -> None:
             try:
@@ -49,6 +52,7 @@ class CallEndings:
         task = asyncio.get_running_loop().create_task(following())
         self._followed.add(task)
         task.add_done_callback(self._followed.discard)
+        await asyncio.wait({task}, timeout=FOLLOWED_S)
 
     async def wait(self, record: CallRecord) -> None:
         """Waits until the call of the attempt under way has ended at its worker, or is past its deadline, and frees its
