@@ -43,7 +43,7 @@ Group = TypeVar("Group", bound=Hashable)
 
 
 class RowGroup(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What rows of one group have in common. It is no NamedTuple: Python's garbage collector looks at those, which took
+    """Columns that rows of one group have in common. It is no NamedTuple: Python's garbage collector looks at those, which took
     a third of the time of a bill."""
 
     function: FunctionName
@@ -73,7 +73,7 @@ class GroupSum(msgspec.Struct, array_like=True, gc=False):
     cost_nusd: int = 0
     device_byte_ms: int = 0
     measured: dict[str, int] = {}
-    """What workers used, of MEASURED; without what no row has."""
+    """Use of workers, by columns of MEASURED; without those that no row has."""
 
     def add(self, other: GroupSum) -> None:
         self.rows += other.rows

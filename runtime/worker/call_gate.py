@@ -167,7 +167,7 @@ class CallGate:
         self._network = network
         self._entering = entering
         self._endings: dict[str, asyncio.Event] = {}
-        """What the ends of calls are waited for with, by their ids."""
+        """Events that are set at the ends of calls, by their ids, where somebody waits for one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -13,6 +13,6 @@ _HINTS = {
 
 
 def files_hint(error: BaseException) -> str:
-    """What to change so that the error does not come again; empty if it is not about files."""
+    """Hint of what to change so that the error does not come again; empty if it is not about files."""
     codes = (one.errno for one in chain(error) if isinstance(one, OSError) and one.errno is not None)
     return next((_HINTS[code] for code in codes if code in _HINTS), "")

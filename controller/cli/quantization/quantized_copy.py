@@ -17,7 +17,7 @@ import msgspec
 from fleetstart.runtime.contract.errors import CheckpointInvalid, InvalidInput
 from fleetstart.runtime.contract.weights.decoder_config import read_config
 from fleetstart.runtime.contract.weights.manifest import LAYER_NAME
-from fleetstart.runtime.contract.weights.quantization import INT8_CONFIG, quantization_of
+from fleetstart.runtime.contract.weights.quantization import INT8_CONFIG, SCALE_SUFFIX, quantization_of
 
 from ..weights.export import PARTIAL, claim_empty_folder, named_when_complete
 from ..weights.local_files import GeneratedFile, read_all, read_at
@@ -27,13 +27,11 @@ from .int8_rows import FLOATS, rounded
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-SCALE = "_scale"
-"""What the name of a matrix's factors ends with, behind the matrix's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedCopy:
-    """What was written. `matrices`: how many are in int8."""
+    """A copy that was written. `matrices`: how many are in int8."""
 
     files: list[Path]
     matrices: int
@@ -108,7 +106,7 @@ def _header(source: Source) -> bytes:
             "dtype": dtype, "shape": list(tensor.shape), "data_offsets": [end, end + size_bytes],
         }  # fmt: skip
         if whole_bytes > size_bytes:
-            table[tensor.name + SCALE] = {
+            table[tensor.name + SCALE_SUFFIX] = {
                 "dtype": "F32", "shape": [tensor.shape[0], 1], "data_offsets": [end + size_bytes, end + whole_bytes],
             }  # fmt: skip
         end += whole_bytes

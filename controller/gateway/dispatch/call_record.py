@@ -154,7 +154,7 @@ class CallRecord:
         self.attempts += 1
         if self.call.stored is not None:
             self.call.stored.sent = True
-        self._end_grant()
+        self.end_called()
         if self.backend.spec.calls:
             self._grant = self._recorder.grants.issue(self, attempt)
         if not self.begun:
@@ -170,7 +170,7 @@ class CallRecord:
         `cut`: it ended a stream that another worker continues. That is billed, unless the worker ran the platform's own
         code alone, a language model's.
         """
-        self._end_grant()
+        self.end_called()
         now_ns = time.monotonic_ns()
         self.backend.avoid(attempt.worker, now_ns, backoff_ns)
         waive = not (cut and self.begun and self.backend.spec.llm is None)
@@ -218,10 +218,7 @@ class CallRecord:
             )
 
     def end_called(self) -> None:
-        """Ends the calls that the function makes, as nobody waits for its answer any more."""
-        self._end_grant()
-
-    def _end_grant(self) -> None:
+        """Ends the calls that the function makes in the attempt under way, and its right to make more."""
         if self._grant is not None:
             self._recorder.grants.end(self._grant)
             self._grant = None
@@ -285,7 +282,7 @@ class CallRecord:
 
     def hand_over(self) -> None:
         """Leaves the call, which goes on at its worker, and its row to the gateway that goes on with it, or had it."""
-        self._end_grant()
+        self.end_called()
         self.release(waive=True)
         if self.call.keyed is not None and self.attaches and not self.finished:
             self._recorder.give_back(self.backend, self.call, self.call.keyed.gateway)
@@ -293,7 +290,7 @@ class CallRecord:
 
     def close(self) -> None:
         """Closes the record, however the call ended."""
-        self._end_grant()
+        self.end_called()
         self.release(waive=True)
         self.finish()
         self._recorder.closed(self.backend)

@@ -12,6 +12,8 @@ from typing import Any
 from ..errors import CheckpointInvalid
 
 COMPRESSED_TENSORS = "compressed-tensors"
+SCALE_SUFFIX = "_scale"
+"""End of the name of a matrix's factors, behind the matrix's own."""
 OF_VLLM = ("auto-round", "awq", COMPRESSED_TENSORS, "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4", "quark")
 """Methods of vLLM whose weights are tensors of the checkpoint. Others load files by themselves, or quantise."""
 INT8_CONFIG: dict[str, Any] = {

@@ -24,7 +24,7 @@ from bisect import insort
 
 from .block_pool import BlockKey, BlockPool, block_key
 from .context_limit import check_context
-from .sequences import PlannedChunk, Sequence, Step
+from .sequences import PlannedChunk, Sequence, StepPlan
 
 
 class Scheduler:
@@ -81,7 +81,7 @@ class Scheduler:
 
         Empty only if idle, or if steps in flight must end first.
         """
-        step = Step(self.token_budget, -(-min(len(self.running) + len(self.waiting), self.max_batch) // share))
+        step = StepPlan(self.token_budget, -(-min(len(self.running) + len(self.waiting), self.max_batch) // share))
         for sequence in list(self.running):
             if sequence.pending == 1:  # one row that a user waits for
                 self._extend(step, sequence, 1)
@@ -107,7 +107,7 @@ class Scheduler:
         after_prompts = any(chunk.end - chunk.begin > 1 for chunk in chunks)
         if not after_prompts and (prompts or room or (self.waiting and len(going_on) < len(sampled))):
             return []
-        step = Step(self.token_budget, self.max_batch)
+        step = StepPlan(self.token_budget, self.max_batch)
         for one in going_on:
             step.put(one, one.submitted + 1, follows=True)
         if not all(self.pool.grow(one.table, one.submitted + 1) for one in going_on):
@@ -142,7 +142,7 @@ class Scheduler:
 
     # ── prompts ────────────────────────────────────────────────────────────────────────────────────
 
-    def _plan_prompts(self, step: Step, *, preempt: bool) -> None:
+    def _plan_prompts(self, step: StepPlan, *, preempt: bool) -> None:
         """Gives the rest of the step to prompts. With `preempt`, an older one can take the blocks of those that passed
         it."""
         of_step, prompts = step if preempt else None, self._prompts()
@@ -163,7 +163,7 @@ class Scheduler:
             if sequence.table:
                 self._extend(step, sequence, step.left)
 
-    def _extend(self, step: Step, sequence: Sequence, most: int) -> int:
+    def _extend(self, step: StepPlan, sequence: Sequence, most: int) -> int:
         """Adds at most so many of a running sequence's tokens to the step; returns how many."""
         begin = step.end_of(sequence)
         count = min(len(sequence.tokens) - begin, most, step.left)
@@ -243,7 +243,7 @@ class Scheduler:
             sequence.keys.append(block_key(before, sequence.tokens[index * width : (index + 1) * width]))
         return sequence.keys[:count]
 
-    def _admit(self, sequence: Sequence, of_step: Step | None = None) -> bool:
+    def _admit(self, sequence: Sequence, of_step: StepPlan | None = None) -> bool:
         """Admits a waiting sequence; False if there is no room for it. With the step that is being planned, the
         youngest of those that passed it are preempted for it."""
         kept = self._room_for(sequence)
@@ -270,7 +270,7 @@ class Scheduler:
         """Blocks kept for running sequences, one each, so that a new one is not preempted at once."""
         return len(self.running)
 
-    def _allocate(self, sequence: Sequence, token_count: int, step: Step) -> bool:
+    def _allocate(self, sequence: Sequence, token_count: int, step: StepPlan) -> bool:
         """Allocates blocks for a sequence's first tokens, preempting the youngest; False if it must wait or was
         preempted."""
         while not self.pool.grow(sequence.table, token_count):
@@ -285,7 +285,7 @@ class Scheduler:
                 return False
         return True
 
-    def _make_wait(self, victim: Sequence, step: Step) -> None:
+    def _make_wait(self, victim: Sequence, step: StepPlan) -> None:
         """Preempts a running sequence, also of the step that is being planned."""
         self.running.remove(victim)
         step.drop(victim)

@@ -68,8 +68,8 @@ class PlannedChunk:
         return self.follows or (self.end == len(self.sequence.tokens) and not self.sequence.held)
 
 
-class Step:
-    """A step that is being planned: at most one chunk a sequence, for at most `most` sequences."""
+class StepPlan:
+    """Plan of a step: at most one chunk a sequence, for at most `most` sequences."""
 
     def __init__(self, budget: int, most: int) -> None:
         self.left = budget

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SCALE_SUFFIX = "_scale"
-"""What the name of a matrix's factors ends with, behind the matrix's own."""
-
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:

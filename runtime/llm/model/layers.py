@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from ...contract.errors import CheckpointInvalid
 from ...contract.weights.decoder_config import DecoderConfig
+from ...contract.weights.quantization import SCALE_SUFFIX
 from ...weights.lora import AdaptedWeights
 from ...weights.tensor_mapping import TensorMapping
-from .int8_matrix import SCALE_SUFFIX, Int8Matrix, Matrix
+from .int8_matrix import Int8Matrix, Matrix
 from .shard import WHOLE, Shard
 from .weights import ModelWeights
 

@@ -1,4 +1,4 @@
-"""Which quantised weights the native engine takes, by their config.json."""
+"""Quantised weights that the native engine takes or refuses, by their config.json."""
 
 from __future__ import annotations
 
