@@ -43,8 +43,8 @@ Group = TypeVar("Group", bound=Hashable)
 
 
 class RowGroup(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Columns that rows of one group have in common. It is no NamedTuple: Python's garbage collector looks at those, which took
-    a third of the time of a bill."""
+    """Columns that rows of one group have in common. It is no NamedTuple: Python's garbage collector looks at those,
+    which took a third of the time of a bill."""
 
     function: FunctionName
     version: Version
